@@ -1,0 +1,77 @@
+"""
+The configurator: defaults of a dataclass, then a config file of plain assignments, then --key=value flags.
+
+    cfg = load(TrainConfig, sys.argv[1:])    # e.g. ["config/quickstart.py", "--pe=rope"]
+
+Every key is a field of the dataclass, typed and commented where it is declared; --help prints them all.
+An unknown key or a value of another type is a ValueError, in a file as in a flag.
+"""
+import ast
+import dataclasses
+import difflib
+import inspect
+import os
+import runpy
+import sys
+
+
+def load(cls, argv, **given):
+    """An instance of the dataclass cls from the words of a command line; `given` are defaults of the script's own.
+    Sets its field `config` to the path of the config file, if one is named. Prints the keys and exits on --help."""
+    if "--help" in argv or "-h" in argv:
+        print(usage(cls))
+        sys.exit()
+    values = dict(given)
+    files = [word for word in argv if not word.startswith("--")]
+    if len(files) > 1:
+        raise ValueError(f"expected one config file, got {' '.join(files)}; write options as --key=value")
+    for path in files:
+        if not os.path.isfile(path):
+            raise ValueError(f"config file {path!r} does not exist; there are {', '.join(known_files())}")
+        for key, value in runpy.run_path(path).items():
+            if not key.startswith("_"):
+                values[key] = typed(cls, key, value, path)
+        values["config"] = path
+    for word in argv:
+        if word.startswith("--"):
+            key, equals, text = word[2:].partition("=")
+            if not equals:
+                raise ValueError(f"flag {word!r} has no value; write --{key}=...")
+            values[key] = typed(cls, key, text, word)
+    return cls(**values)
+
+
+def typed(cls, key, value, where):
+    """value as the field's type. Text from a flag is read as a Python literal unless the field is a str."""
+    fields = {f.name: f.type for f in dataclasses.fields(cls)}
+    if key not in fields:
+        near = difflib.get_close_matches(key, fields, 1)
+        raise ValueError(f"unknown key {key!r} in {where}; " + (f"did you mean {near[0]!r}?" if near else "see --help"))
+    want, found = fields[key], value
+    if isinstance(value, str) and want is not str:
+        try:
+            found = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            pass  # stays a str, which is refused below
+    if want is float and type(found) is int:
+        found = float(found)
+    if type(found) is not want:
+        raise ValueError(f"{key}={value!r} in {where} is not of type {want.__name__}")
+    return found
+
+
+def usage(cls):
+    """A line per field: name, default and the comment beside its declaration."""
+    comments = {}
+    for base in reversed(cls.__mro__[:-1]):
+        for line in inspect.getsource(base).splitlines():
+            name, colon, rest = line.strip().partition(": ")
+            if colon and name.isidentifier() and "  # " in rest:
+                comments[name] = rest.split("  # ", 1)[1]
+    rows = [f"  --{f.name}={f.default!r}  {comments.get(f.name, '')}" for f in dataclasses.fields(cls)]
+    return "\n".join([(cls.__doc__ or "").strip(), "", *rows])
+
+
+def known_files():
+    here = os.path.dirname(os.path.abspath(__file__))
+    return sorted("config/" + name for name in os.listdir(here) if name.endswith(".py") and name[0] != "_")

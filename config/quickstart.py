@@ -1,0 +1,30 @@
+"""
+Three minutes on a laptop: 0.8M parameters learn the Python standard library's source, byte by byte.
+
+    python train.py config/quickstart.py              # PoPE
+    python train.py config/quickstart.py --pe=rope    # any other name of PES in model.py
+    python sample.py out/quickstart_pope out/quickstart_rope --extrapolate=1,2,4,8
+
+Not from a paper: PoPE's architecture (RMSNorm) and its claim (trained short, tested long) at the smallest size
+that shows it.
+"""
+data = "stdlib"
+pe = "pope"
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+block_size = 128
+norm = "rmsnorm"
+bias = False
+
+batch_size = 16
+max_iters = 800
+learning_rate = 2e-3
+min_lr = 2e-4
+warmup_iters = 40
+weight_decay = 0.1
+beta2 = 0.99
+
+eval_interval = 200
+eval_batches = 64

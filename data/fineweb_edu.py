@@ -1,0 +1,41 @@
+"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.9B for training, 0.1B for validation.
+
+    python -m data.fineweb_edu               # streams and tokenises on all cores; run it again to go on
+    python -m data.fineweb_edu --limit=1000  # a try with the first 1000 documents
+
+Shards of 1e8 tokens, the first is the validation split; end-of-text goes before each document. A second start
+streams past the documents that are already written, which costs their download but not their tokenisation.
+"""
+
+from pathlib import Path
+
+from data.shards import command, write_documents
+
+DOWNLOAD = True
+TOKENIZER = "gpt2"
+SHARD_TOKENS = 100_000_000
+
+
+def load():
+    """The corpus as a stream, a datasets.IterableDataset with a column "text"."""
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError("data.fineweb_edu needs one more package: pip install datasets") from None
+    return datasets.load_dataset("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train", streaming=True)
+
+
+def prepare(folder, limit=None, load=load):
+    """Write the set into `folder`, from the first `limit` documents of the corpus that `load` returns."""
+    corpus = load()
+    # a try is shorter than one shard, and would be all validation: some 1000 tokens a document make ten shards
+    shard_tokens = SHARD_TOKENS if limit is None else min(SHARD_TOKENS, 100 * limit)
+
+    def documents(skip):
+        return (row["text"] for row in corpus.skip(skip))
+
+    write_documents(folder, documents, TOKENIZER, prepend=True, limit=limit, shard_tokens=shard_tokens)
+
+
+if __name__ == "__main__":
+    command(prepare, __doc__, Path(__file__).with_suffix(""))

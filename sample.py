@@ -1,0 +1,190 @@
+"""
+What one does with a trained model:
+
+    python sample.py RUN ... [--key=value]                      writes text, with the key-value cache
+    python sample.py RUN ... --extrapolate=1,2,4,8              loss at these multiples of the trained length
+
+RUN is a run directory, `out/quickstart_pope`. Options of the model can be changed at test time, per run:
+`out/quickstart_rope@rope_scaling=yarn,rope_factor=8` or `out/quickstart_expe@expe_scale=0.5`. --help prints all keys.
+"""
+import csv
+import math
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+import config
+from data.shards import Split, tokenizer
+from model import GPT, GPTConfig, model_config, pick_device, read_checkpoint
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SEGMENT = 1024  # tokens per forward pass; longer sequences go on from the cache, so that memory stays bounded
+
+
+@dataclass
+class SampleConfig:
+    """Keys of sample.py, after the run directories (see the top of the file)."""
+
+    prompt: str = ""  # text to go on from; empty: a new document
+    num_samples: int = 2  # texts per run
+    max_new_tokens: int = 300  # length of each
+    temperature: float = 0.8  # 0: always the likeliest token
+    top_k: int = 0  # choose among the k likeliest tokens; 0: among all
+    seed: int = 1337  # of the choice
+    extrapolate: str = ""  # multiples of the trained length, "1,2,4,8": evaluate there instead of writing text
+    eval_tokens: int = 262144  # extrapolate: tokens to evaluate on, the same ones at every length
+    split: str = "val"  # extrapolate: of the data set
+    data: str = ""  # extrapolate: a data set or folder of shards; empty: the one that the run was trained on
+    out: str = os.path.join("out", "extrapolation")  # extrapolate: writes <out>.csv, and <out>.png with matplotlib
+    device: str = "auto"  # auto | cpu | cuda | mps
+
+
+def main(argv):
+    runs = [word for word in argv if not word.startswith("--")]
+    cfg = config.load(SampleConfig, [word for word in argv if word.startswith("--")])
+    if not runs:
+        raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
+    device = pick_device(cfg.device)
+    if cfg.extrapolate:
+        return extrapolate(cfg, runs, device)
+    for run in runs:
+        model, checkpoint = load(run, device)
+        write_text(cfg, run, model, checkpoint["meta"], device)
+
+
+def load(run, device):
+    """(model, checkpoint) of "directory" or "directory@key=value,key=value"."""
+    directory, _, options = run.partition("@")
+    changes = {}
+    for option in filter(None, options.split(",")):
+        key, _, text = option.partition("=")
+        changes[key] = config.typed(GPTConfig, key, text, run)
+    checkpoint = read_checkpoint(directory, device)
+    model = GPT(model_config(checkpoint, **changes)).to(device).eval()
+    model.load(checkpoint, directory)
+    return model, checkpoint
+
+
+def write_text(cfg, run, model, meta, device):
+    text = tokenizer(meta)
+    start = text.encode(cfg.prompt) or [meta["separator"] or 0]
+    for i in range(cfg.num_samples):
+        torch.manual_seed(cfg.seed + i)
+        idx = torch.tensor([start], device=device)
+        idx = model.generate(idx, cfg.max_new_tokens, cfg.temperature, cfg.top_k or None)[0].tolist()
+        print(f"--- {run}, sample {i + 1}\n{text.decode(idx if cfg.prompt else idx[1:])}")
+
+
+# ---------------------------------------------------------------------------------------------------
+# extrapolation: trained short, tested long
+
+
+def extrapolate(cfg, runs, device):
+    """A table of losses, runs by lengths, as CSV and as a picture."""
+    multiples = sorted(int(m) for m in cfg.extrapolate.split(",") if m.strip().isdigit() and int(m) > 0)
+    if not multiples:
+        raise ValueError(f"extrapolate={cfg.extrapolate!r} holds no multiples; write e.g. --extrapolate=1,2,4,8")
+    table, curves = [], {}
+    width = max(map(len, runs))
+    for run in runs:
+        model, checkpoint = load(run, device)
+        if not table:
+            print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split\n{'':{width}}"
+                  + "".join(f"{f'{m}x':>17}" for m in multiples))
+        cells, trained = [], checkpoint["config"]["block_size"]
+        limit = min((pe.limit for pe in model.firsts.values() if pe.limit), default=math.inf)
+        x, y = spans(cfg, checkpoint, multiples[-1] * trained)
+        for m in multiples:
+            length = m * trained
+            if length > limit:
+                cells.append(f"ends at {limit}")
+                table.append(dict(run=run, multiple=m, length=length, loss="", ppl=""))
+                continue
+            whole = x.size(1) // length * length  # windows of this length tile each span
+            loss = torch.cat([token_losses(model, a, b) for a, b in batches(
+                x[:, :whole].reshape(-1, length), y[:, :whole].reshape(-1, length), device)])
+            mean = loss.mean().item()
+            cells.append(f"{mean:.4f} ({math.exp(min(mean, 700)):.2f})")
+            table.append(dict(run=run, multiple=m, length=length, loss=round(mean, 5), ppl=round(math.exp(min(mean, 700)), 4)))
+            curves[run] = loss.mean(0)  # by position, of the longest length that it can
+        print(f"{run:{width}}" + "".join(f"{cell:>17}" for cell in cells), flush=True)
+    os.makedirs(os.path.dirname(cfg.out) or ".", exist_ok=True)
+    with open(cfg.out + ".csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, table[0])
+        writer.writeheader()
+        writer.writerows(table)
+    print(f"wrote {cfg.out}.csv")
+    draw(cfg, table, curves)
+
+
+def spans(cfg, checkpoint, length):
+    """(x, y), each (n, length): stretches of the split, of which every length evaluates all the targets."""
+    data = cfg.data or checkpoint["config"]["data"]
+    split = Split(data if os.sep in data else os.path.join(HERE, "data", data), cfg.split)
+    x, y = split.read(split.windows(length, max(1, cfg.eval_tokens // length)), length)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def batches(x, y, device):
+    n = max(1, 8192 // min(x.size(1), SEGMENT))
+    return ((a.to(device), b.to(device)) for a, b in zip(x.split(n), y.split(n)))
+
+
+@torch.no_grad()
+def token_losses(model, x, y):
+    """Loss in nats of every token of the (B, T) targets, on the CPU."""
+    cache, losses = model.new_cache(), []
+    for a, b in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):
+        logits = model(a, b, cache=cache)[0]
+        losses.append(F.cross_entropy(logits.transpose(1, 2).float(), b, ignore_index=-1, reduction="none").cpu())
+    return torch.cat(losses, 1)
+
+
+def draw(cfg, table, curves):
+    """Loss against length, and against position within the longest length."""
+    try:
+        import matplotlib
+    except ImportError:
+        return print("no picture: pip install matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
+    done = [row for row in table if row["loss"] != ""]
+    worst_first = sorted(curves, key=lambda run: -[row["loss"] for row in done if row["run"] == run][-1])
+    colors = plt.get_cmap("tab20")
+    for i, run in enumerate(worst_first):
+        rows = [row for row in done if row["run"] == run]
+        style = dict(color=colors(i % 20), linewidth=1.6)
+        left.plot([row["length"] for row in rows], [row["loss"] for row in rows], "o-", markersize=4, label=label(run), **style)
+        bin = max(1, rows[0]["length"] // 4)
+        y = curves[run][: len(curves[run]) // bin * bin].view(-1, bin).mean(1)
+        right.plot((torch.arange(len(y)) + 0.5) * bin, y, **style)
+    first = [row["loss"] for row in done if row["multiple"] == done[0]["multiple"]]
+    low = min(row["loss"] for row in done)
+    left.set_ylim(low - 0.05, min(max(row["loss"] for row in done), low + 2.2 * max(0.5, min(first) * 0.35)) + 0.05)
+    left.set_xscale("log", base=2)
+    lengths = sorted({row["length"] for row in table})
+    left.set_xticks(lengths, [str(n) for n in lengths])
+    left.set(xlabel="tokens in the sequence (the shortest: as trained)", ylabel="validation loss, nats per token")
+    right.set(xlabel="position in the longest sequence")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False, title="worst to best")
+    figure.savefig(cfg.out + ".png", dpi=120)
+    print(f"wrote {cfg.out}.png")
+
+
+def label(run):
+    return os.path.basename(os.path.normpath(run.partition("@")[0])) + run[len(run.partition("@")[0]) :]
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,375 @@
+"""Every positional encoding a second time: naive float64 loops, straight from the papers' equations.
+
+model.py is held against this file, so the two share no code and, where they can, no way of thinking: here a
+score is computed for one query i and one key j, a sum is a sum, and nothing is cached, batched or rearranged.
+Slow on purpose. One sequence, dropout off, numpy only.
+
+    gpt(cfg, params, idx, start=0)      logits (T, vocab) of a whole model from its state_dict, as numpy arrays
+
+T tokens, C channels, H heads, d = C / H. The methods work on ONE head: q, k, v are (T, d), the token positions
+`pos` are T integers, and a bias is a (T, T) array whose entry (i, j), j <= i, is added to the scaled score.
+"""
+import math
+
+import numpy as np
+
+# ---------------------------------------------------------------------------------------------- small pieces
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def softplus(x):
+    return np.logaddexp(0, x)  # ln(e^0 + e^x), without overflow
+
+
+def gelu(x):
+    return np.array([0.5 * u * (1 + math.erf(u / math.sqrt(2))) for u in x.ravel()]).reshape(x.shape)
+
+
+def causal(T, f):
+    """The (T, T) array of f(i, j) for j <= i; the future stays zero and is never asked for."""
+    return np.array([[f(i, j) if j <= i else 0.0 for j in range(T)] for i in range(T)])
+
+
+def dots(q, k):
+    """Scaled dot products, Vaswani et al. 2017 eq. (1)."""
+    return causal(len(q), lambda i, j: q[i] @ k[j] / math.sqrt(q.shape[1]))
+
+
+def rotate(x, angle):
+    """Rotates the pair (c, c + d/2) of row t by angle[t][c]."""
+    out, half = np.zeros_like(x), x.shape[1] // 2
+    for t in range(len(x)):
+        for c in range(half):
+            cos, sin = math.cos(angle[t][c]), math.sin(angle[t][c])
+            out[t, c] = x[t, c] * cos - x[t, c + half] * sin
+            out[t, c + half] = x[t, c] * sin + x[t, c + half] * cos
+    return out
+
+
+# ------------------------------------------------------------------- absolute: the embeddings or the input change
+
+
+def learned(x, pos, wpe):
+    """Vaswani et al. 2017, section 3.5, the learned variant: x_t + wpe[t]."""
+    return np.array([x[t] + wpe[n] for t, n in enumerate(pos)])
+
+
+def sinusoidal(x, pos, cfg):
+    """Vaswani et al. 2017: embeddings times sqrt(C) (section 3.4), plus the sines and cosines of section 3.5."""
+    out, C = x * math.sqrt(x.shape[1]), x.shape[1]
+    for t, n in enumerate(pos):
+        for i in range(C // 2):
+            out[t, 2 * i] += math.sin(n / cfg.base ** (2 * i / C))
+            out[t, 2 * i + 1] += math.cos(n / cfg.base ** (2 * i / C))
+    return out
+
+
+def expe(x, pos, cfg, S, theta):
+    """ExPE eq. (3): dim j of the first l becomes S + theta (n + j); section 4.3 scales the steps at test time.
+
+    cfg.expe_same is Table 7's "p is stable": S + theta n in all of them.
+    """
+    out = x.copy()
+    for t, n in enumerate(pos):
+        for j in range(cfg.expe_l or x.shape[1] // 8):
+            out[t, j] = S + cfg.expe_scale * theta * (n if cfg.expe_same else n + j)
+    return out
+
+
+def exqpe(x, pos, cfg, S, theta, theta2):
+    """ExQPE eq. (5): S + i theta1, and each step m = 0, 1, ..., n adds theta2 to the one dim m mod l."""
+    out, width = x.copy(), cfg.expe_l or x.shape[1] // 8
+    for t, n in enumerate(pos):
+        for i in range(width):
+            steps = sum(m % width == i for m in range(n + 1))
+            out[t, i] = S + cfg.expe_scale * (i * theta + steps * theta2)
+    return out
+
+
+# ----------------------------------------------------------------------------- rotations: the dot product changes
+
+
+def rope(q, k, pos, cfg):
+    """Su et al. 2021, section 3.2.2: theta_c = base^(-2c/d), c = 0..d/2-1, rotate by t theta_c. At test time:
+
+    linear: positions t / s (Chen et al. 2023). ntk: a base of base * s^(d/(d-2)), and yarn: per frequency, by the
+    rotations r that it makes within the trained length (Peng et al. 2023, definitions 1 to 3).
+    """
+    d, s, L = q.shape[1], cfg.rope_factor, cfg.block_size
+    mode = cfg.rope_scaling
+    base = cfg.base * s ** (d / (d - 2)) if mode == "ntk" else cfg.base
+    theta = [base ** (-2 * c / d) for c in range(d // 2)]
+    if mode == "linear":
+        theta = [th / s for th in theta]
+    if mode == "yarn":
+        for c, th in enumerate(theta):
+            r = L * th / (2 * math.pi)
+            gamma = min(max((r - 1) / (32 - 1), 0), 1)
+            theta[c] = (1 - gamma) * th / s + gamma * th
+    temper = 0.1 * math.log(s) + 1 if mode == "yarn" else 1
+    angle = [[n * th for th in theta] for n in pos]
+    return rotate(q, angle) * temper, rotate(k, angle) * temper
+
+
+def carope(q, k, x, w, cfg):
+    """CARoPE section 2: rotate by phi_c(m) = sum_{t<=m} f(x_t)^c, f(x) = 1 / (softplus(x w + b0) + 1).
+
+    w (C,) is the head's column of W. The paper has no b0; it is what makes W = 0 the RoPE that the paper says it
+    starts from: f = theta_1 = base^(-2/d). c counts from 0, as RoPE's pairs do.
+    """
+    d = q.shape[1]
+    y = cfg.base ** (2 / d) - 1  # softplus(b0) = 1 / theta_1 - 1
+    b0 = y + math.log(-math.expm1(-y))  # ln(e^y - 1), which overflows as it stands when d is small
+    f = [1 / (softplus(row @ w + b0) + 1) for row in x]
+    phi = [[sum(f[t] ** c for t in range(m + 1)) for c in range(d // 2)] for m in range(len(x))]
+    return rotate(q, phi), rotate(k, phi)
+
+
+def pope_scores(q, k, pos, delta, cfg):
+    """PoPE eq. (5), scaled: sum_c mu_q mu_k cos((s - t) theta_c + delta_c) / sqrt(d), query at t, key at s.
+
+    theta_c = base^(-c/d) for c = 0..d-1 (the exponent under eq. (3) lacks the minus). delta is the head's (d,).
+    """
+    d = q.shape[1]
+    mu_q, mu_k = (softplus(q), softplus(k)) if cfg.pope_softplus else (q, k)
+
+    def score(i, j):
+        return sum(mu_q[i, c] * mu_k[j, c] * math.cos((pos[j] - pos[i]) * cfg.base ** (-c / d) + delta[c])
+                   for c in range(d)) / math.sqrt(d)
+    return causal(len(q), score)
+
+
+# --------------------------------------------------------------- biases on the scaled score; q is never rotated
+
+
+def relative_bias(q, a, cfg):
+    """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Too far: no term, or a's last if capped."""
+    R = cfg.rel_max or cfg.block_size
+
+    def term(i, j):
+        if i - j >= R and not cfg.rel_capped:
+            return 0.0
+        return q[i] @ a[min(i - j, R - 1)] / math.sqrt(q.shape[1])
+    return causal(len(q), term)
+
+
+def t5_bucket(n, cfg):
+    """Raffel et al. 2020, section 2.1, causal: the first half of the buckets exact, then logarithmic.
+
+    With E exact ones of B and the distance M: floor(log(n/E) / log(M/E) * (B - E)) more, in integers, because a
+    rounded logarithm may fall on the wrong side of a bucket's edge.
+    """
+    B, E, M = cfg.t5_buckets, cfg.t5_buckets // 2, cfg.t5_max_distance
+    if n < E:
+        return n
+    more = 0
+    while more < B - E - 1 and M ** (more + 1) * E ** (B - E - more - 1) <= n ** (B - E):
+        more += 1
+    return E + more
+
+
+def t5_bias(T, table, cfg):
+    """Raffel et al. 2020, section 2.1: one scalar per bucket; table is the head's column (t5_buckets,)."""
+    return causal(T, lambda i, j: table[t5_bucket(i - j, cfg)])
+
+
+def alibi_slopes(H):
+    """Press et al. 2022, section 3: 2^(-8/H), its square, ... Where H is no power of two, the authors' code
+
+    takes the slopes of the nearest smaller power of two, then every other one of the doubled set.
+    """
+    p = 1
+    while 2 * p <= H:
+        p *= 2
+    slopes = [2 ** (-8 * (h + 1) / p) for h in range(p)]
+    return slopes + [2 ** (-8 * (h + 1) / (2 * p)) for h in range(0, 2 * p, 2)][:H - p]
+
+
+def alibi_bias(T, m):
+    """Press et al. 2022, section 3: -m (i - j)."""
+    return causal(T, lambda i, j: -m * (i - j))
+
+
+def gates(q, s):
+    """CoPE eq. (3) with Listing 1's scale: g_ij = sigmoid(q_i . s_j / sqrt(d)); s is k, W_g x or v (section 4)."""
+    return causal(len(q), lambda i, j: sigmoid(q[i] @ s[j] / math.sqrt(q.shape[1])))
+
+
+def positions(g):
+    """CoPE eq. (4): p_ij = sum_{k=j..i} g_ik."""
+    return causal(len(g), lambda i, j: sum(g[i, k] for k in range(j, i + 1)))
+
+
+def cope_bias(q, p, e, cfg):
+    """CoPE eqs. (7), (8): z = q_i . e between the two nearest whole positions; e is (d, npos), p clamped.
+
+    Listing 1 does not scale z; cfg.cope_scale_z divides it by sqrt(d) too.
+    """
+    scale = 1 / math.sqrt(q.shape[1]) if cfg.cope_scale_z else 1
+
+    def term(i, j):
+        at = min(p[i, j], cfg.cope_npos - 1)
+        lo, hi = math.floor(at), math.ceil(at)
+        return scale * ((at - lo) * (q[i] @ e[:, hi]) + (1 - at + lo) * (q[i] @ e[:, lo]))
+    return causal(len(q), term)
+
+
+def cope_mlp_bias(q, p, W1, b1, W2, cfg):
+    """CoPE appendix C: an N-wide MLP in place of the table, q_i . W2^T gelu(W1 p / npos + b1), p clamped alike.
+
+    Only N is the paper's: the activation, the division by npos and the clamp are this project's choices.
+    """
+    scale = 1 / math.sqrt(q.shape[1]) if cfg.cope_scale_z else 1
+
+    def term(i, j):
+        at = min(p[i, j], cfg.cope_npos - 1)
+        return scale * (q[i] @ (W2.T @ gelu(W1 * at / cfg.cope_npos + b1)))
+    return causal(len(q), term)
+
+
+def cope_alibi_bias(p, m):
+    """CoPE eq. (10), p unclamped: -m p_ij. The paper prints a plus; ALiBi's slopes punish distance, so minus."""
+    return causal(len(p), lambda i, j: -m * p[i, j])
+
+
+# --------------------------------------------------------------------------------------------------- the model
+
+
+ADD = ("learned", "sinusoidal")
+OVERRIDE = ("expe", "exqpe")
+ROTATE = ("rope", "carope", "pope")
+BIAS = ("relative", "t5", "alibi", "cope", "cope_mlp", "cope_alibi")
+
+
+def methods(cfg, params, i):
+    """Layer i's (name, its parameters) in order: ',' is a pattern over the layers, '+' a mix on one layer."""
+    pattern = cfg.pe.split(",")
+    names = pattern[i % len(pattern)].split("+")
+    assert all(name in ("nope",) + ADD + OVERRIDE + ROTATE + BIAS for name in names), names
+    assert sum(name in ROTATE for name in names) <= 1, "one rotation per layer"
+    return [(name, lambda key, j=j: params[f"h.{i}.attn.pes.{j}.{key}"]) for j, name in enumerate(names)]
+
+
+def override(cfg, name, p, x, pos):
+    """x with its first l dims set by expe or exqpe, from the learned constants if there are any."""
+    keys = ("S", "theta") if name == "expe" else ("S", "theta", "theta2")
+    values = [getattr(cfg, "expe_" + key) if cfg.expe_learned == "no" else float(p(key)) for key in keys]
+    return (expe if name == "expe" else exqpe)(x, pos, cfg, *values)
+
+
+def embed(cfg, params, idx, pos):
+    """Token embeddings and what acts on them before the first block: once, however many layers name it."""
+    x, done = np.array([params["wte.weight"][token] for token in idx]), set()
+    for i in range(cfg.n_layer):
+        for name, p in methods(cfg, params, i):
+            if name in done:
+                continue
+            done.add(name)
+            if name == "learned":
+                x = learned(x, pos, p("wpe.weight"))
+            if name == "sinusoidal":
+                x = sinusoidal(x, pos, cfg)
+            if name in OVERRIDE and cfg.expe_once:
+                x = override(cfg, name, p, x, pos)
+    return x
+
+
+def score(cfg, name, p, h, x, pos, q, k):
+    """Head h's scaled scores (T, T) under a rotation; the plain dot product without one."""
+    if name == "rope":
+        return dots(*rope(q, k, pos, cfg))
+    if name == "carope":
+        return dots(*carope(q, k, x, p("W")[:, h], cfg))
+    if name == "pope":
+        delta = np.zeros(q.shape[1]) if cfg.pope_delta == "none" else p("delta")[h]
+        return pope_scores(q, k, pos, delta, cfg)
+    return dots(q, k)
+
+
+def bias(cfg, name, p, h, x, q, k, v):
+    """What a method adds to head h's scores (T, T)."""
+    T, H, d = len(x), cfg.n_head, q.shape[1]
+    if name == "relative":
+        return relative_bias(q, p("a"), cfg)
+    if name == "t5":
+        return t5_bias(T, p("table")[:, h], cfg)
+    if name == "alibi":
+        return alibi_bias(T, alibi_slopes(H)[h])
+
+    s = {"keys": k, "values": v}.get(cfg.cope_gates)
+    if cfg.cope_gates == "sep-keys":
+        s = (x @ p("W_g.weight").T + (p("W_g.bias") if cfg.bias else 0))[:, h * d:(h + 1) * d]
+    pij = positions(gates(q, s))
+    if name == "cope":
+        return cope_bias(q, pij, p("e"), cfg)
+    if name == "cope_mlp":
+        return cope_mlp_bias(q, pij, p("W1"), p("b1"), p("W2"), cfg)
+    if cfg.cope_slopes == "learned":
+        return cope_alibi_bias(pij, p("m")[h])
+    return cope_alibi_bias(pij, cfg.cope_m0 * 2.0 ** -h if cfg.cope_slopes == "geometric" else alibi_slopes(H)[h])
+
+
+def attention(cfg, params, i, x, pos):
+    """Causal self-attention of layer i on its normed input x (T, C)."""
+    T, C, d, prefix = len(x), cfg.n_embd, cfg.n_embd // cfg.n_head, f"h.{i}.attn."
+    pes = methods(cfg, params, i)
+    x_qk = x_v = x
+    for name, p in pes:
+        if name in OVERRIDE and not cfg.expe_once:
+            x_qk = override(cfg, name, p, x_qk, pos)
+            x_v = override(cfg, name, p, x_v, pos) if cfg.expe_v else x_v
+    qk, v_all = linear(cfg, params, prefix + "c_qk", x_qk), linear(cfg, params, prefix + "c_v", x_v)
+
+    y = np.zeros((T, C))
+    for h in range(cfg.n_head):
+        head = slice(h * d, (h + 1) * d)
+        q, k, v = qk[:, :C][:, head], qk[:, C:][:, head], v_all[:, head]
+        rotation, p = next((pe for pe in pes if pe[0] in ROTATE), ("nope", None))
+        a = score(cfg, rotation, p, h, x, pos, q, k)
+        for name, p in pes:
+            if name in BIAS:  # on the unrotated q and k, whatever the rotation
+                a = a + bias(cfg, name, p, h, x, q, k, v)
+        for t in range(T):
+            e = np.exp(a[t, :t + 1] - a[t, :t + 1].max())
+            y[t, head] = sum(e[j] / e.sum() * v[j] for j in range(t + 1))
+    return linear(cfg, params, prefix + "c_proj", y)
+
+
+def linear(cfg, params, name, x):
+    return x @ params[name + ".weight"].T + (params[name + ".bias"] if cfg.bias else 0)
+
+
+def norm(cfg, params, name, x):
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), token by token."""
+    out = np.zeros_like(x)
+    for t, row in enumerate(x):
+        if cfg.norm == "layernorm":
+            row = row - row.mean()
+        out[t] = row / math.sqrt((row * row).mean() + 1e-5) * params[name + ".weight"]
+        if cfg.norm == "layernorm" and cfg.bias:
+            out[t] += params[name + ".bias"]
+    return out
+
+
+def mlp(cfg, params, name, x):
+    """GELU with erf, or SwiGLU (Shazeer 2020) whose gate is the first half of c_fc."""
+    a = linear(cfg, params, name + ".c_fc", x)
+    if cfg.mlp == "gelu":
+        return linear(cfg, params, name + ".c_proj", gelu(a))
+    width = a.shape[1] // 2
+    u, w = a[:, :width], a[:, width:]
+    return linear(cfg, params, name + ".c_proj", u / (1 + np.exp(-u)) * w)
+
+
+def gpt(cfg, params, idx, start=0):
+    """Logits (T, vocab) of the tokens idx, the first of which stands at position `start`."""
+    pos = list(range(start, start + len(idx)))
+    x = embed(cfg, params, idx, pos)
+    for i in range(cfg.n_layer):
+        x = x + attention(cfg, params, i, norm(cfg, params, f"h.{i}.ln_1", x), pos)
+        x = x + mlp(cfg, params, f"h.{i}.mlp", norm(cfg, params, f"h.{i}.ln_2", x))
+    head = params["wte.weight"] if cfg.tie else params["lm_head.weight"]
+    return norm(cfg, params, "ln_f", x) @ head.T

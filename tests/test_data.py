@@ -1,0 +1,629 @@
+"""Holds data/ against brute force: plain arrays that are cut, counted and compared one token at a time.
+
+The corpora are local stand-ins, the tokenizers need no download, and interruptions are real kills.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import fineweb_edu, openwebtext, shards, stdlib
+from data.shards import Split, Writer, tokenizer, write_documents
+
+ROOT = Path(__file__).parent.parent
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def stream(folder, tokens=1000, vocab_size=500, shard_tokens=170, loss=None, seed=0):
+    """A one-split stream in several shards -> its tokens as a plain array."""
+    values = np.random.default_rng(seed).integers(0, vocab_size, tokens)
+    writer = Writer(folder, shard_tokens)
+    for i in range(0, tokens, 37):  # pieces that divide nothing
+        writer.write("train", values[i : i + 37], None if loss is None else loss[i : i + 37])
+    writer.finish(vocab_size=vocab_size, tokenizer="bytes")
+    return values
+
+
+def table(folder, rows=23, row_length=6, shard_tokens=25, mask=False):
+    """A row-wise split in shards of four rows; row i begins with token i -> its rows as a plain array."""
+    values = np.random.default_rng(1).integers(0, 90, (rows, row_length))
+    values[:, 0] = np.arange(rows)
+    loss = np.random.default_rng(2).integers(0, 2, values.shape) if mask else None
+    writer = Writer(folder, shard_tokens)
+    writer.write("train", values[:5], None if loss is None else loss[:5])
+    writer.write("train", values[5:], None if loss is None else loss[5:])
+    writer.finish(vocab_size=100, tokenizer={"symbols": [str(i) for i in range(100)]})
+    return values, loss
+
+
+# reading
+
+
+def test_format_is_the_documented_one(tmp_path):
+    values = stream(tmp_path)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert meta == {
+        "vocab_size": 500,
+        "tokenizer": "bytes",
+        "separator": None,
+        "row_length": 0,
+        "loss": "all",
+        "shards": {f"train_{i:06d}.bin": n for i, n in enumerate([170] * 5 + [150])},
+    }
+    raw = b"".join((tmp_path / name).read_bytes() for name in meta["shards"])
+    assert raw == b"".join(int(v).to_bytes(2, "little") for v in values)
+    split = Split(tmp_path, "train")
+    assert (split.tokens, split.rows, split.vocab_size, split.meta) == (1000, 0, 500, meta)
+
+
+def test_every_window_across_every_shard_boundary(tmp_path):
+    values = stream(tmp_path)
+    split = Split(tmp_path, "train")
+    for length in (1, 5, 169, 170, 400, 999):  # up to windows over four shards, and the whole split
+        x, y = split.read(np.arange(1000 - length), length)
+        assert x.dtype == y.dtype == np.int64 and x.shape == y.shape == (1000 - length, length)
+        for start in range(1000 - length):
+            assert x[start].tolist() == values[start : start + length].tolist()
+            assert y[start].tolist() == values[start + 1 : start + length + 1].tolist()
+
+
+def test_batch_is_a_function_of_seed_and_step(tmp_path):
+    values = stream(tmp_path, tokens=5000, vocab_size=60000, shard_tokens=1300)
+    split = Split(tmp_path, "train")
+    straight = [split.batch(step, 4, 16, seed=3) for step in range(20)]
+    resumed = Split(tmp_path, "train")
+    for step in (19, 7, 8, 0):  # any order, any start
+        for got, want in zip(resumed.batch(step, 4, 16, seed=3), straight[step]):
+            assert np.array_equal(got, want)
+    text = values.tolist()
+    for x, y in straight:
+        for row, target in zip(x.tolist(), y.tolist()):  # each row is somewhere in the text, targets one further
+            assert any(text[i : i + 16] == row and text[i + 1 : i + 17] == target for i in range(4984))
+    rows = {tuple(row) for x, _ in straight for row in x.tolist()}
+    assert len(rows) > 70  # steps differ; a few of the 80 windows may coincide
+    assert not np.array_equal(split.batch(0, 4, 16, seed=4)[0], straight[0][0])
+
+
+@pytest.mark.parametrize("make", [stream, table])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_together_read_the_global_batch(tmp_path, make, world):
+    make(tmp_path)
+    for step in range(9):  # 9 x 8 rows: the epochs of 23 rows end inside a batch
+        whole = Split(tmp_path, "train").batch(step, 8, 5, seed=1)
+        parts = [Split(tmp_path, "train").batch(step, 8, 5, seed=1, rank=r, world=world) for r in range(world)]
+        assert all(x.shape == (8 // world, 5) for x, _ in parts)
+        for k in (0, 1):
+            assert np.array_equal(np.concatenate([part[k] for part in parts]), whole[k])
+
+
+def test_random_windows_are_uniform(tmp_path):
+    writer = Writer(tmp_path, 30)
+    writer.write("train", np.arange(101))  # token = offset, so that x[0] tells the start: 96 of them with T = 5
+    writer.finish(vocab_size=101, tokenizer="bytes")
+    split = Split(tmp_path, "train")
+    starts = np.concatenate([split.batch(step, 96, 5, seed=0)[0][:, 0] for step in range(500)])
+    counts = np.bincount(starts, minlength=101)
+    assert counts[96:].sum() == 0 and counts[:96].min() > 0
+    chi2 = ((counts[:96] - 500) ** 2 / 500).sum()
+    assert 50 < chi2 < 150  # 95 degrees of freedom: 95 +- 14; too even would be as wrong as uneven
+    first, second = starts[0::2], starts[1::2]
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.03  # and independent within a batch
+
+
+def test_masked_targets_are_minus_one(tmp_path):
+    loss = np.random.default_rng(5).integers(0, 2, 1000)
+    values = stream(tmp_path, loss=loss)
+    assert sorted(p.name for p in tmp_path.glob("*.loss")) == [f"train_{i:06d}.loss" for i in range(6)]
+    split = Split(tmp_path, "train")
+    assert split.meta["loss"] == "mask"
+    x, y = split.read(np.arange(0, 900, 7), 90)
+    for i, start in enumerate(range(0, 900, 7)):
+        for t in range(90):
+            assert x[i, t] == values[start + t]
+            assert y[i, t] == (values[start + t + 1] if loss[start + t + 1] else -1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8, 50])
+def test_epochs_hold_every_row_once(tmp_path, batch_size):
+    values, loss = table(tmp_path, mask=True)
+    split = Split(tmp_path, "train")
+    assert split.rows == 23 and split.meta["row_length"] == 6
+    assert split.meta["shards"] == {f"train_{i:06d}.bin": 24 for i in range(5)} | {"train_000005.bin": 18}
+    steps = -(-23 * 6 // batch_size)
+    batches = [split.batch(step, batch_size, 100, seed=9) for step in range(steps)]
+    x, y = (np.concatenate(arrays) for arrays in zip(*batches))
+    orders = []
+    for epoch in range(6):
+        order = x[epoch * 23 : epoch * 23 + 23, 0].tolist()
+        assert sorted(order) == list(range(23))
+        orders.append(tuple(order))
+    assert len(set(orders)) == 6
+    assert np.array_equal(x, values[x[:, 0], :-1])
+    assert np.array_equal(y, np.where(loss, values, -1)[x[:, 0], 1:])
+    again = Split(tmp_path, "train").batch(steps - 1, batch_size, 5, seed=9)  # no earlier epoch was ever drawn
+    assert np.array_equal(again[0], batches[-1][0])
+
+
+def test_evaluation_windows(tmp_path):
+    stream(tmp_path)
+    split = Split(tmp_path, "train")
+    for length in (1, 10, 99, 333, 999):
+        every = split.windows(length)
+        assert every.dtype == np.int64 and every[0] == 0 and len(every) == 999 // length
+        for count in (1, 2, 3, 7, 50, 10**6):
+            starts = split.windows(length, count)
+            assert len(starts) == min(count, len(every))
+            targets = [t for s in starts for t in range(s + 1, s + length + 1)]
+            assert len(set(targets)) == len(targets) and max(targets) < 1000  # no target twice
+            if len(starts) > 1:
+                assert starts[0] == 0 and starts[-1] == 999 - length  # from end to end
+                assert np.ptp(np.diff(starts)) <= 1  # evenly
+    x, _ = split.read(split.windows(99), 99)
+    assert x.shape == (10, 99)
+
+
+def test_evaluation_windows_of_rows(tmp_path):
+    values, _ = table(tmp_path)
+    split = Split(tmp_path, "train")
+    for count, want in [(None, range(23)), (99, range(23)), (2, [0, 11]), (5, [0, 4, 9, 13, 18])]:
+        x, y = split.read(split.windows(64, count), 64)
+        assert x.tolist() == values[list(want), :-1].tolist() and y.tolist() == values[list(want), 1:].tolist()
+
+
+def test_a_batch_reads_little(tmp_path):
+    """No work that grows with the split: a batch of ten million tokens costs what one of ten thousand does."""
+    writer = Writer(tmp_path)
+    writer.write("train", np.zeros(10_000_000, dtype=np.uint16))
+    writer.finish(vocab_size=1, tokenizer="bytes")
+    split = Split(tmp_path, "train")
+    split.batch(0, 8, 64, seed=0)
+    began = time.perf_counter()
+    for step in range(100):
+        split.batch(step, 8, 64, seed=0)
+    assert time.perf_counter() - began < 1  # some 10 ms; reading 20 MB a hundred times is beyond a second
+
+
+# errors: one line that names the value and the mend
+
+
+def one_line(error, *parts):
+    text = str(error.value)
+    assert "\n" not in text and all(part in text for part in parts), text
+
+
+def test_missing_set_names_its_command(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("nowhere", "empty"):
+        with pytest.raises(FileNotFoundError) as error:
+            Split(tmp_path / name, "train")
+        one_line(error, f"python -m data.{name}")
+
+
+def test_files_that_are_not_those_of_meta(tmp_path):
+    stream(tmp_path, loss=np.ones(1000))
+    with pytest.raises(ValueError) as error:
+        Split(tmp_path, "vla")
+    one_line(error, "'vla'", "train")
+
+    def broken(*parts):
+        with pytest.raises(ValueError) as error:
+            Split(tmp_path, "train")
+        one_line(error, *parts, "delete", f"python -m data.{tmp_path.name}")
+
+    foreign = tmp_path / "train_000006.bin"
+    foreign.write_bytes(b"\0\0")
+    broken("train_000006.bin", "not in meta.json")
+    foreign.rename(tmp_path / "train_more_000000.bin")  # another split's: none of our business
+    (tmp_path / "train_000006.bin.tmp").write_bytes(b"\0")
+    Split(tmp_path, "train")
+
+    for name in ("train_000003.bin", "train_000003.loss"):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        broken(name, str(len(whole) - 1), str(len(whole)))
+        path.write_bytes(whole + b"\0")
+        broken(name, str(len(whole) + 1), str(len(whole)))
+        path.unlink()
+        broken(name, "missing")
+        path.write_bytes(whole)
+    Split(tmp_path, "train")
+
+
+def test_token_beyond_the_vocabulary(tmp_path):
+    stream(tmp_path)
+    shard = np.memmap(tmp_path / "train_000002.bin", dtype="<u2", mode="r+")
+    shard[20] = 500  # offset 360
+    shard.flush()
+    split = Split(tmp_path, "train")
+    split.read([300, 361], 59)
+    for start in (300, 301, 359, 360):  # first as the last target, at the end as the first input
+        with pytest.raises(ValueError) as error:
+            split.read([0, start], 60)
+        one_line(error, "train_000002.bin", "token 500", "vocab_size=500")
+    with pytest.raises(ValueError):
+        for step in range(100):
+            split.batch(step, 8, 64, seed=0)
+
+
+def test_arguments_that_do_not_fit(tmp_path):
+    stream(tmp_path / "s")
+    table(tmp_path / "t")
+    split, rows = Split(tmp_path / "s", "train"), Split(tmp_path / "t", "train")
+    calls = [
+        (lambda: split.batch(0, 2, 1000, seed=0), "1000 tokens", "1001"),
+        (lambda: split.windows(1000), "1000 tokens", "1001"),
+        (lambda: split.batch(0, 6, 10, seed=0, world=4), "batch_size=6", "world=4"),
+        (lambda: split.read([0, 901], 99), "[0, 901)", "901"),
+        (lambda: split.read([-1], 99), "[0, 901)", "-1"),
+        (lambda: rows.batch(0, 2, 4, seed=0), "block_size >= 5", "got 4"),
+        (lambda: rows.windows(4), "block_size >= 5", "got 4"),
+    ]
+    for call, *parts in calls:
+        with pytest.raises(ValueError) as error:
+            call()
+        one_line(error, *parts)
+
+
+# writing
+
+
+def test_writer_refuses_what_does_not_fit(tmp_path):
+    for bad in ([-1, 5], [65536]):
+        with pytest.raises(ValueError) as error:
+            Writer(tmp_path).write("train", bad)
+        one_line(error, "[0, 65535]", str(bad[0]))
+    writer = Writer(tmp_path)
+    writer.write("train", [1, 500])
+    for vocab_size in (500, 65537):
+        with pytest.raises(ValueError) as error:
+            writer.finish(vocab_size=vocab_size, tokenizer="bytes")
+        one_line(error, "[501, 65536]", str(vocab_size))
+    with pytest.raises(ValueError) as error:
+        writer.finish(vocab_size=501, tokenizer="bytes", row_length=3)
+    one_line(error, "train_000000.bin", "row_length=3")
+    for tokens, loss in (([[1, 2]], None), ([1, 2], [1, 1]), ([[[1]]], None)):
+        with pytest.raises(ValueError) as error:
+            writer.write("train", tokens, loss)
+        one_line(error, "one kind")
+    with pytest.raises(ValueError) as error:
+        Writer(tmp_path).write("train", [1, 2], [1])
+    one_line(error, "(2,)", "(1,)")
+    with pytest.raises(ValueError) as error:
+        Writer(tmp_path).finish(vocab_size=2, tokenizer="bytes")
+    one_line(error, "nothing was written")
+    assert not list(tmp_path.iterdir())  # no meta.json of an unfinished set, no leftovers
+
+
+def test_writer_covers_the_range_of_uint16(tmp_path):
+    writer = Writer(tmp_path)
+    writer.write("train", np.arange(65536))
+    writer.write("train", [])
+    writer.finish(vocab_size=65536, tokenizer="bytes", separator=7, note="kept")
+    split = Split(tmp_path, "train")
+    assert split.read([0], 65535)[1].tolist() == [list(range(1, 65536))]
+    assert split.meta["separator"] == 7 and split.meta["note"] == "kept"
+
+
+def test_splits_interleave_and_shard_like_one_at_a_time(tmp_path):
+    rng = np.random.default_rng(0)
+    writer, want = Writer(tmp_path / "a", 64), {"train": [], "val": [], "test_ood": []}
+    for _ in range(60):
+        split, tokens = rng.choice(list(want)), rng.integers(0, 9, rng.integers(0, 150))
+        writer.write(split, tokens)
+        want[str(split)].extend(tokens.tolist())
+    writer.finish(vocab_size=9, tokenizer="bytes")
+    other = Writer(tmp_path / "b", 64)
+    for split, tokens in want.items():
+        other.write(split, tokens)
+        got = Split(tmp_path / "a", split)
+        assert got.tokens == len(tokens) and got.read([0], len(tokens) - 1)[0].tolist() == [tokens[:-1]]
+    other.finish(vocab_size=9, tokenizer="bytes")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_writing_again_leaves_nothing_of_the_old_set(tmp_path):
+    stream(tmp_path, loss=np.ones(1000))
+    (tmp_path / "notes_1.bin").write_bytes(b"mine")
+    writer = Writer(tmp_path)
+    assert not (tmp_path / "meta.json").exists()  # from the first moment on the set is not whole
+    writer.write("train", [1, 2, 3])
+    writer.finish(vocab_size=4, tokenizer="bytes")
+    assert set(contents(tmp_path)) == {"meta.json", "notes_1.bin", "train_000000.bin"}
+
+
+# tokenizers
+
+
+def test_bytes_round_trip():
+    bytewise = tokenizer({"tokenizer": "bytes"})
+    text = "def naïve(): return 'κόσμε 🐍 \x00\r\n\t'  "
+    assert bytewise.encode(text) == list(text.encode())
+    assert bytewise.decode(bytewise.encode(text)) == text
+    assert bytewise.encode("a<|endoftext|>b") == [97, 256, 98]
+    assert bytewise.decode([97, 256, 98]) == "a<|endoftext|>b"
+    everything = "".join(chr(c) for c in range(0x3000) if not 0xD800 <= c < 0xE000)
+    assert bytewise.decode(bytewise.encode(everything)) == everything
+    assert bytewise.decode(np.array([0xCE, 0xBA], dtype=np.int64)) == "κ"
+
+
+def test_symbols_round_trip():
+    symbols = tokenizer({"tokenizer": {"symbols": ["w", "r", "i", "0", "1"]}})
+    assert symbols.encode("w 1  i 0\nr 1") == [0, 4, 2, 3, 1, 4]
+    assert symbols.decode([0, 4, 2, 3, 1, 4]) == "w 1 i 0 r 1"
+    assert symbols.decode(np.array([1, 4])) == "r 1"
+    with pytest.raises(ValueError) as error:
+        symbols.encode("w 2")
+    one_line(error, "'2'", "w r i 0 1")
+
+
+def test_tokenizer_that_cannot_be_loaded(monkeypatch):
+    with pytest.raises(ValueError) as error:
+        tokenizer({"tokenizer": "gpt-nothing"})
+    one_line(error, "'gpt-nothing'", "TIKTOKEN_CACHE_DIR")
+
+    def offline(name):
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr("tiktoken.get_encoding", offline)
+    with pytest.raises(ValueError) as error:
+        tokenizer({"tokenizer": "gpt2"})
+    one_line(error, "'gpt2'", "OSError", "network")
+
+
+# the standard library
+
+
+def test_stdlib_splits_by_file(tmp_path, monkeypatch):
+    library = tmp_path / "lib" / "python3.x" / "site-packages" / "lib"  # a path may pass through such a folder
+    for i in range(25):
+        path = library / f"p{i % 3}" / f"m{i:02d}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"" if i == 4 else f"# файл {i}\n".encode() + bytes([255, 0, 13, 10]) * i)
+    for other in ("site-packages/x.py", "dist-packages/y/z.py", "p0/notes.txt"):
+        path = library / other
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"not ours")
+    monkeypatch.setattr(stdlib.sysconfig, "get_paths", lambda: {"stdlib": str(library)})
+    stdlib.prepare(tmp_path / "out")
+    want = {"train": [], "val": []}
+    names = sorted(f"p{i % 3}/m{i:02d}.py" for i in range(25))
+    for place, name in enumerate(names, 1):
+        want["train" if place % 10 else "val"] += [*(library / name).read_bytes(), 256]
+    for split, tokens in want.items():
+        got = Split(tmp_path / "out", split)
+        assert got.tokens == len(tokens) and got.meta["separator"] == 256 and got.vocab_size == 257
+        x, y = got.read([0], len(tokens) - 1)
+        assert [*x[0], y[0, -1]] == tokens
+    before = contents(tmp_path / "out")
+    stdlib.prepare(tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    assert not stdlib.DOWNLOAD and openwebtext.DOWNLOAD and fineweb_edu.DOWNLOAD
+
+    (tmp_path / "bare").mkdir()
+    monkeypatch.setattr(stdlib.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "bare")})
+    with pytest.raises(FileNotFoundError) as error:
+        stdlib.prepare(tmp_path / "out")
+    one_line(error, "bare")
+
+
+# corpora
+
+# a source that several processes can name: documents of 0 to 400 letters, some of them not ASCII
+SOURCE = """
+import random, time
+
+def documents(skip, count=300, delay=0):
+    for i in range(skip, count):
+        time.sleep(delay)
+        rng = random.Random(i)
+        yield "".join(rng.choice("abcdefg é🐍 <|endoftext|>") for _ in range(rng.randrange(400)))
+"""
+exec(SOURCE)
+
+
+def by_hand(texts, shard_tokens, prepend=False, val_documents=None):
+    """The files a corpus must become, built from one list of tokens per split."""
+    splits = {"val": [], "train": []}
+    for i, text in enumerate(texts):
+        tokens = [256, *text.encode()] if prepend else [*text.encode(), 256]
+        splits["val" if val_documents is None or i < val_documents else "train"] += tokens
+    if val_documents is None:
+        splits = {"val": splits["val"][:shard_tokens], "train": splits["val"][shard_tokens:]}
+    files = {}
+    for split, tokens in splits.items():
+        for k in range(0, len(tokens), shard_tokens):
+            part = b"".join(t.to_bytes(2, "little") for t in tokens[k : k + shard_tokens])
+            files[f"{split}_{k // shard_tokens:06d}.bin"] = part
+    return files
+
+
+def check(folder, files):
+    got = contents(folder)
+    meta = json.loads(got.pop("meta.json"))
+    assert got == files
+    assert meta["shards"] == {name: len(data) // 2 for name, data in sorted(files.items())}
+    assert (meta["tokenizer"], meta["separator"], meta["vocab_size"]) == ("bytes", 256, 257)
+    assert (meta["row_length"], meta["loss"]) == (0, "all")
+
+
+@pytest.mark.parametrize("shard_tokens", [53, 7000, 10**6])  # many shards a document; many documents a shard; one
+@pytest.mark.parametrize("shape", [{}, {"prepend": True}, {"val_documents": 7}, {"val_documents": 0}])
+def test_documents_become_the_right_files(tmp_path, shard_tokens, shape):
+    write_documents(tmp_path, documents, "bytes", shard_tokens=shard_tokens, **shape)
+    check(tmp_path, by_hand(documents(0), shard_tokens, **shape))
+
+
+def test_limit_and_a_second_start(tmp_path, capsys):
+    write_documents(tmp_path, documents, "bytes", limit=9, val_documents=2, shard_tokens=300)
+    check(tmp_path, by_hand(documents(0, 9), 300, val_documents=2))
+    before = contents(tmp_path)
+    (tmp_path / "progress.json").write_text("{}")  # killed between meta.json and the removal of this
+    write_documents(tmp_path, documents, "bytes", limit=9, val_documents=2, shard_tokens=300)
+    assert contents(tmp_path) == before and "whole already" in capsys.readouterr().out
+
+
+def test_a_tokenizer_must_fit_uint16(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=100_277))
+    with pytest.raises(ValueError) as error:
+        write_documents(tmp_path, documents, "cl100k_base")
+    one_line(error, "cl100k_base", "100277", "65536")
+
+
+@pytest.mark.parametrize("shape", [{"prepend": True}, {"val_documents": 7}])
+def test_stopped_at_every_renaming(tmp_path, monkeypatch, shape):
+    """A death right before or right after each moment at which a file gets its name, then one more start."""
+    want, replace = by_hand(documents(0, 60), 2500, **shape), os.replace
+    for after in (False, True):
+        for moment in range(100):
+            folder, calls = tmp_path / f"{after}{moment}", []
+
+            def dying(source, target):
+                calls.append(target)
+                if len(calls) - 1 == moment and not after:
+                    raise KeyboardInterrupt
+                replace(source, target)
+                if len(calls) - 1 == moment:
+                    raise KeyboardInterrupt
+
+            monkeypatch.setattr(os, "replace", dying)
+            try:
+                write_documents(folder, documents, "bytes", limit=60, shard_tokens=2500, **shape)
+                break
+            except KeyboardInterrupt:
+                with pytest.raises(FileNotFoundError) if not (folder / "meta.json").exists() else nothing():
+                    Split(folder, "train")
+            monkeypatch.setattr(os, "replace", replace)
+            write_documents(folder, documents, "bytes", limit=60, shard_tokens=2500, **shape)
+            check(folder, want)
+        assert moment >= 2 * len(want) - 1  # each shard, the note after each full one, meta.json
+
+
+def nothing():
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_a_start_with_other_arguments_is_refused(tmp_path):
+    def breaks(skip):
+        yield from documents(skip, 100)
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        write_documents(tmp_path, breaks, "bytes", val_documents=7, shard_tokens=500)
+    with pytest.raises(ValueError) as error:
+        write_documents(tmp_path, documents, "bytes", val_documents=8, shard_tokens=500)
+    one_line(error, "'val_documents': 7", "'val_documents': 8", "delete")
+    write_documents(tmp_path, documents, "bytes", val_documents=7, shard_tokens=500)
+    check(tmp_path, by_hand(documents(0), 500, val_documents=7))
+
+
+def test_killed_at_random_moments(tmp_path):
+    """SIGKILL, which no handler sees, until one start gets through."""
+    call = "write_documents(sys.argv[1], lambda skip: documents(skip, delay=0.004), 'bytes', shard_tokens=1500)"
+    script = tmp_path / "run.py"
+    script.write_text(f"{SOURCE}\nimport sys\nfrom data.shards import write_documents\nif __name__ == '__main__':\n    {call}\n")
+    folder, rng, kills, grown = tmp_path / "out", random.Random(0), 0, []
+    while kills < 50:
+        run = subprocess.Popen([sys.executable, script, folder], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        try:
+            assert run.wait(timeout=rng.uniform(0.3, 1.2)) == 0
+            break
+        except subprocess.TimeoutExpired:
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+            kills += 1
+            grown.append(len(list(folder.glob("*.bin"))) if folder.exists() else 0)
+            assert not (folder / "meta.json").exists()
+    print("kills", kills, "shards after each", grown)
+    assert kills >= 2 and grown == sorted(grown)  # whole shards stay
+    check(folder, by_hand(documents(0), 1500))
+
+
+def parquet(path, count=300):
+    pytest.importorskip("datasets")
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    texts = list(documents(0, count))
+    pq.write_table(pa.table({"text": texts, "url": [str(i) for i in range(count)]}), path, row_group_size=50)
+    return texts
+
+
+def loader(tmp_path, **how):
+    def load():
+        import datasets
+
+        data = str(tmp_path / "corpus.parquet")
+        return datasets.load_dataset("parquet", data_files=data, split="train", cache_dir=str(tmp_path / "hf"), **how)
+
+    return load
+
+
+def interrupted(monkeypatch, prepare, folder, load, moment):
+    """prepare, with a death at the given renaming, then again."""
+    replace, calls = os.replace, []
+
+    def dying(source, target):
+        calls.append(target)
+        if len(calls) == moment:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.os, "replace", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(folder, load=load)
+    prepare(folder, load=load)
+
+
+def test_fineweb_edu(tmp_path, monkeypatch):
+    texts = parquet(tmp_path / "corpus.parquet")
+    monkeypatch.setattr(fineweb_edu, "TOKENIZER", "bytes")
+    monkeypatch.setattr(fineweb_edu, "SHARD_TOKENS", 9000)
+    load = loader(tmp_path, streaming=True)
+    fineweb_edu.prepare(tmp_path / "whole", load=load)
+    check(tmp_path / "whole", by_hand(texts, 9000, prepend=True))
+    interrupted(monkeypatch, fineweb_edu.prepare, tmp_path / "again", load, moment=7)
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+    fineweb_edu.prepare(tmp_path / "try", limit=20, load=load)
+    check(tmp_path / "try", by_hand(texts[:20], 2000, prepend=True))
+
+
+def test_openwebtext(tmp_path, monkeypatch):
+    texts = parquet(tmp_path / "corpus.parquet", count=2500)
+    monkeypatch.setattr(openwebtext, "TOKENIZER", "bytes")
+    monkeypatch.setattr(openwebtext, "SHARD_TOKENS", 90_000)
+    load = loader(tmp_path)
+    openwebtext.prepare(tmp_path / "whole", load=load)
+    order = np.random.default_rng(2357).permutation(2500)  # datasets': the first 0.0005, rounded up, are the test part
+    check(tmp_path / "whole", by_hand([texts[i] for i in order], 90_000, val_documents=2))
+    interrupted(monkeypatch, openwebtext.prepare, tmp_path / "again", load, moment=5)
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+    openwebtext.prepare(tmp_path / "try", limit=100, load=load)
+    order = np.random.default_rng(2357).permutation(100)
+    check(tmp_path / "try", by_hand([texts[i] for i in order], 90_000, val_documents=1))
+
+
+@pytest.mark.parametrize("module", ["openwebtext", "fineweb_edu"])
+def test_corpus_commands_without_datasets(tmp_path, module):
+    """Without the optional package: one line on the screen, no traceback; and --help tells the flags."""
+    (tmp_path / "datasets.py").write_text("raise ImportError")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", f"data.{module}"]
+    run = subprocess.run([*command, f"--out={tmp_path / 'out'}"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1 and "pip install datasets" in run.stderr
+    assert not (tmp_path / "out").exists()
+    run = subprocess.run([*command, "--help"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert run.returncode == 0 and "--limit" in run.stdout and "--out" in run.stdout
