@@ -1,0 +1,430 @@
+"""model.py against tests/oracles.py (float64 loops from the equations), against PyTorch, and against itself:
+with a cache, in chunks, shifted, compiled, in bfloat16."""
+import math
+
+import numpy as np
+import oracles
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import model
+from model import GPT, PES, GPTConfig
+
+SMALL = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32)
+# every method, every option that changes what is computed, and the mixes
+CASES = {name: dict(pe=name) for name in PES} | {
+    "llama": dict(pe="rope", norm="rmsnorm", mlp="swiglu", bias=False, tie=False),
+    "rope-linear": dict(pe="rope", rope_scaling="linear", rope_factor=4.0),
+    "rope-ntk": dict(pe="rope", rope_scaling="ntk", rope_factor=4.0),
+    "rope-yarn": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=64, base=100.0),
+    "relative-short": dict(pe="relative", rel_max=5),
+    "relative-capped": dict(pe="relative", rel_max=5, rel_capped=True),
+    "relative-per-layer": dict(pe="relative", share_table=False),
+    "t5-coarse": dict(pe="t5", t5_buckets=8, t5_max_distance=13),
+    "alibi-12-heads": dict(pe="alibi", n_head=12, n_embd=48),
+    "cope-saturated": dict(pe="cope", cope_npos=3),
+    "cope-sep-keys": dict(pe="cope", cope_gates="sep-keys"),
+    "cope-values": dict(pe="cope", cope_gates="values", cope_scale_z=True),
+    "cope-per-layer": dict(pe="cope", share_table=False),
+    "cope_mlp-small": dict(pe="cope_mlp", cope_npos=4, cope_mlp_width=8, cope_scale_z=True),
+    "cope_alibi-geometric": dict(pe="cope_alibi", cope_slopes="geometric", cope_m0=0.25),
+    "cope_alibi-learned": dict(pe="cope_alibi", cope_slopes="learned"),
+    "pope-uniform": dict(pe="pope", pope_delta="uniform"),
+    "pope-no-delta": dict(pe="pope", pope_delta="none"),
+    "pope-no-softplus": dict(pe="pope", pope_softplus=False),
+    "expe-values": dict(pe="expe", expe_v=True, expe_l=5, expe_S=0.5, expe_theta=0.1, expe_scale=0.5),
+    "expe-once": dict(pe="expe", expe_once=True),
+    "expe-same": dict(pe="expe", expe_same=True, expe_theta=0.1),
+    "expe-learned": dict(pe="expe", expe_learned="init"),
+    "expe-random": dict(pe="expe", expe_learned="random"),
+    "exqpe-scaled": dict(pe="exqpe", expe_l=5, expe_S=0.5, expe_theta=0.1, expe_theta2=0.3, expe_scale=0.5),
+    "exqpe-learned": dict(pe="exqpe", expe_learned="init"),
+    "cope+rope": dict(pe="cope+rope"),
+    "cope+relative": dict(pe="cope+relative"),
+    "cope+pope-sep-keys": dict(pe="pope+cope", cope_gates="sep-keys"),
+    "pattern": dict(pe="rope,rope,cope+rope"),
+    "pattern-learned": dict(pe="nope,learned+alibi"),
+}
+EVERY = pytest.mark.parametrize("case", CASES)
+
+
+def build(case, **changes):
+    """A model in float32 whose parameters are large enough for every term to matter."""
+    torch.manual_seed(1)
+    net = GPT(GPTConfig(**SMALL | (CASES[case] if isinstance(case, str) else case) | changes)).eval()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if name.endswith("delta"):
+                p.uniform_(-2 * math.pi, 0)
+            elif name.endswith(("S", "theta", "theta2")):
+                p.uniform_(0.05, 0.2)
+            elif "ln_" in name:
+                p.add_(0.1 * torch.randn_like(p))
+            else:
+                p.normal_(std=0.3)
+    return net
+
+
+def tokens(B, T, seed=0):
+    return torch.randint(SMALL["vocab_size"], (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def full(net, idx, **more):
+    with torch.no_grad():
+        return net(idx, idx, **more)[0]
+
+
+def length(case):
+    return 16 if "learned" in CASES[case]["pe"] else 24  # past block_size where the method can
+
+
+@EVERY
+def test_forward_equals_the_equations(case):
+    net, idx = build(case), tokens(2, length(case))
+    params = {k: v.double().numpy() for k, v in net.state_dict().items()}
+    for row, logits in zip(idx, full(net, idx)):
+        want = oracles.gpt(net.cfg, params, row.numpy())
+        assert np.abs(logits.numpy() - want).max() < 1e-5 * max(1, np.abs(want).max())
+
+
+@EVERY
+def test_the_oracle_notices_the_encoding(case):
+    """The test above would mean little if the encoding hardly mattered to the logits."""
+    if case == "nope":
+        return
+    net, idx = build(case), tokens(1, length(case))
+    params = {k: v.double().numpy() for k, v in net.state_dict().items()}
+    want = oracles.gpt(net.cfg, params, idx[0].numpy())
+    net.cfg.pe = "nope"
+    assert np.abs(want - oracles.gpt(net.cfg, params, idx[0].numpy())).max() > 1e-2
+
+
+@EVERY
+def test_cache_equals_full_forward(case):
+    net, idx = build(case), tokens(2, length(case))
+    want = full(net, idx)
+    for cuts in (range(1, idx.size(1)), (5, 6, 13)):  # token by token, and in pieces
+        cache, got = net.new_cache(), []
+        for piece in idx.tensor_split(list(cuts), dim=1):
+            got.append(full(net, piece, cache=cache))
+        assert (torch.cat(got, 1) - want).abs().max() < 1e-4
+
+
+@EVERY
+def test_no_position_sees_the_future(case):
+    net, idx = build(case), tokens(1, length(case))
+    other = idx.clone()
+    other[0, 9:] = (other[0, 9:] + 7) % SMALL["vocab_size"]
+    a, b = full(net, idx), full(net, other)
+    assert torch.equal(a[:, :9], b[:, :9]) and not torch.allclose(a[:, 9], b[:, 9])
+
+
+@EVERY
+def test_shift_of_all_positions(case):
+    """Relative methods do not see it; absolute ones do."""
+    net, idx = build(case, block_size=64), tokens(1, 12)
+    moved = (full(net, idx) - full(net, idx, start=29)).abs().max()
+    absolute = any(word in CASES[case]["pe"] for word in ("learned", "sinusoidal", "expe", "exqpe"))
+    assert moved > 1e-3 if absolute else moved < 2e-4
+
+
+@EVERY
+def test_gradients_reach_every_parameter(case):
+    net, idx = build(case), tokens(2, 16)
+    net(idx, idx.roll(-1, 1))[1].backward()
+    assert [n for n, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+
+
+@EVERY
+def test_compiles_without_a_graph_break(case):
+    torch._dynamo.reset()
+    net, idx = build(case), tokens(2, 16)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    loss = compiled(idx, idx)[1]
+    loss.backward()
+    assert abs(loss.item() - net(idx, idx)[1].item()) < 1e-5
+
+
+@pytest.mark.parametrize("pe", ["pope", "carope", "cope+rope"])
+def test_compiles_to_machine_code(pe):
+    net, idx = build(dict(pe=pe, n_layer=1)), tokens(2, 16)
+    want = net(idx, idx)
+    want[1].backward()
+    grads = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    got = torch.compile(net)(idx, idx)
+    got[1].backward()
+    assert (got[0] - want[0]).abs().max() < 1e-4
+    assert max((p.grad - g).abs().max() for p, g in zip(net.parameters(), grads)) < 1e-4
+
+
+@EVERY
+def test_four_times_the_trained_length(case):
+    net, idx = build(case), tokens(1, 64)
+    limit = [pe.limit for pe in net.firsts.values() if pe.limit]
+    if limit and limit[0] < 64:
+        with pytest.raises(ValueError, match=r"pe='learned' was trained for 16 positions, got 64; "):
+            net(idx)
+    else:
+        assert net(idx, idx)[1].isfinite()
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operation returns."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        for t in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(t, torch.Tensor):
+                self.numel = max(getattr(self, "numel", 0), t.numel())
+        return out
+
+
+@pytest.mark.parametrize("pe", ["cope", "relative", "t5", "alibi", "cope+rope"])
+def test_dense_attention_holds_one_chunk_of_queries(pe):
+    T = 5 * model.CHUNK + 3
+    net, idx = build(dict(pe=pe, n_layer=1)), tokens(1, T)
+    with Largest() as seen:
+        full(net, idx)
+    assert seen.numel == model.CHUNK * (T - 3) * 4  # the last whole chunk, 4 heads
+
+
+def test_chunks_do_not_change_the_result(monkeypatch):
+    for case in ("cope", "relative-short", "t5", "cope+rope"):
+        net, idx = build(case), tokens(2, 23)
+        want = full(net, idx)
+        monkeypatch.setattr(model, "CHUNK", 5)
+        assert (full(net, idx) - want).abs().max() < 1e-5
+        monkeypatch.undo()
+
+
+def test_dense_equals_fused_attention():
+    """A bias of zero, so that the two paths compute the same softmax."""
+    net, idx = build("rope"), tokens(2, 16)
+    want = full(net, idx)
+    for block in net.h:
+        block.attn.pes[0].bias = lambda q, x, v, cache: lambda logits, rows, dist: 0.0
+    assert (full(net, idx) - want).abs().max() < 1e-5
+
+
+def test_attention_dropout_on_both_paths():
+    for pe in ("rope", "alibi"):
+        net, idx = build(dict(pe=pe, dropout=0.5)), tokens(1, 16)
+        assert torch.equal(full(net, idx), full(net, idx))  # eval: none
+        net.train()
+        torch.manual_seed(0)
+        a = full(net, idx)
+        assert not torch.equal(a, full(net, idx))
+        torch.manual_seed(0)
+        assert torch.equal(a, full(net, idx))
+        weights = []
+        q = torch.zeros(1, 4, 8, 8)  # uniform attention over ones: dropout shows as a mean of 1 with a spread
+        for _ in range(200):
+            v = torch.ones(1, 4, 8, 8)
+            attn = net.h[0].attn
+            bias = [] if pe == "rope" else [lambda logits, rows, dist: 0.0]
+            weights.append(attn.dense(q, q, v, None, bias) if bias else attn.fused(q, q, v))
+        weights = torch.stack(weights)
+        assert 0.9 < weights.mean() < 1.1 and weights.std() > 0.2
+
+
+# --- single methods -------------------------------------------------------------------------------
+
+
+def test_carope_starts_as_rope():
+    torch.manual_seed(0)
+    rope, carope = (GPT(GPTConfig(**SMALL | dict(pe=pe, block_size=64))).eval() for pe in ("rope", "carope"))
+    carope.load_state_dict(rope.state_dict(), strict=False)  # all but W, which stays zero
+    with torch.no_grad():
+        for net in (rope, carope):
+            for p in net.h.parameters():
+                if p.dim() == 2 and p.shape != (32, 4):
+                    p.mul_(15)
+    idx = tokens(1, 64)
+    assert (full(rope, idx) - full(carope, idx)).abs().max() < 1e-4
+
+
+def test_alibi_slopes_of_the_paper():
+    slopes = lambda H: [m for m in model.alibi_slopes(H, "cpu").flatten().tolist()]
+    assert slopes(8) == [2.0**-h for h in range(1, 9)]
+    assert slopes(1) == [2.0**-8]
+    eight, sixteen = slopes(8), slopes(16)
+    assert slopes(12) == eight + sixteen[0:8:2]  # every other one of the next power of two
+    assert slopes(6) == slopes(4) + slopes(8)[0:4:2]
+
+
+def test_pope_delta_is_bounded_but_never_frozen():
+    net = GPT(GPTConfig(**SMALL | dict(pe="pope")))
+    delta = net.h[0].attn.pes[0].delta
+    optimizer = net.configure_optimizers(0.0, 0.1, (0.9, 0.95), "cpu")
+    assert (delta == 0).all()
+    for sign, bound in ((-1, 0.0), (1, -2 * math.pi), (-1, 0.0)):  # up against a bound, away to the other, and back
+        for _ in range(100):
+            delta.grad = torch.full_like(delta, sign)
+            optimizer.step()
+            assert -2 * math.pi - 1e-6 <= delta.min() and delta.max() <= 0
+        assert (delta - bound).abs().max() < 1e-6
+    start = GPT(GPTConfig(**SMALL | dict(pe="pope", pope_delta="uniform"))).h[0].attn.pes[0].delta
+    assert start.min() < -4 and start.max() < 0 and -4.2 < start.mean() < -2
+
+
+def test_phases_are_float32_in_a_bfloat16_model():
+    """Bfloat16 has 8 bits: position 4001 would be 4000, and the phase of RoPE's first pair wrong by a radian."""
+    for pe, d in (("rope", 8), ("pope", 16)):
+        encoding = build(pe).bfloat16().h[0].attn.pes[0]
+        q = torch.ones(1, 4, 1, 8).bfloat16()
+        theta = [10000 ** (-2 * c / 8) for c in range(4)] if pe == "rope" else [10000 ** (-c / 8) for c in range(8)]
+        for n in (4001, 9999):
+            if pe == "rope":
+                want = [math.cos(n * t) - math.sin(n * t) for t in theta] + [math.sin(n * t) + math.cos(n * t) for t in theta]
+            else:
+                phase = [n * t + x for t, x in zip(theta, encoding.delta[0].tolist())]
+                mu = math.log1p(math.e)
+                want = [mu * math.cos(p) for p in phase] + [mu * math.sin(p) for p in phase]
+            k = encoding.rotate(q, q, torch.zeros(1, 1, 32), torch.tensor([n]), None)[1]
+            assert np.abs(k[0, 0, 0].detach().double().numpy() - want).max() < 0.02
+
+
+def test_carope_phase_is_float32_under_autocast():
+    net = build("carope")
+    x, q, pos = torch.randn(1, 2000, 32), torch.ones(1, 4, 2000, 8), torch.arange(2000)
+    want = net.h[0].attn.pes[0].rotate(q, q, x, pos, None)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        got = net.h[0].attn.pes[0].rotate(q, q, x, pos, None)[0]
+    assert (got - want).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("case", ["pope", "cope", "carope", "alibi", "exqpe", "cope+rope"])
+def test_bfloat16_autocast_stays_close(case):
+    net, idx = build(case), tokens(2, 16)
+    want = full(net, idx)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = full(net, idx).float()
+    assert (got - want).abs().mean() < 0.05 * want.abs().mean()
+
+
+def test_shared_tables():
+    for pe, name in (("cope", "e"), ("relative", "a")):
+        for shared in (True, False):
+            net = GPT(GPTConfig(**SMALL | dict(pe=pe, share_table=shared)))
+            assert len({id(getattr(b.attn.pes[0], name)) for b in net.h}) == (1 if shared else 3)
+    net = GPT(GPTConfig(**SMALL | dict(pe="cope", cope_gates="sep-keys")))
+    assert len({id(b.attn.pes[0].W_g) for b in net.h}) == 3  # projections are each layer's own
+    assert len({id(b.attn.pes[0].table) for b in GPT(GPTConfig(**SMALL | dict(pe="t5"))).h}) == 1
+
+
+# --- the GPT around them --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes, millions", [
+    (dict(pe="learned"), 124.44),  # GPT-2; CoPE Table 6: 124.4
+    (dict(pe="nope"), 123.65),
+    (dict(pe="relative"), 123.72),  # CoPE Table 6: 123.7
+    (dict(pe="cope"), 123.66),  # CoPE Table 6: 123.7
+    (dict(pe="cope", share_table=False), 123.70),  # CoPE Table 9: 123.7
+    (dict(pe="cope", cope_gates="sep-keys"), 130.74),  # CoPE Table 9: 130.8
+])
+def test_parameter_counts_of_the_papers(changes, millions):
+    with torch.device("meta"):
+        net = GPT(GPTConfig(vocab_size=50257, **changes))
+    assert round(net.get_num_params(non_embedding=False) / 1e6, 2) == millions
+
+
+def test_optimizer_groups():
+    net = GPT(GPTConfig(**SMALL | dict(pe="learned")))
+    decay, rest = (g["params"] for g in net.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu").param_groups)
+    # as GPT-2 is trained: matrices and embeddings decay, biases and norms do not
+    assert {id(p) for p in decay} == {id(p) for p in net.parameters() if p.dim() >= 2}
+    assert {id(p) for p in rest} == {id(p) for p in net.parameters() if p.dim() < 2}
+    for case in CASES:
+        net = GPT(GPTConfig(**SMALL | CASES[case]))
+        groups = net.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu").param_groups
+        assert [g["weight_decay"] for g in groups] == [0.1, 0.0]
+        decay = {id(p) for p in groups[0]["params"]}
+        table = [p for n, p in net.named_parameters() if ".pes." in n and "W_g" not in n and "wpe" not in n]
+        assert not any(id(p) in decay for p in table)
+        assert sum(len(g["params"]) for g in groups) == len(list(net.parameters()))
+
+
+def test_initialisation_and_tying():
+    net = GPT(GPTConfig(vocab_size=500, n_layer=8, n_head=2, n_embd=64, pe="nope"))
+    assert net.lm_head.weight is net.wte.weight
+    assert abs(net.wte.weight.std() - 0.02) < 1e-3 and abs(net.h[0].mlp.c_fc.weight.std() - 0.02) < 1e-3
+    for c_proj in (net.h[3].mlp.c_proj, net.h[3].attn.c_proj):
+        assert abs(c_proj.weight.std() - 0.02 / 4) < 3e-4 and (c_proj.bias == 0).all()
+    assert GPT(GPTConfig(**SMALL | dict(tie=False))).lm_head.weight.shape == (19, 32)
+    assert GPT(GPTConfig(**SMALL | dict(mlp="swiglu"))).h[0].mlp.c_proj.weight.shape == (32, 128)
+    assert GPT(GPTConfig(**SMALL | dict(mlp="swiglu", mlp_width=48))).h[0].mlp.c_proj.weight.shape == (32, 48)
+
+
+def test_loss_ignores_masked_targets():
+    net, idx = build("rope"), tokens(2, 16)
+    targets = idx.roll(-1, 1)
+    targets[0, 3:] = -1
+    logits, loss = net(idx, targets)
+    logp = logits.double().log_softmax(-1)
+    terms = [-logp[b, t, targets[b, t]].item() for b in range(2) for t in range(16) if targets[b, t] >= 0]
+    assert abs(loss.item() - sum(terms) / len(terms)) < 1e-5
+    last, none = net(idx)
+    assert none is None and torch.allclose(last, logits[:, -1:], atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["rope", "pope", "carope", "cope+rope"])
+def test_generate(case):
+    net, idx = build(case), tokens(2, 5)
+    out, slow = net.generate(idx, 30, temperature=0), idx
+    for _ in range(30):
+        slow = torch.cat((slow, full(net, slow)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(out, slow)
+    torch.manual_seed(0)
+    drawn = net.generate(idx[:1].expand(400, -1), 1, temperature=2.0, top_k=3)[:, -1]
+    p = (full(net, idx[:1])[0, -1] / 2).softmax(-1)
+    top = p.topk(3)
+    counts = torch.bincount(drawn, minlength=19) / 400
+    assert set(drawn.tolist()) <= set(top.indices.tolist())
+    assert (counts[top.indices] - top.values / top.values.sum()).abs().max() < 0.1
+
+
+def test_mfu():
+    net = GPT(GPTConfig(**SMALL | dict(pe="learned")))
+    n = net.get_num_params()
+    assert n == net.get_num_params(non_embedding=False) - 16 * 32
+    flops = 4 * 16 * (6 * n + 12 * 3 * 32 * 16)  # 4 sequences of 16 tokens
+    assert math.isclose(net.estimate_mfu(4, 0.5, 1e9), flops / 0.5 / 1e9)
+
+
+# --- wrong input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(pe="rotary"), "pe='rotary' is unknown; choose one of nope, learned"),
+    (dict(pe="cope+roap"), "pe='roap' is unknown"),
+    (dict(n_head=5), "n_embd=32 does not divide into n_head=5 heads; change one of them"),
+    (dict(pe="rope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
+    (dict(pe="carope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
+    (dict(norm="batchnorm"), "norm='batchnorm' is unknown; choose one of layernorm, rmsnorm"),
+    (dict(mlp="relu"), "mlp='relu' is unknown; choose one of gelu, swiglu"),
+    (dict(pe="rope", rope_scaling="cubic"), "rope_scaling='cubic' is unknown"),
+    (dict(pe="cope", cope_gates="queries"), "cope_gates='queries' is unknown; choose one of keys, sep-keys, values"),
+    (dict(pe="cope_alibi", cope_slopes="flat"), "cope_slopes='flat' is unknown"),
+    (dict(pe="pope", pope_delta="one"), "pope_delta='one' is unknown; choose one of zero, uniform, none"),
+    (dict(pe="expe", expe_l=33), "expe_l=33 does not fit n_embd=32; choose 1 to 32"),
+    (dict(pe="expe", expe_learned="yes"), "expe_learned='yes' is unknown"),
+])
+def test_wrong_config(changes, message):
+    with pytest.raises(ValueError) as error:
+        GPT(GPTConfig(**SMALL | changes))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_checkpoint_of_another_architecture():
+    ours, theirs = build("rope"), build("rope", n_embd=64)
+    with pytest.raises(ValueError, match=r"out/x holds another architecture: h.0.attn.c_proj.bias is \(64,\) there and \(32,\) here"):
+        ours.load(dict(model=theirs.state_dict()), "out/x")
+    with pytest.raises(ValueError, match="h.0.attn.pes.0.delta is .* there and absent here"):
+        ours.load(dict(model=build("pope").state_dict()), "out/x")
