@@ -43,14 +43,14 @@ class TrainConfig(GPTConfig):
     seed: int = 1337  # of weights, batches and dropout
     batch_size: int = 16  # sequences per step, over all processes and micro-batches
     micro_batch: int = 0  # sequences per forward pass; 0: all of a process's share at once
-    max_iters: int = 1000  # steps
+    max_iters: int = 1000  # training steps
     learning_rate: float = 1e-3  # after warm-up
     min_lr: float = 0.0  # at the last step
     schedule: str = "cosine"  # cosine | linear | constant, from learning_rate to min_lr
     warmup_iters: int = 0  # steps of linear warm-up
     weight_decay: float = 0.1  # on the weights of linear and embedding layers
-    beta1: float = 0.9  # AdamW
-    beta2: float = 0.95  # AdamW
+    beta1: float = 0.9  # AdamW: decay of the mean gradient
+    beta2: float = 0.95  # AdamW: decay of the mean squared gradient
     grad_clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     eval_interval: int = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
@@ -66,6 +66,8 @@ class TrainConfig(GPTConfig):
 def main(argv):
     cfg = config.load(TrainConfig, argv)
     choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
+    if cfg.seed < 0:
+        raise ValueError(f"seed={cfg.seed} is negative; use 0 or more")
     choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
     rank, world, device = start_processes(cfg)
     stem = os.path.splitext(os.path.basename(cfg.config))[0] or "train"

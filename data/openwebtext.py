@@ -34,7 +34,8 @@ def prepare(folder, limit=None, load=load):
 
     def documents(skip):
         for part in (val, train):
-            yield from (row["text"] for row in part.select(range(min(skip, len(part)), len(part))))
+            if skip < len(part):  # datasets refuses to select nothing
+                yield from (row["text"] for row in part.select(range(skip, len(part))))
             skip = max(skip - len(part), 0)
 
     write_documents(folder, documents, TOKENIZER, val_documents=len(val), limit=limit, shard_tokens=SHARD_TOKENS)

@@ -62,13 +62,14 @@ class Split:
         for path in folder.glob("*.bin"):
             if split_of(path.name) == split and path.name not in self.names:
                 raise self._broken(path.name, "is not in meta.json, another run left it")
-        counts = [self.meta["shards"][name] for name in self.names]
-        self.bins = [self._map(name, count, "<u2") for name, count in zip(self.names, counts)]
+        counts = self.meta["shards"]
+        self.bins = [self._map(name, counts[name], "<u2") for name in self.names]
         self.masks = []
         if self.meta["loss"] == "mask":
-            self.masks = [self._map(name[:-3] + "loss", count, "u1") for name, count in zip(self.names, counts)]
-        self.begins = np.cumsum([0] + counts[:-1])  # the offset in the split of each shard's first token
-        self.tokens = sum(counts)
+            self.masks = [self._map(name[:-3] + "loss", counts[name], "u1") for name in self.names]
+        ends = np.cumsum([len(tokens) for tokens in self.bins])
+        self.begins = np.append(0, ends[:-1])  # the offset in the split of each shard's first token
+        self.tokens = int(ends[-1])
         self.vocab_size, self.row_length = self.meta["vocab_size"], self.meta["row_length"]
         self.rows = self.tokens // self.row_length if self.row_length else 0
         self.order = None, None  # (seed, epoch) and its permutation of the rows
@@ -198,16 +199,17 @@ class Writer:
         Raises ValueError for a token outside uint16 and for shapes or masks that differ from the earlier ones.
         """
         tokens = np.asarray(tokens)
-        kind = tokens.shape[1:], loss is not None
+        kind = tokens.shape[1] if tokens.ndim == 2 else 0, loss is not None
         if tokens.ndim not in (1, 2) or (self.kind or kind) != kind:
-            raise ValueError(f"(row shape, masked?) was {self.kind}, got {kind}; a set is of one kind throughout")
+            was = f"(row_length, masked) was {self.kind}"
+            raise ValueError(f"{was}, got {kind} from tokens of shape {tokens.shape}; a set is of one kind")
         if loss is not None and np.shape(loss) != tokens.shape:
             raise ValueError(f"tokens are {tokens.shape}, their mask is {np.shape(loss)}; give one value per token")
         if not tokens.size:
             return
         if tokens.min() < 0 or tokens.max() > 65535:
             raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
-        self.kind, self.row_length = kind, (*tokens.shape[1:], 0)[0]
+        self.kind, self.row_length = kind, kind[0]
         self.largest = max(self.largest, int(tokens.max()))
         tokens, loss = tokens.ravel(), None if loss is None else np.ravel(loss)
         done = 0
@@ -294,7 +296,7 @@ def load_encoding(name):
     if name == "bytes":
         ranks = {bytes([i]): i for i in range(256)}
         end = {"<|endoftext|>": 256}
-        return tiktoken.Encoding(name, pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens=end, explicit_n_vocab=257)
+        return tiktoken.Encoding(name, pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens=end)
     try:
         return tiktoken.get_encoding(name)
     except Exception as error:  # an unknown name, no network, a broken download: whatever tiktoken meets

@@ -3,10 +3,11 @@
 The corpora are local stand-ins, the tokenizers need no download, and interruptions are real kills.
 """
 
+import contextlib
+import inspect
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -421,17 +422,13 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
 
 # corpora
 
-# a source that several processes can name: documents of 0 to 400 letters, some of them not ASCII
-SOURCE = """
-import random, time
 
-def documents(skip, count=300, delay=0):
+def documents(skip, count=300, delay=0.0):
+    """A source that any process can name: texts of 0 to 400 letters, not all ASCII, and the separator spelled out."""
     for i in range(skip, count):
         time.sleep(delay)
         rng = random.Random(i)
-        yield "".join(rng.choice("abcdefg é🐍 <|endoftext|>") for _ in range(rng.randrange(400)))
-"""
-exec(SOURCE)
+        yield "".join(rng.choice([*"abcdefghijkl é🐍", "<|endoftext|>"]) for _ in range(rng.randrange(400)))
 
 
 def by_hand(texts, shard_tokens, prepend=False, val_documents=None):
@@ -459,7 +456,7 @@ def check(folder, files):
     assert (meta["row_length"], meta["loss"]) == (0, "all")
 
 
-@pytest.mark.parametrize("shard_tokens", [53, 7000, 10**6])  # many shards a document; many documents a shard; one
+@pytest.mark.parametrize("shard_tokens", [190, 7000, 10**6])  # many shards a document; many documents a shard; one
 @pytest.mark.parametrize("shape", [{}, {"prepend": True}, {"val_documents": 7}, {"val_documents": 0}])
 def test_documents_become_the_right_files(tmp_path, shard_tokens, shape):
     write_documents(tmp_path, documents, "bytes", shard_tokens=shard_tokens, **shape)
@@ -482,48 +479,50 @@ def test_a_tokenizer_must_fit_uint16(tmp_path, monkeypatch):
     one_line(error, "cl100k_base", "100277", "65536")
 
 
+@contextlib.contextmanager
+def death_at(monkeypatch, moment, after=False):
+    """Ends the block before or right after file number `moment` gets its name; `died` tells whether it did."""
+    replace, renamed, died = os.replace, [], []
+
+    def dying(source, target):
+        renamed.append(target)
+        now = len(renamed) == moment
+        if now and not after:
+            raise KeyboardInterrupt
+        replace(source, target)
+        if now:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dying)
+        try:
+            yield died
+        except KeyboardInterrupt:
+            died.append(True)
+
+
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("shape", [{"prepend": True}, {"val_documents": 7}])
-def test_stopped_at_every_renaming(tmp_path, monkeypatch, shape):
-    """A death right before or right after each moment at which a file gets its name, then one more start."""
-    want, replace = by_hand(documents(0, 60), 2500, **shape), os.replace
-    for after in (False, True):
-        for moment in range(100):
-            folder, calls = tmp_path / f"{after}{moment}", []
-
-            def dying(source, target):
-                calls.append(target)
-                if len(calls) - 1 == moment and not after:
-                    raise KeyboardInterrupt
-                replace(source, target)
-                if len(calls) - 1 == moment:
-                    raise KeyboardInterrupt
-
-            monkeypatch.setattr(os, "replace", dying)
-            try:
-                write_documents(folder, documents, "bytes", limit=60, shard_tokens=2500, **shape)
-                break
-            except KeyboardInterrupt:
-                with pytest.raises(FileNotFoundError) if not (folder / "meta.json").exists() else nothing():
-                    Split(folder, "train")
-            monkeypatch.setattr(os, "replace", replace)
+def test_stopped_at_every_renaming(tmp_path, monkeypatch, shape, after):
+    """A death at each moment at which a file gets its name, then one more start."""
+    want = by_hand(documents(0, 60), 2500, **shape)
+    for moment in range(1, 100):
+        folder = tmp_path / str(moment)
+        with death_at(monkeypatch, moment, after) as died:
             write_documents(folder, documents, "bytes", limit=60, shard_tokens=2500, **shape)
-            check(folder, want)
-        assert moment >= 2 * len(want) - 1  # each shard, the note after each full one, meta.json
+        if not died:
+            break
+        if not (after and (folder / "meta.json").exists()):
+            with pytest.raises(FileNotFoundError):
+                Split(folder, "train")
+        write_documents(folder, documents, "bytes", limit=60, shard_tokens=2500, **shape)
+        check(folder, want)
+    assert moment >= 2 * len(want)  # each shard, the note after each full one, meta.json
 
 
-def nothing():
-    import contextlib
-
-    return contextlib.nullcontext()
-
-
-def test_a_start_with_other_arguments_is_refused(tmp_path):
-    def breaks(skip):
-        yield from documents(skip, 100)
-        raise ConnectionError("gone")
-
-    with pytest.raises(ConnectionError):
-        write_documents(tmp_path, breaks, "bytes", val_documents=7, shard_tokens=500)
+def test_a_start_with_other_arguments_is_refused(tmp_path, monkeypatch):
+    with death_at(monkeypatch, 8):
+        write_documents(tmp_path, documents, "bytes", val_documents=7, shard_tokens=500)
     with pytest.raises(ValueError) as error:
         write_documents(tmp_path, documents, "bytes", val_documents=8, shard_tokens=500)
     one_line(error, "'val_documents': 7", "'val_documents': 8", "delete")
@@ -533,24 +532,31 @@ def test_a_start_with_other_arguments_is_refused(tmp_path):
 
 def test_killed_at_random_moments(tmp_path):
     """SIGKILL, which no handler sees, until one start gets through."""
-    call = "write_documents(sys.argv[1], lambda skip: documents(skip, delay=0.004), 'bytes', shard_tokens=1500)"
     script = tmp_path / "run.py"
-    script.write_text(f"{SOURCE}\nimport sys\nfrom data.shards import write_documents\nif __name__ == '__main__':\n    {call}\n")
-    folder, rng, kills, grown = tmp_path / "out", random.Random(0), 0, []
-    while kills < 50:
-        run = subprocess.Popen([sys.executable, script, folder], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    script.write_text(
+        f"""
+import random, sys, time
+from data.shards import write_documents
+{inspect.getsource(documents)}
+if __name__ == "__main__":
+    write_documents(sys.argv[1], lambda skip: documents(skip, 1200, 0.001), "bytes", shard_tokens=10000)
+""",
+        encoding="utf-8",
+    )
+    folder, rng, grown = tmp_path / "out", random.Random(0), []
+    while len(grown) < 50:
+        run = subprocess.Popen([sys.executable, script, folder], env={**os.environ, "PYTHONPATH": str(ROOT)})
         try:
-            assert run.wait(timeout=rng.uniform(0.3, 1.2)) == 0
+            # the time grows, so that a slow machine comes to an end too
+            assert run.wait(timeout=rng.uniform(0.4, 1.1) * (1 + len(grown) / 10)) == 0
             break
         except subprocess.TimeoutExpired:
-            run.send_signal(signal.SIGKILL)
+            run.kill()
             run.wait()
-            kills += 1
             grown.append(len(list(folder.glob("*.bin"))) if folder.exists() else 0)
-            assert not (folder / "meta.json").exists()
-    print("kills", kills, "shards after each", grown)
-    assert kills >= 2 and grown == sorted(grown)  # whole shards stay
-    check(folder, by_hand(documents(0), 1500))
+    print("shards after each kill:", grown)
+    assert len(grown) >= 2 and grown == sorted(grown)  # whole shards stay
+    check(folder, by_hand(documents(0, 1200), 10000))
 
 
 def parquet(path, count=300):
@@ -571,23 +577,6 @@ def loader(tmp_path, **how):
     return load
 
 
-def interrupted(monkeypatch, prepare, folder, load, moment):
-    """prepare, with a death at the given renaming, then again."""
-    replace, calls = os.replace, []
-
-    def dying(source, target):
-        calls.append(target)
-        if len(calls) == moment:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shards.os, "replace", dying)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(folder, load=load)
-    prepare(folder, load=load)
-
-
 def test_fineweb_edu(tmp_path, monkeypatch):
     texts = parquet(tmp_path / "corpus.parquet")
     monkeypatch.setattr(fineweb_edu, "TOKENIZER", "bytes")
@@ -595,7 +584,10 @@ def test_fineweb_edu(tmp_path, monkeypatch):
     load = loader(tmp_path, streaming=True)
     fineweb_edu.prepare(tmp_path / "whole", load=load)
     check(tmp_path / "whole", by_hand(texts, 9000, prepend=True))
-    interrupted(monkeypatch, fineweb_edu.prepare, tmp_path / "again", load, moment=7)
+    with death_at(monkeypatch, 7) as died:
+        fineweb_edu.prepare(tmp_path / "again", load=load)
+    assert died
+    fineweb_edu.prepare(tmp_path / "again", load=load)
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")
     fineweb_edu.prepare(tmp_path / "try", limit=20, load=load)
     check(tmp_path / "try", by_hand(texts[:20], 2000, prepend=True))
@@ -609,7 +601,10 @@ def test_openwebtext(tmp_path, monkeypatch):
     openwebtext.prepare(tmp_path / "whole", load=load)
     order = np.random.default_rng(2357).permutation(2500)  # datasets': the first 0.0005, rounded up, are the test part
     check(tmp_path / "whole", by_hand([texts[i] for i in order], 90_000, val_documents=2))
-    interrupted(monkeypatch, openwebtext.prepare, tmp_path / "again", load, moment=5)
+    with death_at(monkeypatch, 5) as died:  # the third file of tokens
+        openwebtext.prepare(tmp_path / "again", load=load)
+    assert died
+    openwebtext.prepare(tmp_path / "again", load=load)
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")
     openwebtext.prepare(tmp_path / "try", limit=100, load=load)
     order = np.random.default_rng(2357).permutation(100)

@@ -1,0 +1,348 @@
+"""train.py against itself: however a run is cut, resumed, shared out or evaluated, it must be the same run; and
+against sums done by hand."""
+import json
+import math
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from data.shards import Split, Writer
+from model import GPT, model_config, read_checkpoint
+
+TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4", "--device=cpu",
+        "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1", "--eval_batches=2", "--pe=pope"]
+
+
+@pytest.fixture(autouse=True)
+def keep_signal_handlers():
+    kept = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def stream(tmp_path_factory):
+    """A stream of 5000 tokens with a pattern to learn."""
+    folder, rng = tmp_path_factory.mktemp("data") / "stream", np.random.default_rng(0)
+    writer = Writer(folder)
+    for split, n in (("train", 5000), ("val", 600)):
+        writer.write(split, (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29)
+    writer.finish(vocab_size=29, tokenizer={"symbols": [f"s{i}" for i in range(29)]}, separator=0)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory):
+    """Rows of 12 tokens, of whose targets a varying number carries loss."""
+    folder, rng = tmp_path_factory.mktemp("data") / "rows", np.random.default_rng(1)
+    writer = Writer(folder)
+    for split, n in (("train", 64), ("val", 10)):
+        tokens, loss = rng.integers(0, 9, (n, 12)), rng.random((n, 12)) < rng.random((n, 1)) ** 3
+        loss[:, -1] = True
+        writer.write(split, tokens, loss)
+    writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
+    return str(folder)
+
+
+def run(data, out, *flags):
+    train.main([f"--data={data}", f"--out_dir={out}", *TINY, *flags])
+    return read_checkpoint(str(out))
+
+
+def same(a, b):
+    return all(torch.equal(a["model"][k], b["model"][k]) for k in a["model"])
+
+
+def losses(out):
+    records = [json.loads(line) for line in open(os.path.join(out, "log.jsonl"))]
+    return {r["step"]: r["loss"] for r in records if "ms" in r}, [r for r in records if "split" in r]
+
+
+def test_resuming_is_exact(stream, tmp_path):
+    whole = run(stream, tmp_path / "a", "--max_iters=12")
+    half = run(stream, tmp_path / "b", "--max_iters=6")
+    assert half["step"] == 6 and not same(whole, half)
+    again = run(stream, tmp_path / "b", "--max_iters=12", "--resume=True")
+    assert same(whole, again)
+    for a, b in zip(whole["optimizer"]["state"].values(), again["optimizer"]["state"].values()):
+        assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_evaluating_does_not_change_training(stream, tmp_path):
+    a = run(stream, tmp_path / "a", "--max_iters=8", "--eval_interval=100")
+    b = run(stream, tmp_path / "b", "--max_iters=8", "--eval_interval=3", "--eval_splits=val,train", "--log_interval=1")
+    assert same(a, b)
+    steps, evals = losses(tmp_path / "b")
+    assert list(steps) == list(range(1, 9))
+    assert [(r["step"], r["split"]) for r in evals] == [(s, n) for s in (0, 3, 6, 8) for n in ("val", "train")]
+
+
+def test_it_learns(stream, tmp_path):
+    run(stream, tmp_path / "a", "--max_iters=150", "--eval_interval=150", "--dropout=0.0")
+    evals = losses(tmp_path / "a")[1]
+    assert evals[0]["loss"] > 3.2 and evals[-1]["loss"] < 1.9  # from ln 29 towards ln 3
+
+
+def test_seed_decides_weights_and_batches(stream, tmp_path):
+    a, b, c = (run(stream, tmp_path / n, "--max_iters=2", f"--seed={s}") for n, s in (("a", 1), ("b", 1), ("c", 2)))
+    assert same(a, b) and not same(a, c)
+
+
+@pytest.mark.parametrize("data", ["stream", "rows"])
+def test_micro_batches_add_up(data, request, tmp_path):
+    """Also where micro-batches carry different numbers of targets."""
+    folder = request.getfixturevalue(data)
+    a = run(folder, tmp_path / "a", "--max_iters=5", "--dropout=0.0", "--log_interval=1")
+    b = run(folder, tmp_path / "b", "--max_iters=5", "--dropout=0.0", "--log_interval=1", "--micro_batch=1")
+    one, four = losses(tmp_path / "a")[0], losses(tmp_path / "b")[0]
+    assert max(abs(one[s] - four[s]) for s in one) < 1e-5
+    assert max((a["model"][k] - b["model"][k]).abs().max() for k in a["model"]) < 1e-4
+
+
+@pytest.mark.parametrize("data", ["stream", "rows"])
+def test_two_processes_are_one(data, request, tmp_path):
+    folder = request.getfixturevalue(data)
+    flags = ["--max_iters=6", "--dropout=0.0", "--log_interval=1", "--micro_batch=1", "--eval_interval=3"]
+    run(folder, tmp_path / "one", *flags)
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py",
+                    f"--data={folder}", f"--out_dir={tmp_path / 'two'}", *TINY, *flags], check=True, timeout=120)
+    (one, evals), (two, evals2) = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert list(one) == list(two) and max(abs(one[s] - two[s]) for s in one) < 1e-4
+    assert len(evals) == len(evals2) and max(abs(a["loss"] - b["loss"]) for a, b in zip(evals, evals2)) < 1e-4
+    # and a checkpoint of two processes goes on in one
+    a = run(folder, tmp_path / "one", *flags, "--max_iters=8", "--resume=True")
+    b = run(folder, tmp_path / "two", *flags, "--max_iters=8", "--resume=True")
+    assert max((a["model"][k] - b["model"][k]).abs().max() for k in a["model"]) < 1e-3
+
+
+def spawn(out, *flags):
+    command = [sys.executable, "train.py", f"--out_dir={out}", *TINY, *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
+    flags = [f"--data={stream}", "--max_iters=400", "--log_interval=1", "--eval_interval=400"]
+    process = spawn(tmp_path / "cut", *flags)
+    for line in process.stdout:
+        if line.startswith("step 20/"):
+            process.send_signal(number)
+            break
+    tail = process.stdout.read()
+    assert process.wait(30) == 0 and "stopped by a signal at step" in tail and "Traceback" not in tail
+    cut = read_checkpoint(str(tmp_path / "cut"))
+    assert 20 <= cut["step"] < 400
+    n = cut["step"] + 5
+    again = run(stream, tmp_path / "cut", *flags[1:], f"--max_iters={n}", "--resume=True")
+    assert same(again, run(stream, tmp_path / "whole", *flags[1:], f"--max_iters={n}"))
+
+
+KILLER = """
+import os, random, sys, time, train
+dice, reached = random.Random(0), []
+out = next(word for word in sys.argv if word.startswith("--out_dir="))[10:]
+for _ in range(20):
+    pid = os.fork()  # of a process that has imported torch already, but not used it
+    if pid == 0:
+        sys.stdout = open(os.devnull, "w")
+        train.main(sys.argv[1:])
+        os._exit(0)
+    time.sleep(dice.uniform(0, 0.5))
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    reached.append(train.read_checkpoint(out)["step"] if os.path.exists(out + "/ckpt.pt") else 0)
+print(*reached)
+"""
+
+
+def test_killed_at_twenty_random_moments(stream, tmp_path):
+    """SIGKILL leaves no time to tidy up: a checkpoint must be whole at every instant, and the run end the same."""
+    flags = ["--checkpoint_interval=2", "--eval_interval=100000", "--log_interval=1000", "--max_iters=1200"]
+    argv = [f"--data={stream}", f"--out_dir={tmp_path / 'cut'}", *TINY, *flags, "--resume=True"]
+    killed = subprocess.run([sys.executable, "-c", KILLER, *argv], check=True, timeout=120, capture_output=True, text=True)
+    reached = [int(word) for word in killed.stdout.split()]
+    assert len(reached) == 20 and reached == sorted(reached) and reached[-1] < 1200
+    assert len(set(reached)) > 5  # it did get on between kills
+    end = f"--max_iters={reached[-1] + 10}"
+    assert same(run(stream, tmp_path / "whole", *flags, end), run(stream, tmp_path / "cut", *flags, end, "--resume=True"))
+
+
+def test_evaluation_by_hand(rows, stream, tmp_path):
+    checkpoint = run(rows, tmp_path / "a", "--max_iters=3", "--eval_batches=0")
+    net = GPT(model_config(checkpoint)).eval()
+    net.load(checkpoint, "a")
+    split, targets, total, wrong, wrong_rows = Split(rows, "val"), 0, 0.0, 0, 0
+    tokens = np.fromfile(os.path.join(rows, "val_000000.bin"), "<u2").reshape(10, 12).astype(int)
+    loss = np.fromfile(os.path.join(rows, "val_000000.loss"), "u1").reshape(10, 12)
+    assert split.rows == 10
+    for row, mask in zip(tokens, loss):
+        x = torch.from_numpy(row[None, :-1])
+        logp = net(x, x)[0][0].double().log_softmax(-1)
+        misses = 0
+        for i in range(11):
+            if mask[i + 1]:
+                targets, total = targets + 1, total - logp[i, row[i + 1]].item()
+                misses += int(logp[i].argmax()) != row[i + 1]
+        wrong, wrong_rows = wrong + misses, wrong_rows + (misses > 0)
+    got = losses(tmp_path / "a")[1][-1]
+    assert math.isclose(got["loss"], total / targets, abs_tol=1e-5)
+    assert math.isclose(got["ppl"], math.exp(total / targets), rel_tol=1e-4)
+    assert math.isclose(got["token_error"], 100 * wrong / targets)
+    assert math.isclose(got["sequence_error"], 100 * wrong_rows / 10)
+
+
+def test_learning_rate_schedules():
+    cfg = train.TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=4, max_iters=14)
+    rate = lambda step, schedule: train.learning_rate(step, types.SimpleNamespace(**vars(cfg) | dict(schedule=schedule)))
+    assert [rate(s, "linear") for s in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    for schedule in ("cosine", "linear", "constant"):
+        assert rate(4, schedule) == 1.0
+    assert rate(9, "linear") == pytest.approx(0.55) and rate(9, "cosine") == pytest.approx(0.55)
+    assert rate(6, "cosine") == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 5)) / 2)
+    assert rate(14, "linear") == pytest.approx(0.1) and rate(14, "cosine") == pytest.approx(0.1) and rate(14, "constant") == 1.0
+
+
+def test_first_step_is_adamw(stream, tmp_path):
+    """One step against Adam's formula on PyTorch's gradients: clipping, warm-up, decay groups and all."""
+    flags = ["--max_iters=1", "--dropout=0.0", "--warmup_iters=3", "--weight_decay=0.5", "--grad_clip=0.01", "--beta2=0.9"]
+    after = run(stream, tmp_path / "a", *flags)
+    torch.manual_seed(1337)
+    net = GPT(model_config(after))
+    x, y = (torch.from_numpy(a) for a in Split(stream, "train").batch(0, 4, 16, 1337))
+    net(x, y)[1].backward()
+    norm = math.sqrt(sum((p.grad.double() ** 2).sum().item() for p in net.parameters()))
+    lr = 1e-2 / 4
+    for name, p in net.named_parameters():
+        g = p.grad * (0.01 / norm)
+        decay = 0.5 if p.dim() == 2 and "delta" not in name else 0.0
+        want = (p * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)).detach()
+        want = want.clamp(-2 * math.pi, 0) if "delta" in name else want
+        assert (after["model"][name] - want).abs().max() < 1e-4, name
+
+
+def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
+    first = run(stream, tmp_path / "a", "--max_iters=3")
+    tuned = run(stream, tmp_path / "b", "--max_iters=0", f"--init_from={tmp_path / 'a'}", "--dropout=0.3")
+    assert same(first, tuned) and tuned["step"] == 0
+
+
+def test_checkpoint_holds_tensors_and_plain_values(stream, tmp_path):
+    checkpoint = run(stream, tmp_path / "a", "--max_iters=1")  # read with weights_only=True
+    assert checkpoint["config"]["n_embd"] == 16 and checkpoint["meta"]["vocab_size"] == 29
+    assert sorted(os.listdir(tmp_path / "a")) == ["ckpt.pt", "log.jsonl"]
+
+
+def test_runs_have_directories_of_their_own(stream, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.py").write_text("max_iters = 1\n")
+    for more in ([], ["--pe=rope"], ["--seed=7"]):
+        train.main(["some.py", f"--data={stream}", *TINY, *more])
+    assert sorted(os.listdir("out")) == ["some_pope", "some_pope_seed7", "some_rope"]
+
+
+def test_data_that_need_no_download_are_prepared(tmp_path, monkeypatch):
+    (tmp_path / "lib").mkdir()
+    for i in range(20):
+        (tmp_path / "lib" / f"m{i:02}.py").write_text(f"x = {i}\n")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: dict(stdlib=str(tmp_path / "lib")))
+    train.prepare("stdlib", str(tmp_path / "stdlib"))
+    assert Split(tmp_path / "stdlib", "val").tokens == 2 * len("x = 19\n") + 1 * 2 - 1  # files 9 and 19
+    with pytest.raises(FileNotFoundError, match="not prepared and needs a download; run `python -m data.openwebtext`"):
+        train.prepare("openwebtext", str(tmp_path / "openwebtext"))
+
+
+def test_wandb(stream, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="wandb_project='p' needs wandb; pip install wandb"):
+        run(stream, tmp_path / "a", "--max_iters=1", "--wandb_project=p")
+    seen = []
+    logger = types.SimpleNamespace(log=lambda values, step: seen.append((step, sorted(values))))
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **kw: logger))
+    run(stream, tmp_path / "b", "--max_iters=1", "--log_interval=1", "--wandb_project=p")
+    assert [s for s, _ in seen] == [0, 1, 1] and "val/loss" in seen[0][1] and "train/loss" in seen[1][1]
+
+
+# --- wrong input: one line that names the value and the mend, exit status 1 ------------------------
+
+
+def fails(script, *words):
+    """The line that a script ends with; sys.exit(text) prints it and gives status 1."""
+    kept, sys.argv = sys.argv, [script, *words]
+    try:
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv = kept
+    assert isinstance(stop.value.code, str) and "\n" not in stop.value.code
+    return stop.value.code
+
+
+def test_exit_status():
+    done = subprocess.run([sys.executable, "train.py", "--pe=zope", "--data=x/"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_wrong_input(stream, rows, tmp_path):
+    out, base = f"--out_dir={tmp_path / 'a'}", [f"--data={stream}", *TINY]
+    assert "unknown key 'n_layers' in --n_layers=3; did you mean 'n_layer'?" in fails("train.py", "--n_layers=3")
+    assert "max_iters='steps' in --max_iters=steps is not of type int" in fails("train.py", "config/quickstart.py", "--max_iters=steps")
+    assert "pe='zope' is unknown; choose one of nope," in fails("train.py", *base, out, "--pe=zope")
+    assert "n_embd=16 does not divide into n_head=3 heads" in fails("train.py", *base, out, "--n_head=3")
+    assert "n_embd / n_head = 1 is odd" in fails("train.py", *base, out, "--n_head=16", "--pe=rope")
+    assert "schedule='step' is unknown; choose one of cosine, linear, constant" in fails("train.py", *base, out, "--schedule=step")
+    assert "device='tpu' is unknown" in fails("train.py", *base, out, "--device=tpu")
+    assert "has no split 'dev'" in fails("train.py", *base, out, "--eval_splits=dev")
+    assert "no meta.json in" in fails("train.py", *base, out, f"--data={tmp_path}/nothing")
+    assert "not prepared and needs a download" in fails("train.py", *base, out, "--data=openwebtext")
+    assert "vocab_size=28 is smaller than that of" in fails("train.py", *base, out, "--vocab_size=28")
+    assert "block_size >= 11" in fails("train.py", *base, out, f"--data={rows}", "--block_size=10")
+    assert "run directory 'nowhere' does not exist" in fails("train.py", *base, out, "--init_from=nowhere")
+    assert not os.path.exists(tmp_path / "a" / "ckpt.pt")
+
+
+def test_wrong_resume(stream, tmp_path):
+    out, base = f"--out_dir={tmp_path / 'a'}", [f"--data={stream}", *TINY]
+    run(stream, tmp_path / "a", "--max_iters=2")
+    before = (tmp_path / "a" / "ckpt.pt").read_bytes()
+    assert "already holds a run; go on with it by --resume=True" in fails("train.py", *base, out)
+    line = fails("train.py", *base, out, "--resume=True", "--n_layer=3")
+    assert "was trained with n_layer=2, this run has 3" in line
+    line = fails("train.py", *base, f"--out_dir={tmp_path / 'b'}", f"--init_from={tmp_path / 'a'}", "--n_embd=32")
+    assert "holds another architecture" in line
+    assert (tmp_path / "a" / "ckpt.pt").read_bytes() == before
+    (tmp_path / "a" / "ckpt.pt").write_bytes(before[: len(before) // 2])
+    assert "is not a checkpoint that can be read" in fails("train.py", *base, out, "--resume=True")
+
+
+def test_a_loss_that_is_not_finite(stream, tmp_path):
+    flags = [f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}", "--checkpoint_interval=1", "--norm=layernorm"]
+    line = fails("train.py", *flags, "--learning_rate=1e38", "--max_iters=50", "--grad_clip=0.0")
+    assert "loss is nan at step" in line and "try a lower learning_rate" in line
+    checkpoint = read_checkpoint(str(tmp_path / "a"))
+    assert f"the last good checkpoint is {tmp_path / 'a' / 'ckpt.pt'}, step {checkpoint['step']}" in line
+
+
+def test_broken_shards(stream, tmp_path):
+    import shutil
+
+    def broken(change):
+        folder = tmp_path / "data"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(stream, folder)
+        change(folder)
+        return fails("train.py", f"--data={folder}", *TINY, f"--out_dir={tmp_path / 'a'}", "--max_iters=3")
+
+    shard = lambda folder: folder / "train_000000.bin"
+    assert "is missing, though meta.json lists it" in broken(lambda f: shard(f).unlink())
+    assert "has 5000 bytes instead of 10000" in broken(lambda f: shard(f).write_bytes(shard(f).read_bytes()[:5000]))
+    assert "is not in meta.json" in broken(lambda f: (f / "train_000001.bin").write_bytes(b"12"))
+    assert "has token 999, beyond vocab_size=29" in broken(lambda f: shard(f).write_bytes(np.full(5000, 999, "<u2").tobytes()))
