@@ -84,31 +84,33 @@ def write_text(cfg, run, model, meta, device):
 
 def extrapolate(cfg, runs, device):
     """A table of losses, runs by lengths, as CSV and as a picture."""
-    multiples = sorted(int(m) for m in cfg.extrapolate.split(",") if m.strip().isdigit() and int(m) > 0)
-    if not multiples:
-        raise ValueError(f"extrapolate={cfg.extrapolate!r} holds no multiples; write e.g. --extrapolate=1,2,4,8")
+    words = cfg.extrapolate.split(",")
+    if not all(word.isdigit() and int(word) > 0 for word in words):
+        raise ValueError(f"extrapolate={cfg.extrapolate!r} is no list of multiples; write e.g. --extrapolate=1,2,4,8")
+    multiples = sorted({int(word) for word in words})
     table, curves = [], {}
     width = max(map(len, runs))
     for run in runs:
         model, checkpoint = load(run, device)
+        trained, cells = checkpoint["config"]["block_size"], []
+        x, y = spans(cfg, checkpoint, multiples[-1] * trained)
         if not table:
             print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split\n{'':{width}}"
                   + "".join(f"{f'{m}x':>17}" for m in multiples))
-        cells, trained = [], checkpoint["config"]["block_size"]
         limit = min((pe.limit for pe in model.firsts.values() if pe.limit), default=math.inf)
-        x, y = spans(cfg, checkpoint, multiples[-1] * trained)
         for m in multiples:
             length = m * trained
+            row = dict(run=run, multiple=m, length=length, loss="", ppl="")
             if length > limit:
                 cells.append(f"ends at {limit}")
-                table.append(dict(run=run, multiple=m, length=length, loss="", ppl=""))
+                table.append(row)
                 continue
             whole = x.size(1) // length * length  # windows of this length tile each span
             loss = torch.cat([token_losses(model, a, b) for a, b in batches(
                 x[:, :whole].reshape(-1, length), y[:, :whole].reshape(-1, length), device)])
             mean = loss.mean().item()
             cells.append(f"{mean:.4f} ({math.exp(min(mean, 700)):.2f})")
-            table.append(dict(run=run, multiple=m, length=length, loss=round(mean, 5), ppl=round(math.exp(min(mean, 700)), 4)))
+            table.append(row | dict(loss=round(mean, 5), ppl=round(math.exp(min(mean, 700)), 4)))
             curves[run] = loss.mean(0)  # by position, of the longest length that it can
         print(f"{run:{width}}" + "".join(f"{cell:>17}" for cell in cells), flush=True)
     os.makedirs(os.path.dirname(cfg.out) or ".", exist_ok=True)
@@ -124,6 +126,8 @@ def spans(cfg, checkpoint, length):
     """(x, y), each (n, length): stretches of the split, of which every length evaluates all the targets."""
     data = cfg.data or checkpoint["config"]["data"]
     split = Split(data if os.sep in data else os.path.join(HERE, "data", data), cfg.split)
+    if split.rows:
+        raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens; extrapolation needs a stream of text")
     x, y = split.read(split.windows(length, max(1, cfg.eval_tokens // length)), length)
     return torch.from_numpy(x), torch.from_numpy(y)
 
@@ -152,35 +156,33 @@ def draw(cfg, table, curves):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
-    done = [row for row in table if row["loss"] != ""]
-    worst_first = sorted(curves, key=lambda run: -[row["loss"] for row in done if row["run"] == run][-1])
-    colors = plt.get_cmap("tab20")
-    for i, run in enumerate(worst_first):
-        rows = [row for row in done if row["run"] == run]
-        style = dict(color=colors(i % 20), linewidth=1.6)
-        left.plot([row["length"] for row in rows], [row["loss"] for row in rows], "o-", markersize=4, label=label(run), **style)
-        bin = max(1, rows[0]["length"] // 4)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
+    rows = {run: [row for row in table if row["run"] == run and row["loss"] != ""] for run in curves}
+    for i, run in enumerate(sorted(curves, key=lambda run: -rows[run][-1]["loss"])):
+        style = dict(color=f"C{i % 10}", linestyle=("-", "--", ":")[i // 10 % 3], linewidth=1.6)
+        left.plot([row["length"] for row in rows[run]], [row["loss"] for row in rows[run]],
+                  marker="o", markersize=4, label=label(run), **style)
+        bin = max(1, rows[run][0]["length"] // 4)  # a mean over a quarter of the trained length, against the noise
         y = curves[run][: len(curves[run]) // bin * bin].view(-1, bin).mean(1)
         right.plot((torch.arange(len(y)) + 0.5) * bin, y, **style)
-    first = [row["loss"] for row in done if row["multiple"] == done[0]["multiple"]]
-    low = min(row["loss"] for row in done)
-    left.set_ylim(low - 0.05, min(max(row["loss"] for row in done), low + 2.2 * max(0.5, min(first) * 0.35)) + 0.05)
-    left.set_xscale("log", base=2)
+    losses = [row["loss"] for run in rows for row in rows[run]]
+    left.set_ylim(min(losses) - 0.05, min(max(losses), 1.7 * min(losses)) + 0.05)  # what explodes leaves the picture
     lengths = sorted({row["length"] for row in table})
-    left.set_xticks(lengths, [str(n) for n in lengths])
-    left.set(xlabel="tokens in the sequence (the shortest: as trained)", ylabel="validation loss, nats per token")
+    left.set_xscale("log", base=2)
+    left.set_xticks(lengths, lengths)
+    left.set(xlabel="tokens in the sequence (first: as trained)", ylabel=f"{cfg.split} loss, nats per token")
     right.set(xlabel="position in the longest sequence")
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False, title="worst to best")
+    figure.legend(loc="outside right center", frameon=False, title="worst to best")
     figure.savefig(cfg.out + ".png", dpi=120)
     print(f"wrote {cfg.out}.png")
 
 
 def label(run):
-    return os.path.basename(os.path.normpath(run.partition("@")[0])) + run[len(run.partition("@")[0]) :]
+    directory, at, options = run.partition("@")
+    return os.path.basename(os.path.normpath(directory)) + at + options
 
 
 if __name__ == "__main__":

@@ -207,7 +207,8 @@ def evaluate(net, split, cfg, rank, world, device, autocast):
     """Mean loss (nats) and perplexity over the same windows each time; where only some targets carry loss, also the
     share of wrong argmaxes among them and of sequences with a wrong one, in percent. The processes share the work."""
     net.eval()
-    starts, n = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None), cfg.micro_batch or cfg.batch_size
+    starts = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None)
+    n = cfg.micro_batch or cfg.batch_size
     sums = torch.zeros(5, dtype=torch.float64)
     for i in range(rank * n, len(starts), world * n):
         x, y = (to(device, a) for a in split.read(starts[i : i + n], cfg.block_size))
@@ -257,7 +258,8 @@ class Log:
     def progress(self, step, loss, lr, seconds, model):
         cfg, dt = self.cfg, seconds / self.cfg.log_interval
         record = dict(step=step, loss=loss, lr=lr, ms=1e3 * dt, tokens_per_s=cfg.batch_size * cfg.block_size / dt)
-        line = f"step {step}/{cfg.max_iters} loss {loss:.4f} lr {lr:.2e} {1e3 * dt:.0f} ms {record['tokens_per_s']:,.0f} tokens/s"
+        line = (f"step {step}/{cfg.max_iters} loss {loss:.4f} lr {lr:.2e} "
+                f"{record['ms']:.0f} ms {record['tokens_per_s']:,.0f} tokens/s")
         if self.peak:
             world = int(os.environ.get("WORLD_SIZE", 1))
             record["mfu"] = model.estimate_mfu(cfg.batch_size / world, dt, self.peak)

@@ -1,5 +1,62 @@
-"""One thread per process: the models are tiny, and several processes with several threads each would queue for the
-cores. Set before torch is imported, so that it holds for the processes that tests start, too."""
+"""What several test files share: two small data sets, a small run, and a script's last words."""
 import os
 
+# the models are tiny: several processes with several threads each would only queue for the cores. Set before torch
+# is imported, so that it holds here and in the processes that tests start
 os.environ["OMP_NUM_THREADS"] = "1"
+
+import runpy
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from data.shards import Writer
+
+TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4", "--device=cpu",
+        "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1", "--eval_batches=2", "--pe=pope"]
+
+
+@pytest.fixture(autouse=True)
+def keep_signal_handlers():
+    kept = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def stream(tmp_path_factory):
+    """A stream of 5000 tokens with a pattern to learn."""
+    folder, rng = tmp_path_factory.mktemp("data") / "stream", np.random.default_rng(0)
+    writer = Writer(folder)
+    for split, n in (("train", 5000), ("val", 600)):
+        writer.write(split, (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29)
+    writer.finish(vocab_size=29, tokenizer={"symbols": [f"s{i}" for i in range(29)]}, separator=0)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory):
+    """Rows of 12 tokens, of whose targets a varying number carries loss."""
+    folder, rng = tmp_path_factory.mktemp("data") / "rows", np.random.default_rng(1)
+    writer = Writer(folder)
+    for split, n in (("train", 64), ("val", 10)):
+        tokens, loss = rng.integers(0, 9, (n, 12)), rng.random((n, 12)) < rng.random((n, 1)) ** 3
+        loss[:, -1] = True
+        writer.write(split, tokens, loss)
+    writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
+    return str(folder)
+
+
+def fails(script, *words):
+    """The line that a script ends with; sys.exit(text) prints it and gives status 1."""
+    kept, sys.argv = sys.argv, [script, *words]
+    try:
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv = kept
+    assert isinstance(stop.value.code, str) and "\n" not in stop.value.code
+    return stop.value.code

@@ -6,7 +6,6 @@ import numpy as np
 import oracles
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model

@@ -3,7 +3,6 @@ against sums done by hand."""
 import json
 import math
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -12,45 +11,11 @@ import types
 import numpy as np
 import pytest
 import torch
+from conftest import TINY, fails
 
 import train
-from data.shards import Split, Writer
+from data.shards import Split
 from model import GPT, model_config, read_checkpoint
-
-TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4", "--device=cpu",
-        "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1", "--eval_batches=2", "--pe=pope"]
-
-
-@pytest.fixture(autouse=True)
-def keep_signal_handlers():
-    kept = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture(scope="session")
-def stream(tmp_path_factory):
-    """A stream of 5000 tokens with a pattern to learn."""
-    folder, rng = tmp_path_factory.mktemp("data") / "stream", np.random.default_rng(0)
-    writer = Writer(folder)
-    for split, n in (("train", 5000), ("val", 600)):
-        writer.write(split, (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29)
-    writer.finish(vocab_size=29, tokenizer={"symbols": [f"s{i}" for i in range(29)]}, separator=0)
-    return str(folder)
-
-
-@pytest.fixture(scope="session")
-def rows(tmp_path_factory):
-    """Rows of 12 tokens, of whose targets a varying number carries loss."""
-    folder, rng = tmp_path_factory.mktemp("data") / "rows", np.random.default_rng(1)
-    writer = Writer(folder)
-    for split, n in (("train", 64), ("val", 10)):
-        tokens, loss = rng.integers(0, 9, (n, 12)), rng.random((n, 12)) < rng.random((n, 1)) ** 3
-        loss[:, -1] = True
-        writer.write(split, tokens, loss)
-    writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
-    return str(folder)
 
 
 def run(data, out, *flags):
@@ -147,11 +112,11 @@ def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
 
 
 KILLER = """
-import os, random, sys, time, train
+import os, random, sys, time, torch._dynamo, train
 dice, reached = random.Random(0), []
 out = next(word for word in sys.argv if word.startswith("--out_dir="))[10:]
 for _ in range(20):
-    pid = os.fork()  # of a process that has imported torch already, but not used it
+    pid = os.fork()  # of a process that has imported all of torch that a run needs, but not used it
     if pid == 0:
         sys.stdout = open(os.devnull, "w")
         train.main(sys.argv[1:])
@@ -272,18 +237,6 @@ def test_wandb(stream, tmp_path, monkeypatch):
 
 
 # --- wrong input: one line that names the value and the mend, exit status 1 ------------------------
-
-
-def fails(script, *words):
-    """The line that a script ends with; sys.exit(text) prints it and gives status 1."""
-    kept, sys.argv = sys.argv, [script, *words]
-    try:
-        with pytest.raises(SystemExit) as stop:
-            runpy.run_path(script, run_name="__main__")
-    finally:
-        sys.argv = kept
-    assert isinstance(stop.value.code, str) and "\n" not in stop.value.code
-    return stop.value.code
 
 
 def test_exit_status():
