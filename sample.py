@@ -35,7 +35,7 @@ class SampleConfig:
     top_k: int = 0  # choose among the k likeliest tokens; 0: among all
     seed: int = 1337  # of the choice
     extrapolate: str = ""  # multiples of the trained length, "1,2,4,8": evaluate there instead of writing text
-    eval_tokens: int = 262144  # extrapolate: tokens to evaluate on, the same ones at every length
+    eval_tokens: int = 131072  # extrapolate: tokens to evaluate on, the same ones at every length
     split: str = "val"  # extrapolate: of the data set
     data: str = ""  # extrapolate: a data set or folder of shards; empty: the one that the run was trained on
     out: str = os.path.join("out", "extrapolation")  # extrapolate: writes <out>.csv, and <out>.png with matplotlib

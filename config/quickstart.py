@@ -18,13 +18,10 @@ block_size = 128
 norm = "rmsnorm"
 bias = False
 
-batch_size = 16
-max_iters = 800
+batch_size = 8
+max_iters = 1600
 learning_rate = 2e-3
-min_lr = 2e-4
 warmup_iters = 40
-weight_decay = 0.1
-beta2 = 0.99
 
-eval_interval = 200
+eval_interval = 400
 eval_batches = 64
