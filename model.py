@@ -71,9 +71,14 @@ class GPTConfig:
 
 
 class PE(nn.Module):
-    """`nope`: no positional encoding at all. The causal mask alone tells a token what came before it."""
+    """`nope`: no positional encoding at all. The causal mask alone tells a token what came before it.
 
-    bias = None  # or a method (q, x, v, cache) -> f(logits, rows, dist), see Attention.dense
+    The fourth hook is bias(q, x, v, cache) -> f, called once per block with q (B, H, T, d) before rotation, x (B, T, C)
+    the block's input, v (B, H, S, d) the values of all keys. f(logits, rows, dist) -> what to add to the logits, any
+    shape that broadcasts to (B, H, t, n): for the queries q[:, :, rows] and the first n keys, given their scaled dot
+    products before rotation and dist (t, n), how far back each key lies (negative: the future, masked later)."""
+
+    bias = None  # no method unless a class defines it, so that PyTorch's fused attention can be used
     limit = None  # or the number of positions past which the method is not defined
 
     def __init__(self, cfg, first=None):
@@ -437,6 +442,8 @@ class Attention(nn.Module):
         self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart, as a PE may change the input of q, k alone
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
+        if sum(type(pe).rotate is not PE.rotate for pe in pes) > 1:
+            raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of rope, carope, pope")
 
     def forward(self, x, pos, cache=None):
         """x (B, T, C), pos (T,), cache: this layer's dict, read and extended. Returns (B, T, C)."""

@@ -94,8 +94,8 @@ def test_every_field_is_read(cls):
 
 def commands(text):
     """The commands of a docstring or of the README: indented or fenced lines that start one of the scripts."""
-    for line in text.splitlines():
-        line = line.split("  #")[0].strip().removesuffix("\\")
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.split("  #")[0]
         for part in line.split("&&"):
             words = shlex.split(part) if re.match(r"\s*(python|torchrun) ", part) else []
             for script in ("train.py", "sample.py"):

@@ -403,6 +403,7 @@ def test_mfu():
 @pytest.mark.parametrize("changes, message", [
     (dict(pe="rotary"), "pe='rotary' is unknown; choose one of nope, learned"),
     (dict(pe="cope+roap"), "pe='roap' is unknown"),
+    (dict(pe="rope,pope+rope"), "pe='rope,pope+rope' turns q and k twice in one layer; mix at most one of rope, carope, pope"),
     (dict(n_head=5), "n_embd=32 does not divide into n_head=5 heads; change one of them"),
     (dict(pe="rope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
     (dict(pe="carope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
