@@ -79,6 +79,7 @@ class PE(nn.Module):
     products before rotation and dist (t, n), how far back each key lies (negative: the future, masked later)."""
 
     bias = None  # no method unless a class defines it, so that PyTorch's fused attention can be used
+    kernel = None  # or a method that computes the whole attention with kernels.py, see GPT.use_kernels
     limit = None  # or the number of positions past which the method is not defined
 
     def __init__(self, cfg, first=None):
@@ -234,6 +235,11 @@ class PoPE(PE):
             angle_k = angle + self.delta.float()[:, None]  # (H, T, d)
         return self.polar(q, angle), self.polar(k, angle_k)  # (B, H, T, 2d)
 
+    def kernel(self, q, k, v, raw_q, raw_k, x):
+        from kernels import pope_attention
+
+        return pope_attention(q, k, v, self.delta, self.cfg.base, self.cfg.pope_softplus)
+
     def polar(self, x, angle):
         mu = F.softplus(x.float()) if self.cfg.pope_softplus else x.float()
         return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
@@ -259,11 +265,14 @@ class CoPE(PE):
     def build(self, first):
         self.e = nn.Parameter(torch.zeros(self.d, self.cfg.cope_npos)) if first is None else first.e
 
-    def bias(self, q, x, v, cache):
-        keys = v if self.cfg.cope_gates == "values" else None  # (B, H, S, d); None: the attention's own logits
+    def gate_keys(self, x, v, cache=None):
+        """(B, H, S, d): what q is compared with to count a token; None: the keys, whose logits are there already."""
         if self.W_g is not None:
-            keys = extend(cache, "k_g", heads(self.W_g(x), self.cfg.n_head))
-        lookup = self.lookup(q)
+            return extend(cache, "k_g", heads(self.W_g(x), self.cfg.n_head))
+        return v if self.cfg.cope_gates == "values" else None
+
+    def bias(self, q, x, v, cache):
+        keys, lookup = self.gate_keys(x, v, cache), self.lookup(q)
 
         def f(logits, rows, dist):
             if keys is not None:
@@ -274,8 +283,11 @@ class CoPE(PE):
 
         return f
 
+    def z(self, q):
+        return (q @ self.e).float() * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)  # (B, H, T, npos)
+
     def lookup(self, q):
-        z = (q @ self.e).float() * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)  # (B, H, T, npos)
+        z = self.z(q)
 
         def at(p, rows):
             p = p.clamp(max=self.cfg.cope_npos - 1)
@@ -284,10 +296,20 @@ class CoPE(PE):
 
         return at
 
+    def kernel(self, q, k, v, raw_q, raw_k, x):
+        from kernels import cope_attention
+
+        keys = self.gate_keys(x, v)
+        if keys is None and k is raw_k:
+            return cope_attention(q, k, v, self.z(q))
+        return cope_attention(q, k, v, self.z(raw_q), raw_q, raw_k if keys is None else keys)
+
 
 class CoPE_MLP(CoPE):
     """`cope_mlp`: an MLP of N hidden units gives e[p] instead of a table: q_i . W2' gelu(p/npos W1 + b1) (CoPE
     appendix C; that p is clamped and divided by npos, and GELU, are our choices: the paper does not say)."""
+
+    kernel = None
 
     def build(self, first):
         N = self.cfg.cope_mlp_width
@@ -307,6 +329,8 @@ class CoPE_MLP(CoPE):
 class CoPE_ALiBi(CoPE):
     """`cope_alibi`: - m_h p_ij, with CoPE's contextual p in the place of ALiBi's distance, not clamped (CoPE
     eq. 10, which prints +m; with positive slopes that would favour what is far, so we take ALiBi's sign)."""
+
+    kernel = None
 
     def build(self, first):
         how = choose("cope_slopes", self.cfg.cope_slopes, ("alibi", "geometric", "learned"))
@@ -442,6 +466,7 @@ class Attention(nn.Module):
         self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart, as a PE may change the input of q, k alone
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
+        self.fast = None  # which of them computes the attention with its Triton kernel, see GPT.use_kernels
         if sum(type(pe).rotate is not PE.rotate for pe in pes) > 1:
             raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of rope, carope, pope")
 
@@ -453,13 +478,17 @@ class Attention(nn.Module):
         q, k = (heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = heads(self.c_v(x_v), self.H)
         raw_q, raw_k = q, k
+        fast = self.pes[self.fast] if self.fast is not None and cache is None else None  # decoding: PyTorch's
         for pe in self.pes:
-            q, k = pe.rotate(q, k, x, pos, cache)
+            if pe is not fast:
+                q, k = pe.rotate(q, k, x, pos, cache)
         rotated = k is not raw_k
         k, v = extend(cache, "k", k), extend(cache, "v", v)  # (B, H, S, d), k 2d wide for PoPE
 
         biased = [pe for pe in self.pes if pe.bias is not None]
-        if biased:  # the raw keys are kept apart only where k was turned
+        if fast is not None:
+            y = fast.kernel(q, k, v, raw_q, raw_k, x)
+        elif biased:  # the raw keys are kept apart only where k was turned
             raw = (raw_q, extend(cache, "raw_k", raw_k)) if rotated else None
             y = self.dense(q, k, v, raw, [pe.bias(raw_q, x, v, cache) for pe in biased])
         else:
@@ -586,6 +615,23 @@ class GPT(nn.Module):
             return self.lm_head(x[:, -1:]), None
         logits = self.lm_head(x)
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def use_kernels(self, dtype):
+        """Let kernels.py compute the attention of PoPE and CoPE where nothing speaks against it; dtype: of q, k, v, so
+        that of autocast. To be called once, on the device. Returns a line that says what computes the attention."""
+        import kernels
+
+        used = {}  # as an ordered set
+        for attn in (block.attn for block in self.h):
+            label = "pytorch"
+            for i, pe in enumerate(attn.pes):
+                if pe.kernel is not None:
+                    others = [o for o in attn.pes if o is not pe and (o.bias is not None or isinstance(o, PoPE))]
+                    why_not = "mixed" if others else kernels.why_not(self.wte.weight.device, attn.d, self.cfg.dropout, dtype)
+                    name = next(name for name, cls in PES.items() if cls is type(pe))
+                    attn.fast, label = (i, f"triton {name}") if why_not is None else (None, f"pytorch ({name}: {why_not})")
+            used[label] = None
+        return "attention: " + ", ".join(used)
 
     def new_cache(self):
         """A dict per layer, to be filled with keys, values and what a PE must remember."""

@@ -115,15 +115,16 @@ def main(argv):
         if len(set(steps)) > 1:
             raise ValueError(f"the processes found checkpoints of steps {sorted(set(steps))}; "
                              f"put out_dir={cfg.out_dir!r} on storage that all machines share")
+    dtype = torch.bfloat16 if bf16(cfg, device) else torch.float32
+    attention = raw.use_kernels(dtype)
     net = torch.compile(raw) if cfg.compile else raw
     model = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
-    dtype = torch.bfloat16 if bf16(cfg, device) else torch.float32
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
     log = Log(cfg, device, fresh=step == 0) if rank == 0 else None
     if log:
         log.say(f"{raw.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, {world} x {device.type}, "
-                f"{str(dtype)[6:]}, {cfg.out_dir}" + (f", from step {step}" if step else ""))
+                f"{str(dtype)[6:]}, {cfg.out_dir}" + (f", from step {step}" if step else "") + f"\n{attention}")
 
     def save():
         if log:

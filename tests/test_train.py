@@ -247,7 +247,7 @@ def test_exit_status():
 def test_wrong_input(stream, rows, tmp_path):
     out, base = f"--out_dir={tmp_path / 'a'}", [f"--data={stream}", *TINY]
     assert "unknown key 'n_layers' in --n_layers=3; did you mean 'n_layer'?" in fails("train.py", "--n_layers=3")
-    assert "max_iters='steps' in --max_iters=steps is not of type int" in fails("train.py", "config/quickstart.py", "--max_iters=steps")
+    assert "max_iters='x' in --max_iters=x is not of type int" in fails("train.py", "config/quickstart.py", "--max_iters=x")
     assert "pe='zope' is unknown; choose one of nope," in fails("train.py", *base, out, "--pe=zope")
     assert "n_embd=16 does not divide into n_head=3 heads" in fails("train.py", *base, out, "--n_head=3")
     assert "n_embd / n_head = 1 is odd" in fails("train.py", *base, out, "--n_head=16", "--pe=rope")

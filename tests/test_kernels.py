@@ -1,0 +1,479 @@
+"""kernels.py against the papers' equations, written out in float64 below: it may be off by twice as much as model.py is
+in the same precision. Without a GPU the kernels run in Triton's interpreter and are compiled for two that are
+not there. Both are done by this file as a script, each in a process of its own, as Triton reads TRITON_INTERPRET
+once and for good:
+
+    python tests/test_kernels.py interpret|interpret_cope|compile      prints what was found, as JSON
+"""
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, ROOT)  # when this file is the script
+
+import kernels  # noqa: E402
+import model  # noqa: E402
+
+# T, d, delta, softplus: one token, one more or less than a tile, several tiles and a rest
+POPE = [(1, 32, "uniform", True), (63, 48, "uniform", True), (64, 64, None, True), (64, 128, "uniform", False),
+        (100, 32, "zero", False), (257, 64, "uniform", True), (130, 128, "uniform", True)]
+NAMES = ("o", "dq", "dk", "dv", "ddelta")
+
+
+def names(cases):
+    return ["-".join(map(str, case)) for case in cases]
+
+
+# ---------------------------------------------------------------------------------------------------
+# PoPE: the equation, the dense path, and the errors of both
+
+
+def pope_equation(q, k, v, delta, softplus):
+    """PoPE eq. 5 for float64 q, k, v (B, H, T, d), delta (H, d): a cosine of every distance, in every dimension."""
+    (B, H, T, d), mu = q.shape, F.softplus if softplus else lambda x: x
+    t, theta = torch.arange(T, device=q.device), 10000.0 ** (-torch.arange(d, device=q.device).double() / d)
+    future = t > t[:, None]  # (T, T): row t, column s
+    rows = []
+    for b in range(B):
+        for h in range(H):
+            cos = ((t - t[:, None])[..., None] * theta + delta[h]).cos()  # (T, T, d)
+            a = torch.einsum("tc,sc,tsc->ts", mu(q[b, h]), mu(k[b, h]), cos) / math.sqrt(d)
+            rows.append(a.masked_fill(future, -math.inf).softmax(-1) @ v[b, h])
+    return torch.stack(rows).view(B, H, T, d)
+
+
+def pope_dense(q, k, v, delta, softplus):
+    """What model.py computes."""
+    cfg = model.GPTConfig(n_head=q.size(1), n_embd=q.size(1) * q.size(3), pope_softplus=softplus, pope_delta="none")
+    pe = model.PoPE(cfg)
+    pe.delta = delta
+    wide = pe.rotate(q, k, q, torch.arange(q.size(2), device=q.device), None)
+    return F.scaled_dot_product_attention(*wide, v, is_causal=True, scale=q.size(3) ** -0.5)
+
+
+def differentiate(f, inputs, do):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    o = f(*inputs)
+    return [o.detach(), *torch.autograd.grad(o, inputs, do.to(o))]
+
+
+def pope_inputs(T, d, delta, dtype, device="cpu", B=1, H=2):
+    """q, k as model.py cuts them out of one projection, v, delta (H, d) or None, and the gradient of the output."""
+    heads = lambda x: x.unflatten(-1, (H, d)).transpose(1, 2)
+    q, k = torch.randn(B, T, 2 * H * d).to(device, dtype).chunk(2, -1)
+    v, do = torch.randn(2, B, T, H * d).to(device, dtype)
+    start = {None: None, "zero": torch.zeros(H, d, device=device)}
+    delta = start[delta] if delta in start else -2 * math.pi * torch.rand(H, d).to(device)
+    return [heads(q), heads(k), heads(v)] + ([] if delta is None else [delta]), heads(do)
+
+
+def pope_errors(T, d, delta, softplus, dtype, device="cpu"):
+    """{tensor: ((mean square, largest) error of the kernels, that of the dense path)}, and whether a second run, which
+    long sequences are spared, gives the same bits."""
+    torch.manual_seed(T + d)
+    inputs, do = pope_inputs(T, d, delta, dtype, device, B=2 if T < 100 else 1)
+    none = torch.zeros(inputs[0].size(1), d, device=device, dtype=torch.float64)
+    fast = lambda q, k, v, delta=None: kernels.pope_attention(q, k, v, delta, softplus=softplus)
+    exact = differentiate(lambda q, k, v, delta=none: pope_equation(q, k, v, delta, softplus),
+                          [x.double() for x in inputs], do)
+    ours = differentiate(fast, inputs, do)
+    dense = differentiate(lambda q, k, v, delta=None: pope_dense(q, k, v, delta, softplus), inputs, do)
+    assert all(x.dtype == y.dtype and x.shape == y.shape for x, y in zip(ours, dense))
+    size = lambda x: (x.square().mean().sqrt().item(), x.abs().max().item())
+    errors = {name: (size(x - z), size(y - z)) for name, x, y, z in zip(NAMES, ours, dense, exact)}
+    again = ours if T > 100 and device == "cpu" else differentiate(fast, inputs, do)
+    return errors, all(x.equal(y) for x, y in zip(ours, again))
+
+
+def judge(errors):
+    """Twice the dense path's error in the mean square, and twice that for the largest, a matter of luck. The dense path
+    on a CPU keeps o in float32 within; the kernels take the mean of a row's dp from o as it was rounded, as flash
+    attention does, and ddelta, which sums that over all tokens, gets 3."""
+    for name, ((mean, top), (dense_mean, dense_top)) in errors.items():
+        room = 3 if name == "ddelta" else 2
+        assert mean <= room * dense_mean + 2e-6, f"{name}: error {mean:.2g}, dense path {dense_mean:.2g} (root mean square)"
+        assert top <= 2 * room * dense_top + 2e-6, f"{name}: error {top:.2g}, dense path {dense_top:.2g} (largest)"
+
+
+def softplus_error(device="cpu"):
+    """Largest relative error of the kernels' softplus: with all phases at 45 degrees k' is softplus(k) / sqrt(2)."""
+    k = torch.linspace(-80, 80, 6400, device=device).view(1, 1, 100, 64)
+    one = torch.ones(100, 64, device=device)
+    ours, x = kernels.write_keys(k, one, one, True), k.double()
+    exact = x.clamp(min=0) + torch.log1p((-x.abs()).exp())
+    return ((ours[..., 64:] - exact) / exact).abs().max().item()
+
+
+def pope_compiled(device="cpu"):
+    """Whether fake tensors, traced graphs and eager mode agree; raises if the operators break a graph."""
+    inputs, do = pope_inputs(40, 32, "uniform", torch.float32, device)
+    tables = torch.rand(2, 40, 32, device=device)
+    torch.library.opcheck(kernels.pope_forward_op, (*[x.requires_grad_() for x in inputs], *tables, True))
+    f = lambda q, k, v, delta: 2 * kernels.pope_attention(q, k, v, delta)
+    traced = torch.compile(f, fullgraph=True, backend="aot_eager")
+    return all(x.equal(y) for x, y in zip(differentiate(f, inputs, do), differentiate(traced, inputs, do)))
+
+
+def pope_shifted(device="cpu"):
+    """Largest change of the output when the sequence starts at position 9000; and when the base is another."""
+    (q, k, v), _ = pope_inputs(50, 32, None, torch.float32, device)
+    change = lambda **how: (kernels.pope_attention(q, k, v, None, **how) - kernels.pope_attention(q, k, v, None)).abs().max().item()
+    return change(start=9000), change(base=100.0)
+
+
+def pope_summed(device="cpu"):
+    """Whether a gradient that is one number expanded, as sum() sends, is as good as one in memory."""
+    inputs, do = pope_inputs(20, 32, "zero", torch.float32, device)
+    one = torch.ones((), device=device)
+    pairs = zip(differentiate(kernels.pope_attention, inputs, one.expand(do.shape)),
+                differentiate(kernels.pope_attention, inputs, torch.ones_like(do)))
+    return all(x.equal(y) for x, y in pairs)
+
+
+# ---------------------------------------------------------------------------------------------------
+# in the interpreter. It computes bfloat16 wrongly, hence float16
+
+
+def child(what, **env):
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | env
+    out = subprocess.run([sys.executable, __file__, what], env=env, capture_output=True, text=True, timeout=600)
+    assert out.returncode == 0, out.stderr[-3000:]
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+def interpret():
+    found = {f"{name}-{dtype}": pope_errors(*case, getattr(torch, dtype))
+             for name, case in zip(names(POPE), POPE) for dtype in ("float32", "float16")}
+    return found | {f.__name__: f() for f in (softplus_error, pope_compiled, pope_shifted, pope_summed)}
+
+
+needs_triton = pytest.mark.skipif(kernels.triton.__version__ is None, reason="no triton")
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    return child("interpret", TRITON_INTERPRET="1")
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", names(POPE))
+def test_pope(interpreted, case, dtype):
+    errors, again = interpreted[f"{case}-{dtype}"]
+    judge(errors)
+    assert again, "the second run gave other bits"
+
+
+@needs_triton
+def test_pope_details(interpreted):
+    assert interpreted["softplus_error"] < 1e-6
+    assert interpreted["pope_compiled"] and interpreted["pope_summed"]
+    shifted, other_base = interpreted["pope_shifted"]
+    assert shifted < 2e-6 and other_base > 1e-2
+
+
+# ---------------------------------------------------------------------------------------------------
+# CoPE: Listing 1 in float64, with exact gates and with gates rounded as the kernels round them
+
+# how far exact and rounded gates (multiples of 1/2048) lead apart, relative to the root mean square of a result. A gate's
+# gradient adds up slopes, which jump wherever a position crosses an integer: 0.043 at most in these cases; dz 0.0042,
+# everything that no gate's gradient goes into 0.0012
+ROUNDING_GATES, ROUNDING_Z, ROUNDING = 0.1, 0.01, 0.003
+# the kernel's float32 and the oracle's float64 sigmoid now and then round to neighbours: 5e-5 at most in these cases (and
+# 3e-4 of the largest value), where one run of keys lost from dz costs 1e-2 and more
+FLIPS, FLIPS_MAX = 2e-4, 2e-3
+
+# T, d, npos, dtype, what is compared with q to make gates, where gates are centred, whether the tiles are a GPU's
+COPE = {
+    "one token": (1, 32, 4, "float32", "keys", 0, True),
+    "63, padded head": (63, 48, 16, "float16", "keys", 0, True),
+    "64, wide head": (64, 128, 64, "float32", "separate", -5, True),
+    "half saturated": (257, 64, 64, "float32", "keys", 0, False),
+    "saturated at once": (257, 32, 4, "float16", "keys", 5, False),
+    "never saturated": (257, 64, 64, "float16", "keys", -5, False),
+    "separate, half saturated": (257, 64, 16, "float16", "separate", 0, True),
+    "separate, soon saturated": (257, 48, 64, "float32", "separate", 5, False),
+    "separate, never saturated": (257, 32, 64, "float32", "separate", -5, False),
+    "values": (257, 32, 16, "float32", "values", 0, False),
+    "rotated": (257, 64, 16, "float16", "rotated", 0, False),
+    "large table": (130, 32, 256, "float32", "keys", 0, False),
+}
+
+
+def cope_equation(q, k, v, z, gate_q=None, gate_k=None, units=None):
+    """Listing 1 in the dtype of its arguments (float32 logits for float16); gates as multiples of 1/units."""
+    T, npos, scale = q.size(2), z.size(3), q.size(3) ** -0.5
+    wide = torch.promote_types(q.dtype, torch.float32)
+    past = torch.arange(T, device=q.device)[:, None] >= torch.arange(T, device=q.device)
+    logits = (q @ k.mT).to(wide) * scale
+    g = torch.sigmoid(logits if gate_q is None else (gate_q @ gate_k.mT).to(wide) * scale)
+    if units:
+        g = g + (torch.floor(g * units + 0.5) / units - g).detach()
+    p = torch.where(past, g, 0).flip(-1).cumsum(-1).flip(-1).clamp(max=npos - 1)
+    below, above = p.detach().floor(), p.detach().ceil()
+    w = p - below
+    bias = z.to(wide).gather(-1, below.long()) * (1 - w) + z.to(wide).gather(-1, above.long()) * w
+    return torch.where(past, logits + bias, -torch.inf).softmax(-1).to(v.dtype) @ v
+
+
+def cope_inputs(T, d, npos, dtype, gates, centre, B=1, H=2, device="cpu"):
+    """dict of arguments, and the gradient of the result; every gate logit is shifted by centre"""
+    q, k, v, gate_q, gate_k, do = torch.randn(6, B, H, T, d)
+    if gates == "keys" and centre:
+        q[..., 0] = k[..., 0] = (abs(centre) * d**0.5) ** 0.5
+        q[..., 0] *= 1 if centre > 0 else -1
+    gate_q[..., 0], gate_k[..., 0] = centre, d**0.5
+    x = dict(q=q, k=k, v=v, z=torch.randn(B, H, T, npos))
+    if gates == "rotated":
+        angle = torch.arange(T)[:, None] * 100.0 ** -torch.linspace(0, 1, d // 2)
+        turn = lambda a: torch.view_as_real(torch.view_as_complex(a.unflatten(-1, (-1, 2)).contiguous())
+                                            * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+        x |= dict(q=turn(q), k=turn(k), gate_q=q, gate_k=k)
+    if gates == "separate":
+        x |= dict(gate_q=gate_q, gate_k=gate_k)
+    return {name: a.to(device, getattr(torch, dtype)) for name, a in x.items()}, do.to(device, getattr(torch, dtype))
+
+
+def cope_evaluate(f, x, do, gates, dtype, **options):
+    """The result and every gradient, in float64."""
+    x = {name: a.to(dtype).detach().requires_grad_() for name, a in x.items()}
+    extra = dict(gate_q=x["q"], gate_k=x["v"]) if gates == "values" else {}
+    o = f(**x, **extra, **options)
+    grads = torch.autograd.grad(o, list(x.values()), do.to(dtype))
+    return dict(zip(("o", *x), (a.detach().double() for a in (o, *grads))))
+
+
+def cope_errors(f, case, device="cpu"):
+    """{name: [[mine - rounded oracle, mine - oracle, dense - oracle, rounded oracle - oracle, oracle] as rms, as max]}"""
+    x, do = cope_inputs(*case[:6], device=device)
+    gates, dtype = case[4], getattr(torch, case[3])
+    if gates == "values":  # gate_q may be left out
+        mine_f = lambda gate_q, **rest: f(**rest)
+    else:
+        mine_f = f
+    mine, again = (cope_evaluate(mine_f, x, do, gates, dtype) for _ in range(2))
+    assert all(torch.equal(mine[name], again[name]) for name in mine), "two runs differ"
+    dense = cope_evaluate(cope_equation, x, do, gates, dtype)
+    paper = cope_evaluate(cope_equation, x, do, gates, torch.float64)
+    rounded = cope_evaluate(cope_equation, x, do, gates, torch.float64, units=2048)
+    out = {}
+    for name in mine:
+        a = torch.stack([mine[name] - rounded[name], mine[name] - paper[name], dense[name] - paper[name],
+                         rounded[name] - paper[name], paper[name]]).flatten(1)
+        out[name] = a.square().mean(1).sqrt().tolist(), a.abs().amax(1).tolist()
+    return out
+
+
+def cope_judge(result, gates):
+    fed = {"separate": ("gate_q", "gate_k"), "rotated": ("gate_q", "gate_k"), "keys": ("q", "k"), "values": ("q", "v")}[gates]
+    for name, (rms, largest) in result.items():
+        (near, far, dense, rounding, size), (near_max, _, dense_max, _, size_max) = rms, largest
+        tiny = 1e-6  # where the exact answer is 0
+        price = size * (ROUNDING_GATES if name in fed else ROUNDING_Z if name == "z" else ROUNDING) + tiny
+        assert near <= 2 * dense + FLIPS * size + tiny, f"{name}: rms {near:.1e}, dense {dense:.1e}"
+        assert near_max <= 2 * dense_max + FLIPS_MAX * size_max + tiny, f"{name}: max {near_max:.1e}, dense {dense_max:.1e}"
+        assert rounding <= price, f"{name}: rounding costs {rounding / size:.1e}"
+        assert far <= 2 * dense + price, f"{name}: rms {far:.1e}, dense {dense:.1e}"
+
+
+def interpret_cope():
+    torch.set_num_threads(1)
+    gpu_tiles, results = kernels.cope_tiles, {}
+    square = [dict(tile, M=64, N=64) for tile in gpu_tiles(torch.empty(1, 64, dtype=torch.float16))]  # fewer, for speed
+    for seed, (name, case) in enumerate(COPE.items()):
+        torch.manual_seed(seed)
+        kernels.cope_tiles = gpu_tiles if case[6] else lambda x: [dict(tile, WIDTH=max(64, x.size(-1))) for tile in square]
+        results[name] = cope_errors(kernels.cope_attention, case)
+    x, do = cope_inputs(*COPE["63, padded head"][:6])
+    mine = cope_evaluate(kernels.cope_attention, x, do, "keys", torch.float16)
+    traced = torch.compile(kernels.cope_attention, fullgraph=True, backend="eager")
+    traced = cope_evaluate(traced, x, do, "keys", torch.float16)
+    return results | {"models": model_paths(), "one graph": [name for name in mine if not torch.equal(mine[name], traced[name])]}
+
+
+MODELS = ("pope", "cope", "cope+rope", "rope,pope", "pope+cope", "cope_alibi")
+
+
+def model_paths():
+    """{pe or its gates: (what use_kernels says, largest change of the logits and of any gradient)}"""
+    out = {}
+    for pe, gates in [(pe, "keys") for pe in MODELS] + [("cope", "sep-keys"), ("cope+rope", "values")]:
+        torch.manual_seed(0)
+        cfg = model.GPTConfig(40, 11, n_layer=2, n_head=2, n_embd=64, pe=pe, cope_gates=gates, cope_npos=8)
+        net = model.GPT(cfg)
+        with torch.no_grad():
+            for name, p in net.named_parameters():
+                p.normal_(std=0.2) if not name.endswith("delta") else p.uniform_(-6, 0)
+        idx, results = torch.randint(11, (2, 40)), []
+        for fast in (False, True):
+            said = net.use_kernels(torch.float32) if fast else None
+            logits, loss = net(idx, idx)
+            results.append([logits, *torch.autograd.grad(loss, list(net.parameters()))])
+        change = [((a - b).abs().max() / (b.abs().max() + 1e-9)).item() for a, b in zip(*results)]
+        cached = net(idx, idx, cache=net.new_cache())[0]  # the other path, whatever is fast
+        out[f"{pe} {gates}"] = said, change[0], max(change[1:]), (cached - results[0][0]).abs().max().item()
+    return out
+
+
+@needs_triton
+def test_models_use_the_kernels(interpreted_cope):
+    found = interpreted_cope["models"]
+    for name, (said, logits, gradients, cached) in found.items():
+        assert cached < 1e-4, name
+        if "triton" in said:  # CoPE's gates are rounded
+            bounds = (3e-3, 0.05) if "cope" in name else (1e-5, 1e-4)
+            assert logits < bounds[0] and gradients < bounds[1], (name, logits, gradients)
+        else:
+            assert logits == gradients == 0, name
+    said = {name.split()[0]: found[name][0] for name in found if name.endswith("keys") and "sep" not in name}
+    assert said == {"pope": "attention: triton pope", "cope": "attention: triton cope", "cope+rope": "attention: triton cope",
+                    "rope,pope": "attention: pytorch, triton pope", "cope_alibi": "attention: pytorch",
+                    "pope+cope": "attention: pytorch (cope: mixed)"}
+
+
+def test_a_model_says_why_not(monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", False)
+    net = model.GPT(model.GPTConfig(block_size=8, vocab_size=11, n_layer=2, n_head=2, n_embd=64, pe="pope"))
+    reason = "no GPU" if kernels.triton.__version__ else "no triton"
+    assert net.use_kernels(torch.bfloat16) == f"attention: pytorch (pope: {reason})"
+    assert all(block.attn.fast is None for block in net.h)
+
+
+@pytest.fixture(scope="module")
+def interpreted_cope():
+    return child("interpret_cope", TRITON_INTERPRET="1")
+
+
+@needs_triton
+@pytest.mark.parametrize("case", COPE)
+def test_cope(interpreted_cope, case):
+    cope_judge(interpreted_cope[case], COPE[case][4])
+
+
+@needs_triton
+def test_cope_is_one_graph(interpreted_cope):
+    assert interpreted_cope["one graph"] == []
+
+
+@needs_triton
+def test_cope_shapes_without_data():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = [torch.empty(2, 3, 33, n, dtype=torch.bfloat16, requires_grad=True) for n in (64, 64, 64, 7, 64, 64)]
+        o = kernels.cope_attention(*x)
+        grads = torch.autograd.grad(o, x, torch.empty_like(o))
+    assert o.shape == (2, 3, 33, 64) and [g.shape for g in grads] == [a.shape for a in x]
+
+
+@pytest.mark.parametrize("name, wrong", [("k", lambda q: q[:, :1]), ("z", lambda q: q[..., :1]), ("gate_k", lambda q: q.half())])
+def test_cope_errors_name_the_argument(name, wrong):
+    q = torch.randn(1, 2, 9, 32)
+    with pytest.raises(ValueError, match=f"^{name} is "):
+        kernels.cope_attention(**dict(q=q, k=q, v=q, z=q) | {name: wrong(q)})
+
+
+# ---------------------------------------------------------------------------------------------------
+# compiled ahead of time
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a block may have on an A100, an H100
+SPILLED = 64  # bytes a thread may spill: a few registers, which compilers differ about; in a loop it would be hundreds
+
+
+AHEAD = [("pope_case", 64), ("pope_case", 128), ("cope_case", 64), ("cope_gates_case", 128)]
+
+
+def compile_all():
+    resources = lambda x: (x.name, x.registers, x.spilled, x.shared)
+    return {f"{case}-{d}-{target}": [resources(x) for x in kernels.compile_ahead(getattr(kernels, case), target, d)]
+            for case, d in AHEAD for target in SHARED}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return child("compile")
+
+
+@needs_triton
+@pytest.mark.parametrize("target", SHARED)
+@pytest.mark.parametrize("case, d", AHEAD)
+def test_compiles_for(compiled, case, d, target):
+    found = compiled[f"{case}-{d}-{target}"]
+    assert found
+    for name, registers, spilled, shared in found:
+        found = f"{name}: {registers} registers, {spilled} B spilled, {shared} B shared"
+        assert spilled <= SPILLED and shared <= SHARED[target], found
+
+
+# ---------------------------------------------------------------------------------------------------
+# on a GPU, and on none
+
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", POPE + [(1025, 64, "uniform", True)], ids=str)
+def test_pope_on_gpu(case, dtype):
+    errors, again = pope_errors(*case, getattr(torch, dtype), "cuda")
+    judge(errors)
+    assert again, "the second run gave other bits"
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", COPE)
+def test_cope_on_gpu(case, dtype):
+    torch.manual_seed(0)
+    T, d, npos, _, gates, centre, _ = COPE[case]
+    cope_judge(cope_errors(kernels.cope_attention, (T, d, npos, dtype, gates, centre), "cuda"), gates)
+
+
+@gpu
+@needs_gpu
+def test_pope_details_on_gpu():
+    assert softplus_error("cuda") < 1e-5  # there exp(-80) is 2^x for a float32 x = -80 log2(e), off by 4e-6
+    assert pope_compiled("cuda") and pope_summed("cuda")
+    assert pope_shifted("cuda")[0] < 1e-5
+
+
+def test_why_not(monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    assert [kernels.why_not("cpu", d) for d in (32, 48, 64, 128)] == [None] * 4 or kernels.triton.__version__ is None
+    monkeypatch.setattr(kernels.triton, "__version__", "3")
+    assert kernels.why_not("cpu", 64, dtype=torch.bfloat16) is None
+    assert kernels.why_not("cpu", 80) == "head width 80 is none of 32, 48, 64, 128"
+    assert kernels.why_not("cpu", 64, dropout=0.1) == "dropout"
+    assert kernels.why_not("cpu", 64, dtype=torch.float64) == "torch.float64 inputs"
+    monkeypatch.setattr(kernels, "INTERPRET", False)
+    assert kernels.why_not("cpu", 64) == "no GPU"
+    monkeypatch.setattr(kernels.triton, "__version__", None)
+    assert kernels.why_not("cuda", 64) == "no triton"
+
+
+def test_without_triton():
+    """A machine that has no Triton can import the module, ask, and read what to install."""
+    code = "import sys, kernels; assert kernels.why_not('cuda', 64) == 'no triton'; kernels.main()"
+    out = subprocess.run([sys.executable, "-c", "import sys; sys.modules['triton'] = None; " + code], cwd=ROOT,
+                         capture_output=True, text=True)
+    assert out.returncode == 1 and out.stderr == "kernels.py needs triton (Linux, x86-64): pip install triton\n"
+
+
+def test_shapes_must_agree():
+    q, v = torch.randn(1, 2, 5, 32), torch.randn(1, 2, 6, 32)
+    with pytest.raises(ValueError, match=r"\(1, 2, 6, 32\) torch.float32"):
+        kernels.pope_attention(q, q, v, None)
+
+
+if __name__ == "__main__":
+    print(json.dumps({"interpret": interpret, "interpret_cope": interpret_cope, "compile": compile_all}[sys.argv[1]]()))
