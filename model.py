@@ -206,7 +206,8 @@ class CARoPE(PE):
         if self.d % 2:
             raise ValueError(f"carope turns pairs of dimensions, but n_embd / n_head = {self.d} is odd; change n_head")
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
-        self.b = math.log(math.expm1(cfg.base ** (2 / self.d) - 1))
+        y = cfg.base ** (2 / self.d) - 1  # softplus(b) should be this
+        self.b = y + math.log(-math.expm1(-y))
 
     def rotate(self, q, k, x, pos, cache):
         with torch.autocast(x.device.type, enabled=False):  # a phase summed in bf16 is off by radians

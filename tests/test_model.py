@@ -235,14 +235,16 @@ def test_attention_dropout_on_both_paths():
 # --- single methods -------------------------------------------------------------------------------
 
 
-def test_carope_starts_as_rope():
+@pytest.mark.parametrize("n_head", [1, 4, 16])
+def test_carope_starts_as_rope(n_head):
     torch.manual_seed(0)
-    rope, carope = (GPT(GPTConfig(**SMALL | dict(pe=pe, block_size=64))).eval() for pe in ("rope", "carope"))
+    cfg = SMALL | dict(block_size=64, n_head=n_head)
+    rope, carope = (GPT(GPTConfig(**cfg | dict(pe=pe))).eval() for pe in ("rope", "carope"))
     carope.load_state_dict(rope.state_dict(), strict=False)  # all but W, which stays zero
     with torch.no_grad():
         for net in (rope, carope):
             for p in net.h.parameters():
-                if p.dim() == 2 and p.shape != (32, 4):
+                if p.dim() == 2 and p.shape != (32, n_head):
                     p.mul_(15)
     idx = tokens(1, 64)
     assert (full(rope, idx) - full(carope, idx)).abs().max() < 1e-4
