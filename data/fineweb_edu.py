@@ -9,7 +9,7 @@ streams past the documents that are already written, which costs their download 
 
 from pathlib import Path
 
-from data.shards import command, write_documents
+from data.shards import command, hub, write_documents
 
 DOWNLOAD = True
 TOKENIZER = "gpt2"
@@ -18,11 +18,7 @@ SHARD_TOKENS = 100_000_000
 
 def load():
     """The corpus as a stream, a datasets.IterableDataset with a column "text"."""
-    try:
-        import datasets
-    except ImportError:
-        raise ImportError("data.fineweb_edu needs one more package: pip install datasets") from None
-    return datasets.load_dataset("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train", streaming=True)
+    return hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train", streaming=True)
 
 
 def prepare(folder, limit=None, load=load):

@@ -8,7 +8,7 @@ The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357
 
 from pathlib import Path
 
-from data.shards import command, write_documents
+from data.shards import command, hub, write_documents
 
 DOWNLOAD = True
 TOKENIZER = "gpt2"
@@ -17,11 +17,7 @@ SHARD_TOKENS = 100_000_000
 
 def load():
     """The corpus, a datasets.Dataset with a column "text"; the download stays in Hugging Face's cache."""
-    try:
-        import datasets
-    except ImportError:
-        raise ImportError("data.openwebtext needs one more package: pip install datasets") from None
-    return datasets.load_dataset("Skylion007/openwebtext", split="train")
+    return hub("Skylion007/openwebtext", split="train")
 
 
 def prepare(folder, limit=None, load=load):

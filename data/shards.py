@@ -385,6 +385,15 @@ def encode_block(texts):
     return [np.array(worker_encoding.encode_ordinary(text), dtype=np.uint16) for text in texts]
 
 
+def hub(*args, **options):
+    """datasets.load_dataset(...): a corpus from the Hugging Face hub. Raises ImportError without the library."""
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError("corpora from the hub need one more package: pip install datasets") from None
+    return datasets.load_dataset(*args, **options)
+
+
 def command(prepare, doc, folder):
     """The command line of a corpus: --limit and --out, then prepare(out, limit); a failure is one line."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
