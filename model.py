@@ -591,7 +591,7 @@ class GPT(nn.Module):
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 residual = name.endswith("c_proj")  # these write to the residual stream, 2 n_layer times
                 nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * cfg.n_layer) if residual else 0.02)
-            if getattr(module, "bias", None) is not None and isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
     def forward(self, idx, targets=None, cache=None, start=None):

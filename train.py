@@ -224,7 +224,8 @@ def evaluate(net, split, cfg, rank, world, device, autocast):
             logits = net(x, y)[0]
         loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1, reduction="sum")
         wrong = (logits.argmax(-1) != y) & (y != -1)
-        sums += torch.stack([loss, (y != -1).sum(), wrong.sum(), wrong.any(1).sum(), torch.tensor(len(x))]).cpu()
+        sums[:4] += torch.stack([loss, (y != -1).sum(), wrong.sum(), wrong.any(1).sum()]).cpu()
+        sums[4] += len(x)
     if world > 1:
         sums = sums.to(device, torch.float64 if device.type != "mps" else torch.float32)
         dist.all_reduce(sums)

@@ -316,6 +316,9 @@ def model_paths():
             said = net.use_kernels(torch.float32) if fast else None
             logits, loss = net(idx, idx)
             results.append([logits, *torch.autograd.grad(loss, list(net.parameters()))])
+        torch._dynamo.reset()
+        traced = torch.compile(net, backend="eager", fullgraph=True)(idx, idx)[1]  # raises at a graph break
+        assert (traced - loss).abs() < 1e-5
         change = [((a - b).abs().max() / (b.abs().max() + 1e-9)).item() for a, b in zip(*results)]
         cached = net(idx, idx, cache=net.new_cache())[0]  # the other path, whatever is fast
         out[f"{pe} {gates}"] = said, change[0], max(change[1:]), (cached - results[0][0]).abs().max().item()
