@@ -34,6 +34,7 @@ class GPTConfig:
     dropout: float = 0.0  # on embeddings, attention weights and both branches of a block
     bias: bool = True  # biases in linear layers and LayerNorms
     norm: str = "layernorm"  # layernorm | rmsnorm
+    hard_attention: bool = False  # all weight on the largest logit (CoPE appendix C, an ablation)
     mlp: str = "gelu"  # gelu | swiglu
     mlp_width: int = 0  # hidden width of the MLP; 0: 4 C for gelu, 8/3 C rounded up to 64s for swiglu
     tie: bool = True  # the output layer uses the token embeddings' weights
@@ -467,6 +468,7 @@ class Attention(nn.Module):
         self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart, as a PE may change the input of q, k alone
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
+        self.hard = cfg.hard_attention
         self.fast = None  # which of them computes the attention with its Triton kernel, see GPT.use_kernels
         if sum(type(pe).rotate is not PE.rotate for pe in pes) > 1:
             raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of rope, carope, pope")
@@ -489,7 +491,7 @@ class Attention(nn.Module):
         biased = [pe for pe in self.pes if pe.bias is not None]
         if fast is not None:
             y = fast.kernel(q, k, v, raw_q, raw_k, x)
-        elif biased:  # the raw keys are kept apart only where k was turned
+        elif biased or self.hard:  # the raw keys are kept apart only where k was turned
             raw = (raw_q, extend(cache, "raw_k", raw_k)) if rotated else None
             y = self.dense(q, k, v, raw, [pe.bias(raw_q, x, v, cache) for pe in biased])
         else:
@@ -523,8 +525,10 @@ class Attention(nn.Module):
                 own = (raw[0][:, :, rows] @ raw[1][:, :, :n].mT).float() * self.d**-0.5
             for bias in biases:
                 logits = logits + bias(own, rows, dist)
-            a = logits.masked_fill(dist < 0, -math.inf).softmax(-1).to(v.dtype)
-            y.append(F.dropout(a, self.dropout, self.training) @ v[:, :, :n])
+            a = logits.masked_fill(dist < 0, -math.inf).softmax(-1)
+            if self.hard:  # forward all or nothing, backward the softmax (straight-through; the paper does not say)
+                a = F.one_hot(a.argmax(-1), n) + a - a.detach()
+            y.append(F.dropout(a.to(v.dtype), self.dropout, self.training) @ v[:, :, :n])
         return torch.cat(y, 2)  # (B, H, T, d)
 
 
@@ -628,7 +632,8 @@ class GPT(nn.Module):
             for i, pe in enumerate(attn.pes):
                 if pe.kernel is not None:
                     others = [o for o in attn.pes if o is not pe and (o.bias is not None or isinstance(o, PoPE))]
-                    why_not = "mixed" if others else kernels.why_not(self.wte.weight.device, attn.d, self.cfg.dropout, dtype)
+                    why_not = kernels.why_not(self.wte.weight.device, attn.d, self.cfg.dropout, dtype)
+                    why_not = "mixed" if others else "hard attention" if attn.hard else why_not
                     name = next(name for name, cls in PES.items() if cls is type(pe))
                     attn.fast, label = (i, f"triton {name}") if why_not is None else (None, f"pytorch ({name}: {why_not})")
             used[label] = None
@@ -693,6 +698,30 @@ class GPT(nn.Module):
                 raise ValueError(f"{run} holds another architecture: {name} is {a} there and {b} here; "
                                  "give the options it was trained with")
         self.load_state_dict(theirs)
+
+
+@torch.no_grad()
+def error_sums(model, batches):
+    """Over batches of (x, y), what forward takes: float64 (5,) of sums: loss in nats, targets, wrong argmaxes, rows
+    with a wrong one, rows. Every target sees the right tokens before it, so a row without a wrong argmax is what greedy
+    decoding writes, and the share of rows with one is its whole-sequence error."""
+    sums = torch.zeros(5, dtype=torch.float64)
+    for x, y in batches:
+        logits, loss = model(x, y)
+        targets, wrong = y != -1, (logits.argmax(-1) != y) & (y != -1)
+        n = targets.sum()
+        loss = torch.where(n > 0, loss * n, 0.0)  # a batch without targets has no mean
+        part = torch.stack([loss, n, wrong.sum(), wrong.any(1).sum()])
+        sums += torch.cat((part.cpu(), torch.tensor([len(x)])))
+    return sums
+
+
+def scores(sums, masked):
+    """error_sums as a dict: loss in nats per target, perplexity and, where only some targets carry loss, the percentage
+    of wrong targets and that of rows with one."""
+    loss, targets, wrong, wrong_rows, rows = sums.tolist()
+    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
+    return result | (dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows) if masked else {})
 
 
 def read_checkpoint(run, device="cpu"):

@@ -1,8 +1,9 @@
 """
 What one does with a trained model:
 
-    python sample.py RUN ... [--key=value]                      writes text, with the key-value cache
-    python sample.py RUN ... --extrapolate=1,2,4,8              loss at these multiples of the trained length
+    python sample.py RUN ... [--key=value]            writes text; on a synthetic task, answers marked right or wrong
+    python sample.py RUN ... --evaluate=val,sparse    loss and errors over whole splits
+    python sample.py RUN ... --extrapolate=1,2,4,8    loss at these multiples of the trained length
 
 RUN is a run directory, `out/quickstart_pope`. Options of the model can be changed at test time, per run:
 `out/quickstart_rope@rope_scaling=yarn,rope_factor=8` or `out/quickstart_expe@expe_scale=0.5`. --help prints all keys.
@@ -17,10 +18,9 @@ import torch
 import torch.nn.functional as F
 
 import config
-from data.shards import Split, tokenizer
-from model import GPT, GPTConfig, model_config, pick_device, read_checkpoint
+from data.shards import Split, locate, tokenizer
+from model import GPT, GPTConfig, error_sums, model_config, pick_device, read_checkpoint, scores
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 SEGMENT = 1024  # tokens per forward pass; longer sequences go on from the cache, so that memory stays bounded
 
 
@@ -29,15 +29,16 @@ class SampleConfig:
     """Keys of sample.py, after the run directories (see the top of the file)."""
 
     prompt: str = ""  # text to go on from; empty: a new document
-    num_samples: int = 2  # texts per run
+    num_samples: int = 2  # texts or rows per run
     max_new_tokens: int = 300  # length of each
     temperature: float = 0.8  # 0: always the likeliest token
     top_k: int = 0  # choose among the k likeliest tokens; 0: among all
     seed: int = 1337  # of the choice
+    evaluate: str = ""  # splits of the data set, joined by commas: evaluate all of each instead of writing text
     extrapolate: str = ""  # multiples of the trained length, "1,2,4,8": evaluate there instead of writing text
     eval_tokens: int = 131072  # extrapolate: tokens to evaluate on, the same ones at every length
-    split: str = "val"  # extrapolate: of the data set
-    data: str = ""  # extrapolate: a data set or folder of shards; empty: the one that the run was trained on
+    split: str = "val"  # of the data set: where to extrapolate, or from which to show rows
+    data: str = ""  # a data set or folder of shards to evaluate on; empty: the one that the run was trained on
     out: str = os.path.join("out", "extrapolation")  # extrapolate: writes <out>.csv, and <out>.png with matplotlib
     device: str = "auto"  # auto | cpu | cuda | mps
 
@@ -52,7 +53,12 @@ def main(argv):
         return extrapolate(cfg, runs, device)
     for run in runs:
         model, checkpoint = load(run, device)
-        write_text(cfg, run, model, checkpoint["meta"], device)
+        if cfg.evaluate:
+            evaluate(cfg, run, model, checkpoint, device)
+        elif checkpoint["meta"]["loss"] == "mask":
+            write_rows(cfg, run, model, checkpoint, device)
+        else:
+            write_text(cfg, run, model, checkpoint["meta"], device)
 
 
 def load(run, device):
@@ -76,6 +82,47 @@ def write_text(cfg, run, model, meta, device):
         idx = torch.tensor([start], device=device)
         idx = model.generate(idx, cfg.max_new_tokens, cfg.temperature, cfg.top_k or None)[0].tolist()
         print(f"--- {run}, sample {i + 1}\n{text.decode(idx if cfg.prompt else idx[1:])}")
+
+
+def write_rows(cfg, run, model, checkpoint, device):
+    """Rows of a task in which only some tokens carry loss, with the model's answer in the place of each of them."""
+    split, symbol = open_split(cfg, checkpoint, cfg.split), tokenizer(checkpoint["meta"]).decode
+    x, y = (torch.from_numpy(a) for a in split.read(split.windows(split.row_length - 1, cfg.num_samples), split.row_length - 1))
+    with torch.no_grad():
+        answers = model(x.to(device), y.to(device))[0].argmax(-1).cpu()
+    print(f"{run}, {cfg.split} split; the model's answers are [right] or [wrong, not right]")
+    for i in range(len(x)):
+        last = int((y[i] != -1).nonzero().max())  # what follows is padding
+        words = [symbol([int(x[i, 0])])]
+        for t in range(last + 1):  # position t answers for token t + 1
+            said, right = symbol([int(answers[i, t])]), symbol([int(y[i, t])]) if y[i, t] != -1 else None
+            if right is None:
+                words.append(symbol([int(x[i, t + 1])]))
+            else:
+                words.append(f"[{said}]" if said == right else f"[{said}, not {right}]")
+        right, total = int((answers[i] == y[i]).sum()), int((y[i] != -1).sum())
+        between = " " if isinstance(checkpoint["meta"]["tokenizer"], dict) else ""
+        print(f"--- row {i + 1}, {right} of {total} right\n{between.join(words)}")
+
+
+# ---------------------------------------------------------------------------------------------------
+# whole splits
+
+
+def open_split(cfg, checkpoint, name):
+    return Split(locate(cfg.data or checkpoint["config"]["data"]), name)
+
+
+def evaluate(cfg, run, model, checkpoint, device):
+    """A line per split: loss and perplexity and, where only some targets carry loss, their error and that of whole rows."""
+    for name in cfg.evaluate.split(","):
+        split = open_split(cfg, checkpoint, name)
+        length = split.row_length - 1 if split.rows else checkpoint["config"]["block_size"]
+        starts, n = split.windows(length), max(1, 8192 // length)
+        parts = (split.read(starts[i : i + n], length) for i in range(0, len(starts), n))
+        sums = error_sums(model, ([torch.from_numpy(a).to(device) for a in part] for part in parts))
+        found = scores(sums, split.meta["loss"] == "mask")
+        print(f"{run} {name}, {len(starts):,} of {length} tokens: " + ", ".join(f"{k} {v:.4f}" for k, v in found.items()), flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -124,8 +171,7 @@ def extrapolate(cfg, runs, device):
 
 def spans(cfg, checkpoint, length):
     """(x, y), each (n, length): stretches of the split, of which every length evaluates all the targets."""
-    data = cfg.data or checkpoint["config"]["data"]
-    split = Split(data if os.sep in data else os.path.join(HERE, "data", data), cfg.split)
+    split = open_split(cfg, checkpoint, cfg.split)
     if split.rows:
         raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens; extrapolation needs a stream of text")
     x, y = split.read(split.windows(length, max(1, cfg.eval_tokens // length)), length)

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 import config
-from data.shards import Split
-from model import GPT, GPTConfig, choose, model_config, pick_device, read_checkpoint
+from data.shards import Split, command_for, locate, options
+from model import GPT, GPTConfig, choose, error_sums, model_config, pick_device, read_checkpoint, scores
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "RTX 4090": 165e12}  # dense bf16, data sheets
@@ -79,7 +78,7 @@ def main(argv):
                          "elsewhere by --out_dir=...")
 
     # data
-    folder = cfg.data if os.sep in cfg.data else os.path.join(HERE, "data", cfg.data)
+    folder = locate(cfg.data)
     if rank == 0:
         prepare(cfg.data, folder)
     if world > 1:
@@ -210,31 +209,19 @@ def learning_rate(step, cfg):
     return cfg.min_lr + shape * (cfg.learning_rate - cfg.min_lr)
 
 
-@torch.no_grad()
 def evaluate(net, split, cfg, rank, world, device, autocast):
-    """Mean loss (nats) and perplexity over the same windows each time; where only some targets carry loss, also the
-    share of wrong argmaxes among them and of sequences with a wrong one, in percent. The processes share the work."""
+    """The scores of model.evaluate over the same windows each time. The processes share the work."""
     net.eval()
     starts = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None)
     n = cfg.micro_batch or cfg.batch_size
-    sums = torch.zeros(5, dtype=torch.float64)
-    for i in range(rank * n, len(starts), world * n):
-        x, y = (to(device, a) for a in split.read(starts[i : i + n], cfg.block_size))
-        with autocast:
-            logits = net(x, y)[0]
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1, reduction="sum")
-        wrong = (logits.argmax(-1) != y) & (y != -1)
-        sums[:4] += torch.stack([loss, (y != -1).sum(), wrong.sum(), wrong.any(1).sum()]).cpu()
-        sums[4] += len(x)
+    parts = [starts[i : i + n] for i in range(rank * n, len(starts), world * n)]
+    with autocast:
+        sums = error_sums(net, ([to(device, a) for a in split.read(part, cfg.block_size)] for part in parts))
     if world > 1:
         sums = sums.to(device, torch.float64 if device.type != "mps" else torch.float32)
         dist.all_reduce(sums)
     net.train()
-    loss, targets, wrong, wrong_rows, rows = sums.tolist()
-    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
-    if split.meta["loss"] != "all":
-        result |= dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows)
-    return result
+    return scores(sums, split.meta["loss"] == "mask")
 
 
 class Log:
@@ -291,15 +278,17 @@ def start_processes(cfg):
     return rank, world, device
 
 
-def prepare(name, folder):
+def prepare(data, folder):
     """Make the data set if it is missing and needs no download."""
+    name, _, text = data.partition("@")
     script = os.path.join(HERE, "data", name + ".py")
     if os.path.exists(os.path.join(folder, "meta.json")) or not os.path.exists(script):
         return  # Split says what is wrong, if anything
     module = importlib.import_module("data." + name)
+    arguments = options(module.prepare, text)
     if module.DOWNLOAD:
-        raise FileNotFoundError(f"data set {name!r} is not prepared and needs a download; run `python -m data.{name}`")
-    module.prepare(folder)
+        raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; run `{command_for(folder)}`")
+    module.prepare(folder, **arguments)
 
 
 def bf16(cfg, device):

@@ -7,8 +7,6 @@ Shards of 1e8 tokens, the first is the validation split; end-of-text goes before
 streams past the documents that are already written, which costs their download but not their tokenisation.
 """
 
-from pathlib import Path
-
 from data.shards import command, hub, write_documents
 
 DOWNLOAD = True
@@ -21,7 +19,7 @@ def load():
     return hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train", streaming=True)
 
 
-def prepare(folder, limit=None, load=load):
+def prepare(folder, limit: int = None, load=load):
     """Write the set into `folder`, from the first `limit` documents of the corpus that `load` returns."""
     corpus = load()
     # a try is shorter than one shard, and would be all validation: some 1000 tokens a document make ten shards
@@ -34,4 +32,4 @@ def prepare(folder, limit=None, load=load):
 
 
 if __name__ == "__main__":
-    command(prepare, __doc__, Path(__file__).with_suffix(""))
+    command(prepare, __doc__)

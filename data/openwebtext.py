@@ -6,8 +6,6 @@
 The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, end-of-text after each.
 """
 
-from pathlib import Path
-
 from data.shards import command, hub, write_documents
 
 DOWNLOAD = True
@@ -20,7 +18,7 @@ def load():
     return hub("Skylion007/openwebtext", split="train")
 
 
-def prepare(folder, limit=None, load=load):
+def prepare(folder, limit: int = None, load=load):
     """Write the set into `folder`, from at most `limit` documents of the corpus that `load` returns."""
     corpus = load()
     if limit is not None:
@@ -38,4 +36,4 @@ def prepare(folder, limit=None, load=load):
 
 
 if __name__ == "__main__":
-    command(prepare, __doc__, Path(__file__).with_suffix(""))
+    command(prepare, __doc__)

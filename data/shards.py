@@ -8,15 +8,19 @@ data/<name>/ holds
     vocab_size   at most 65536
     tokenizer    "bytes", "gpt2" or another name that tiktoken knows, or {"symbols": [the string of id 0, ...]}
     separator    the token id between documents, or null
-    row_length   0 for one long stream; n where every n tokens are a row, an example of its own
+    row_length   {split: n} for splits in which every n tokens are a row, an example of its own; the others, and
+                 all splits of {}, are one long stream each
     loss         "all" | "mask"
     shards       {"train_000000.bin": number of tokens, ...}
 
-`Split` reads a set, `Writer` writes one, `write_documents` writes a large text corpus on all cores.
+`Split` reads a set, `Writer` writes one, `write_documents` writes a large text corpus on all cores, and `write_rows` a
+synthetic task. A set is named after its script, with the options that it was written with: `stdlib`,
+`flip_flop@length=256,train=32000`.
 """
 
 import argparse
 import collections
+import inspect
 import itertools
 import json
 import multiprocessing
@@ -42,6 +46,17 @@ def save_json(path, value):
     os.replace(part, path)
 
 
+def locate(data):
+    """The folder of a data set by its name, or `data` itself where it is a path."""
+    return Path(data) if os.sep in data else Path(__file__).parent / data
+
+
+def command_for(folder):
+    """The command that writes the data set of that folder."""
+    name, _, options = Path(folder).name.partition("@")
+    return " ".join([f"python -m data.{name}", *(f"--{option}" for option in options.split(",") if option)])
+
+
 class Split:
     """One split of a prepared set, memory-mapped: nothing is read before a batch asks for it.
 
@@ -52,7 +67,7 @@ class Split:
     def __init__(self, folder, split):
         folder = Path(folder)
         if not (folder / "meta.json").exists():
-            raise FileNotFoundError(f"no meta.json in {folder}; write the data with `python -m data.{folder.name}`")
+            raise FileNotFoundError(f"no meta.json in {folder}; write the data with `{command_for(folder)}`")
         self.folder, self.split = folder, split
         self.meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.names = sorted(name for name in self.meta["shards"] if split_of(name) == split)
@@ -70,7 +85,7 @@ class Split:
         ends = np.cumsum([len(tokens) for tokens in self.bins])
         self.begins = np.append(0, ends[:-1])  # the offset in the split of each shard's first token
         self.tokens = int(ends[-1])
-        self.vocab_size, self.row_length = self.meta["vocab_size"], self.meta["row_length"]
+        self.vocab_size, self.row_length = self.meta["vocab_size"], self.meta["row_length"].get(split, 0)
         self.rows = self.tokens // self.row_length if self.row_length else 0
         self.order = None, None  # (seed, epoch) and its permutation of the rows
 
@@ -131,7 +146,7 @@ class Split:
         return x, y
 
     def _broken(self, name, fault):
-        again = f"delete {self.folder} and write it again with `python -m data.{self.folder.name}`"
+        again = f"delete {self.folder} and write it again with `{command_for(self.folder)}`"
         return ValueError(f"{self.folder / name} {fault}; {again}")
 
     def _map(self, name, count, dtype):
@@ -185,7 +200,7 @@ class Writer:
         self.folder, self.shard_tokens = Path(folder), shard_tokens
         self.shards = dict(keep or {})  # the finished ones
         self.open = {}  # split -> [tokens so far, [(final path, open file), ...]]
-        self.kind, self.row_length, self.largest = None, 0, 0
+        self.masked, self.row_length, self.largest = None, {}, 0
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "meta.json").unlink(missing_ok=True)  # first: from here on the set is not whole
         for path in self.folder.iterdir():
@@ -200,16 +215,17 @@ class Writer:
         """
         tokens = np.asarray(tokens)
         kind = tokens.shape[1] if tokens.ndim == 2 else 0, loss is not None
-        if tokens.ndim not in (1, 2) or (self.kind or kind) != kind:
-            was = f"(row_length, masked) was {self.kind}"
-            raise ValueError(f"{was}, got {kind} from tokens of shape {tokens.shape}; a set is of one kind")
+        was = self.row_length.get(split, kind[0]), kind[1] if self.masked is None else self.masked
+        if tokens.ndim not in (1, 2) or was != kind:
+            was = f"(row_length, masked) of {split!r} was {was}"
+            raise ValueError(f"{was}, got {kind} from tokens of shape {tokens.shape}; a split is of one kind")
         if loss is not None and np.shape(loss) != tokens.shape:
             raise ValueError(f"tokens are {tokens.shape}, their mask is {np.shape(loss)}; give one value per token")
         if not tokens.size:
             return
         if tokens.min() < 0 or tokens.max() > 65535:
             raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
-        self.kind, self.row_length = kind, kind[0]
+        self.row_length[split], self.masked = kind
         self.largest = max(self.largest, int(tokens.max()))
         tokens, loss = tokens.ravel(), None if loss is None else np.ravel(loss)
         done = 0
@@ -224,7 +240,7 @@ class Writer:
             # the mask is renamed first: a .bin under its own name has its mask beside it
             paths = [path] if loss is None else [path.with_suffix(".loss"), path]
             self.open[split] = [0, [(p, open(f"{p}.tmp", "wb")) for p in paths]]
-        row = self.row_length or 1
+        row = self.row_length.get(split) or 1
         room = max(self.shard_tokens // row, 1) * row - self.open[split][0]  # whole rows only
         tokens = tokens[:room]
         files = self.open[split][1]
@@ -245,26 +261,19 @@ class Writer:
                 os.replace(file.name, path)
             self.shards[path.name] = count
 
-    def finish(self, vocab_size, tokenizer, separator=None, **more):
-        """Flush every split and write meta.json; row_length and loss follow from what was written.
-
-        more: keys to add; row_length may be given for rows that were written flat.
-        Raises ValueError for tokens beyond vocab_size, shards that cut a row, and an empty set.
-        """
+    def finish(self, vocab_size, tokenizer, separator=None):
+        """Flush every split and write meta.json. Raises ValueError for tokens beyond vocab_size and an empty set."""
         for split in list(self.open):
             self.flush(split)
         meta = {"vocab_size": vocab_size, "tokenizer": tokenizer, "separator": separator}
-        meta |= {"row_length": self.row_length, **more, "loss": "mask" if self.kind and self.kind[1] else "all"}
+        meta["row_length"] = {split: n for split, n in self.row_length.items() if n}
+        meta["loss"] = "mask" if self.masked else "all"
         meta["shards"] = dict(sorted(self.shards.items()))
         if not self.shards:
             raise ValueError(f"nothing was written to {self.folder}; the source holds no tokens")
         if not self.largest < vocab_size <= 65536:
             need = f"in [{self.largest + 1}, 65536]: the tokens reach {self.largest} and are stored as uint16"
             raise ValueError(f"vocab_size must lie {need}, got {vocab_size}")
-        for name, count in self.shards.items():
-            if count % (meta["row_length"] or 1):
-                rows = f"no multiple of row_length={meta['row_length']}"
-                raise ValueError(f"{name} has {count} tokens, {rows}; write arrays of shape (rows, row_length)")
         save_json(self.folder / "meta.json", meta)
 
 
@@ -394,15 +403,46 @@ def hub(*args, **options):
     return datasets.load_dataset(*args, **options)
 
 
-def command(prepare, doc, folder):
-    """The command line of a corpus: --limit and --out, then prepare(out, limit); a failure is one line."""
+def write_rows(folder, symbols, seed, generate, **splits):
+    """Write a synthetic task. Each split, name=(rows, options), is filled by generate(rng, rows, **options) -> tokens and
+    their loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the first of more."""
+    writer = Writer(folder)
+    for i, (split, (rows, options)) in enumerate(splits.items()):
+        for start in range(0, rows, 1000):
+            tokens, loss = generate(rng(seed, i << 32 | start), 1000, **options)
+            writer.write(split, tokens[: rows - start], loss[: rows - start])
+    writer.finish(len(symbols), {"symbols": symbols})
+    print(f"{folder}: " + ", ".join(f"{rows:,} {split}" for split, (rows, _) in splits.items()))
+
+
+def options(prepare, text):
+    """"length=64,seed=1" as arguments of prepare, of the types that its signature gives. ValueError for others."""
+    types, found = prepare.__annotations__, {}
+    for option in filter(None, text.split(",")):
+        name, _, value = option.partition("=")
+        try:
+            found[name] = types[name](value)
+        except (KeyError, ValueError):
+            known = ", ".join(f"{name} ({kind.__name__})" for name, kind in types.items())
+            raise ValueError(f"data option {option!r} is unknown or of another type; there are: {known}") from None
+    return found
+
+
+def command(prepare, doc):
+    """The command line of a data script: the arguments of prepare that have a type, and --out; a failure is one line."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, help="stop after that many documents, for a try")
-    parser.add_argument("--out", default=folder, help="the folder to write (default: %(default)s)")
-    flags = parser.parse_args()
+    for name, kind in prepare.__annotations__.items():
+        default = inspect.signature(prepare).parameters[name].default
+        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=f"default: {default}")
+    parser.add_argument("--out", help="the folder to write; by default one in data/ that is named after the options")
+    flags = vars(parser.parse_args())
+    out = flags.pop("out")
+    name = Path(inspect.getfile(prepare)).stem + "@" * bool(flags) + ",".join(f"{k}={v}" for k, v in flags.items())
+    if out is None and os.sep in name:
+        parser.error("a path among the options needs --out too, the folder to write")
     try:
-        prepare(flags.out, flags.limit)
-    except (ImportError, ValueError) as error:
+        prepare(locate(name) if out is None else out, **flags)
+    except (ImportError, ValueError, FileNotFoundError) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit("\nstopped; the same command goes on after the last whole shard") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import Writer
+from data.shards import Writer, command
 
 DOWNLOAD = False  # train.py prepares such a set by itself
 
@@ -34,4 +34,4 @@ def prepare(folder):
 
 
 if __name__ == "__main__":
-    prepare(Path(__file__).with_suffix(""))
+    command(prepare, __doc__)

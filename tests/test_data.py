@@ -59,7 +59,7 @@ def test_format_is_the_documented_one(tmp_path):
         "vocab_size": 500,
         "tokenizer": "bytes",
         "separator": None,
-        "row_length": 0,
+        "row_length": {},
         "loss": "all",
         "shards": {f"train_{i:06d}.bin": n for i, n in enumerate([170] * 5 + [150])},
     }
@@ -140,7 +140,7 @@ def test_masked_targets_are_minus_one(tmp_path):
 def test_epochs_hold_every_row_once(tmp_path, batch_size):
     values, loss = table(tmp_path, mask=True)
     split = Split(tmp_path, "train")
-    assert split.rows == 23 and split.meta["row_length"] == 6
+    assert split.rows == 23 and split.meta["row_length"] == {"train": 6}
     assert split.meta["shards"] == {f"train_{i:06d}.bin": 24 for i in range(5)} | {"train_000005.bin": 18}
     steps = -(-23 * 6 // batch_size)
     batches = [split.batch(step, batch_size, 100, seed=9) for step in range(steps)]
@@ -292,9 +292,6 @@ def test_writer_refuses_what_does_not_fit(tmp_path):
         with pytest.raises(ValueError) as error:
             writer.finish(vocab_size=vocab_size, tokenizer="bytes")
         one_line(error, "[501, 65536]", str(vocab_size))
-    with pytest.raises(ValueError) as error:
-        writer.finish(vocab_size=501, tokenizer="bytes", row_length=3)
-    one_line(error, "train_000000.bin", "row_length=3")
     for tokens, loss in (([[1, 2]], None), ([1, 2], [1, 1]), ([[[1]]], None)):
         with pytest.raises(ValueError) as error:
             writer.write("train", tokens, loss)
@@ -312,10 +309,27 @@ def test_writer_covers_the_range_of_uint16(tmp_path):
     writer = Writer(tmp_path)
     writer.write("train", np.arange(65536))
     writer.write("train", [])
-    writer.finish(vocab_size=65536, tokenizer="bytes", separator=7, note="kept")
+    writer.finish(vocab_size=65536, tokenizer="bytes", separator=7)
     split = Split(tmp_path, "train")
     assert split.read([0], 65535)[1].tolist() == [list(range(1, 65536))]
-    assert split.meta["separator"] == 7 and split.meta["note"] == "kept"
+    assert split.meta["separator"] == 7
+
+
+def test_splits_of_one_set_may_have_rows_of_their_own_length(tmp_path):
+    rng, writer = np.random.default_rng(3), Writer(tmp_path, 20)
+    values = {"train": rng.integers(0, 9, (7, 6)), "val": rng.integers(0, 9, (4, 9)), "long": rng.integers(0, 9, 50)}
+    for split, tokens in values.items():
+        writer.write(split, tokens, np.ones_like(tokens))
+    writer.finish(vocab_size=9, tokenizer="bytes")
+    for name, tokens in values.items():
+        split = Split(tmp_path, name)
+        length = tokens.shape[1] if tokens.ndim == 2 else 0
+        assert (split.row_length, split.rows) == (length, len(tokens) if length else 0)
+        x, y = split.read(split.windows(49), 49)
+        assert x.tolist() == np.atleast_2d(tokens)[:, :-1].tolist() and y.tolist() == np.atleast_2d(tokens)[:, 1:].tolist()
+    with pytest.raises(ValueError) as error:
+        Writer(tmp_path / "b").write("train", [[1, 2]]) or writer.write("val", rng.integers(0, 9, (4, 8)), np.ones((4, 8)))
+    one_line(error, "'val'", "(9, True)", "(8, True)")
 
 
 def test_splits_interleave_and_shard_like_one_at_a_time(tmp_path):
@@ -453,7 +467,7 @@ def check(folder, files):
     assert got == files
     assert meta["shards"] == {name: len(data) // 2 for name, data in sorted(files.items())}
     assert (meta["tokenizer"], meta["separator"], meta["vocab_size"]) == ("bytes", 256, 257)
-    assert (meta["row_length"], meta["loss"]) == (0, "all")
+    assert (meta["row_length"], meta["loss"]) == ({}, "all")
 
 
 @pytest.mark.parametrize("shard_tokens", [190, 7000, 10**6])  # many shards a document; many documents a shard; one

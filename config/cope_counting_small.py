@@ -1,0 +1,29 @@
+"""
+CoPE Tables 3 and 4, counting, small: programs of up to 120 operations instead of 512, 64 wide, 2 layers.
+
+    python train.py config/cope_counting_small.py                  # CoPE
+    python train.py config/cope_counting_small.py --pe=rope        # and so on; --seed=1 for another seed
+    python train.py config/cope_counting_small.py --pe=relative
+    python train.py config/cope_counting_small.py --pe=learned
+    python sample.py out/cope_counting_small_cope --split=pass10
+
+The last lines are the row: token_error of test (50 passes an operation), pass100 and pass10, 1000 rows each. Always
+answering 10 is wrong for 85% here.
+"""
+data = "counting@steps=120,length=160,train=64000"
+pe = "cope"
+
+n_layer = 2
+n_head = 2
+n_embd = 64
+block_size = 159
+
+batch_size = 32
+max_iters = 2000
+learning_rate = 1e-3
+schedule = "linear"
+warmup_iters = 50
+
+eval_interval = 500
+eval_batches = 0
+eval_splits = "test,pass100,pass10"

@@ -1,0 +1,28 @@
+"""
+CoPE Table 2, Flip-Flop, small: two minutes a row on two CPU cores. 128 pairs instead of 256, 64 wide, 2 layers.
+
+    python train.py config/cope_flip_flop_small.py                # CoPE
+    python train.py config/cope_flip_flop_small.py --pe=rope      # and so on; --seed=1 for another seed
+    python train.py config/cope_flip_flop_small.py --pe=learned
+    python sample.py out/cope_flip_flop_small_cope                # what it does
+
+The last lines are the row: token_error of val (in distribution) and of sparse (the paper's OOD), whole splits of 1000.
+"""
+data = "flip_flop@length=256,train=32000,sparse=1000,dense=1000"
+pe = "cope"
+
+n_layer = 2
+n_head = 2
+n_embd = 64
+block_size = 255
+
+batch_size = 16
+max_iters = 2000
+learning_rate = 1e-3
+beta2 = 0.999
+schedule = "linear"
+warmup_iters = 50
+
+eval_interval = 1000
+eval_batches = 0
+eval_splits = "val,sparse,dense"

@@ -1,0 +1,45 @@
+"""Selective copy: copy a sequence without its blanks (Gu and Dao 2023, "Mamba"; CoPE section 5.2).
+
+    python -m data.selective_copy                                             # the paper's size
+    python -m data.selective_copy --copy=32 --blanks=32 --train=64000         # smaller
+
+A row is `copy` letters, drawn uniformly, in random places among the blanks, then the letters again without the blanks;
+only these carry loss. Nothing marks where the copy begins. A row is right if all of its copy is.
+
+splits   train and val: as many blanks as asked; dense: half as many; sparse: twice as many
+options  copy: letters per row; blanks; vocabulary: letters and the blank; train, val, dense, sparse: rows; seed
+         (the paper gives no numbers of rows: the test sets are our choice, and the training rows, which come in epochs)
+"""
+import numpy as np
+
+from data.shards import command, write_rows
+
+DOWNLOAD = False
+BLANK = 0
+
+
+def generate(rng, rows, copy, blanks, vocabulary):
+    """-> tokens, mask, both (rows, copy + blanks + copy)."""
+    letters = rng.integers(1, vocabulary, (rows, copy))
+    places = np.sort(rng.random((rows, copy + blanks)).argsort(axis=1)[:, :copy], axis=1)
+    tokens = np.full((rows, copy + blanks + copy), BLANK)
+    np.put_along_axis(tokens, places, letters, axis=1)
+    tokens[:, copy + blanks :] = letters
+    mask = np.zeros_like(tokens)
+    mask[:, copy + blanks :] = 1
+    return tokens, mask
+
+
+def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, train: int = 640_000, val: int = 1000,
+            dense: int = 1000, sparse: int = 1000, seed: int = 0):
+    """Write the set into `folder`. Raises ValueError for sizes that make no task."""
+    if copy < 1 or blanks < 0 or not 2 <= vocabulary <= 27:
+        raise ValueError(f"copy={copy}, blanks={blanks}, vocabulary={vocabulary}: need copy >= 1, blanks >= 0, "
+                         "and a vocabulary of 2 (a letter and the blank) to 27")
+    counts = dict(train=(train, blanks), val=(val, blanks), dense=(dense, blanks // 2), sparse=(sparse, 2 * blanks))
+    splits = {name: (rows, dict(copy=copy, blanks=n, vocabulary=vocabulary)) for name, (rows, n) in counts.items()}
+    write_rows(folder, ["."] + [chr(ord("a") + i) for i in range(vocabulary - 1)], seed, generate, **splits)
+
+
+if __name__ == "__main__":
+    command(prepare, __doc__)
