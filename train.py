@@ -38,7 +38,7 @@ class TrainConfig(GPTConfig):
     data: str = "stdlib"  # a data set prepared by data/NAME.py, or the path of a folder of shards
     out_dir: str = ""  # run directory; empty: out/<config>_<pe>, with _seed<n> for another seed
     resume: bool = False  # go on from the run directory's checkpoint, if there is one
-    init_from: str = ""  # run directory whose weights to start from (fine-tuning)
+    init_from: str = ""  # fine-tuning: run directory that gives weights and, where not set here, the model's options
     seed: int = 1337  # of weights, batches and dropout
     batch_size: int = 16  # sequences per step, over all processes and micro-batches
     micro_batch: int = 0  # sequences per forward pass; 0: all of a process's share at once
@@ -64,6 +64,9 @@ class TrainConfig(GPTConfig):
 
 def main(argv):
     cfg = config.load(TrainConfig, argv)
+    if cfg.init_from:
+        origin = read_checkpoint(cfg.init_from)
+        cfg = config.load(TrainConfig, argv, **dataclasses.asdict(model_config(origin)))
     choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
     if cfg.seed < 0:
         raise ValueError(f"seed={cfg.seed} is negative; use 0 or more")
@@ -107,7 +110,7 @@ def main(argv):
         optimizer.load_state_dict(checkpoint["optimizer"])
         step = saved = checkpoint["step"]
     elif cfg.init_from:
-        raw.load(read_checkpoint(cfg.init_from, device), cfg.init_from)
+        raw.load(origin, cfg.init_from)
     if world > 1:
         steps = [None] * world
         dist.all_gather_object(steps, step)

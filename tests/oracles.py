@@ -334,6 +334,8 @@ def attention(cfg, params, i, x, pos):
                 a = a + bias(cfg, name, p, h, x, q, k, v)
         for t in range(T):
             e = np.exp(a[t, :t + 1] - a[t, :t + 1].max())
+            if cfg.hard_attention:  # CoPE appendix C: the largest score takes all
+                e = np.array([float(j == np.argmax(a[t, :t + 1])) for j in range(t + 1)])
             y[t, head] = sum(e[j] / e.sum() * v[j] for j in range(t + 1))
     return linear(cfg, params, prefix + "c_proj", y)
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model
-from model import GPT, PES, GPTConfig
+from model import GPT, PES, GPTConfig, error_sums, scores
 
 SMALL = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32)
 # every method, every option that changes what is computed, and the mixes
@@ -43,6 +43,8 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "cope+rope": dict(pe="cope+rope"),
     "cope+relative": dict(pe="cope+relative"),
     "cope+pope-sep-keys": dict(pe="pope+cope", cope_gates="sep-keys"),
+    "rope-hard": dict(pe="rope", hard_attention=True),
+    "cope-hard": dict(pe="cope", hard_attention=True),
     "pattern": dict(pe="rope,rope,cope+rope"),
     "pattern-learned": dict(pe="nope,learned+alibi"),
 }
@@ -361,6 +363,44 @@ def test_initialisation_and_tying():
     assert GPT(GPTConfig(**SMALL | dict(tie=False))).lm_head.weight.shape == (19, 32)
     assert GPT(GPTConfig(**SMALL | dict(mlp="swiglu"))).h[0].mlp.c_proj.weight.shape == (32, 128)
     assert GPT(GPTConfig(**SMALL | dict(mlp="swiglu", mlp_width=48))).h[0].mlp.c_proj.weight.shape == (32, 48)
+
+
+def test_hard_attention_has_the_gradient_of_the_softmax():
+    torch.manual_seed(0)
+    attn = build("rope-hard").h[0].attn
+    q, k, v = (torch.randn(1, 3, 6, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    up = torch.randn(1, 3, 6, 8, dtype=torch.float64)
+    got = torch.autograd.grad(attn.dense(q, k, v, None, []), (q, k, v), up)
+    logits = (q @ k.mT / 8**0.5).masked_fill(torch.ones(6, 6).triu(1) > 0, -math.inf)
+    soft = torch.autograd.grad(logits.softmax(-1) @ v, (q, k), up)
+    hard = torch.nn.functional.one_hot(logits.argmax(-1), 6).double()
+    for a, b in zip(got, (*soft, hard.mT @ up)):  # the logits are float32
+        assert (a - b).abs().max() < 1e-5 * b.abs().max()
+
+
+def test_error_sums_against_a_count_by_hand():
+    net, idx = build("rope"), tokens(5, 9, seed=3)
+    targets = tokens(5, 9, seed=4)
+    targets[0, 2:] = targets[1, ::2] = targets[2] = -1  # a row without a target, and a batch of it alone
+    with torch.no_grad():
+        logits = net(idx, idx)[0].double()
+    targets[3] = logits[3].argmax(-1)  # a row that is right
+    loss, n, wrong, wrong_rows = 0.0, 0, 0, 0
+    for row in range(5):
+        errors = 0
+        for t in range(9):
+            y = int(targets[row, t])
+            if y != -1:
+                n += 1
+                loss += math.log(sum(math.exp(v) for v in logits[row, t].tolist())) - logits[row, t, y].item()
+                errors += int(logits[row, t].argmax()) != y
+        wrong += errors
+        wrong_rows += errors > 0
+    sums = error_sums(net, [(idx[:2], targets[:2]), (idx[2:3], targets[2:3]), (idx[3:], targets[3:])])
+    assert sums[1:].tolist() == [n, wrong, wrong_rows, 5] and sums[0].item() == pytest.approx(loss, rel=1e-5)
+    assert scores(sums, masked=False) == dict(loss=sums[0].item() / n, ppl=pytest.approx(math.exp(loss / n), rel=1e-4))
+    found = scores(sums, masked=True)
+    assert (found["token_error"], found["sequence_error"]) == (100 * wrong / n, 100 * wrong_rows / 5)
 
 
 def test_loss_ignores_masked_targets():

@@ -11,7 +11,7 @@ from conftest import TINY, fails
 
 import sample
 import train
-from data.shards import Split
+from data.shards import Split, Writer
 from model import GPT, model_config, read_checkpoint
 
 
@@ -95,6 +95,63 @@ def test_text(runs, capsys):
     assert greedy[0] == greedy[1] and len(greedy[0]) == 5  # from the separator, which is not printed
 
 
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A run of a task half learned: after 7 come two answers, the first of them easy."""
+    folder, rng = tmp_path_factory.mktemp("task"), np.random.default_rng(0)
+    writer = Writer(folder / "data")
+    for split, n, T in (("train", 256, 8), ("val", 40, 8), ("long", 24, 12)):
+        tokens = rng.integers(0, 5, (n, T))
+        tokens[:, 4:7] = np.stack((np.full(n, 7), tokens[:, 3], rng.integers(0, 2, n)), 1)
+        loss = np.zeros_like(tokens)
+        loss[:, 5:7] = 1
+        writer.write(split, tokens, loss)
+    writer.finish(vocab_size=8, tokenizer={"symbols": list("abcdefgh")})
+    train.main([f"--data={folder / 'data'}", f"--out_dir={folder / 'run'}", *TINY, "--max_iters=150", "--batch_size=16", "--pe=rope",
+                "--dropout=0.0"])
+    return folder
+
+
+def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
+    capsys.readouterr()
+    sample.main([str(task / "run"), "--num_samples=24", "--split=long", "--device=cpu"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("long split; the model's answers are [right] or [wrong, not right]")
+    checkpoint = read_checkpoint(str(task / "run"))
+    net = GPT(model_config(checkpoint)).eval()
+    net.load(checkpoint, "run")
+    rows = np.fromfile(task / "data" / "long_000000.bin", "<u2").reshape(24, 12).astype(int)
+    seen = set()
+    for i, row in enumerate(rows):
+        text, words = ["abcdefgh"[token] for token in row], []
+        for t in (5, 6):  # each answer after the right tokens before it
+            said = "abcdefgh"[int(net(torch.tensor(row[None, :t]))[0].argmax())]
+            words.append(f"[{said}]" if said == text[t] else f"[{said}, not {text[t]}]")
+        right = sum("not" not in word for word in words)
+        seen.add(right)
+        assert lines[1 + 2 * i :][:2] == [f"--- row {i + 1}, {right} of 2 right", " ".join(text[:5] + words)]
+    assert len(seen) > 1, "the test needs right and wrong answers"
+
+
+def test_evaluate_whole_splits(task, runs, stream, capsys):
+    capsys.readouterr()
+    sample.main([str(task / "run"), "--evaluate=val,long", "--device=cpu"])
+    found = capsys.readouterr().out.splitlines()
+    checkpoint = read_checkpoint(str(task / "run"))
+    net = GPT(model_config(checkpoint)).eval()
+    net.load(checkpoint, "run")
+    for line, name, n, T in zip(found, ("val", "long"), (40, 24), (8, 12)):
+        rows = np.fromfile(task / "data" / f"{name}_000000.bin", "<u2").reshape(n, T).astype(int)
+        decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
+        wrong = sum(tuple(a) != tuple(b) for a, b in zip(decoded.tolist(), rows[:, 5:7].tolist()))  # greedy, from the prompt
+        assert 0 < wrong < n, "the test needs right and wrong rows"
+        assert line.startswith(f"{task / 'run'} {name}, {n} of {T - 1} tokens: ")
+        assert line.endswith(f"sequence_error {100 * wrong / n:.4f}")
+    sample.main([str(runs / "pope"), "--evaluate=val", "--device=cpu"])
+    line = capsys.readouterr().out
+    assert f"val, 37 of 16 tokens: loss {by_hand(runs / 'pope', stream, 16, 16, 37):.4f}, ppl" in line and "error" not in line
+
+
 @pytest.mark.parametrize("words, message", [
     ([], "no run directory given; e.g. python sample.py out/quickstart_pope"),
     (["nowhere"], "run directory 'nowhere' does not exist; train one with"),
@@ -106,6 +163,7 @@ def test_text(runs, capsys):
     (["RUN", "--extrapolate=1,2.5"], "extrapolate='1,2.5' is no list of multiples"),
     (["RUN", "--extrapolate=1", "--split=dev"], "has no split 'dev'"),
     (["RUN", "--extrapolate=1000"], "has 600 tokens"),
+    (["RUN", "--evaluate=val,dev"], "has no split 'dev'; it has: train, val"),
     (["RUN", "--prompt=zz"], "'zz' is no symbol of this set"),
     (["RUN", "--temp=1"], "unknown key 'temp' in --temp=1"),
 ])

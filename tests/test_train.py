@@ -198,6 +198,12 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     first = run(stream, tmp_path / "a", "--max_iters=3")
     tuned = run(stream, tmp_path / "b", "--max_iters=0", f"--init_from={tmp_path / 'a'}", "--dropout=0.3")
     assert same(first, tuned) and tuned["step"] == 0
+    # the model's options come along, unless they are given
+    plain = [f"--data={stream}", "--block_size=24", "--batch_size=2", "--device=cpu", "--eval_batches=1", "--max_iters=0"]
+    train.main([*plain, f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'c'}"])
+    other = read_checkpoint(str(tmp_path / "c"))
+    assert same(first, other) and (other["config"]["pe"], other["config"]["block_size"]) == ("pope", 24)
+    assert other["config"]["dropout"] == 0.1 and other["config"]["learning_rate"] == train.TrainConfig.learning_rate
 
 
 def test_checkpoint_holds_tensors_and_plain_values(stream, tmp_path):

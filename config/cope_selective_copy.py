@@ -1,0 +1,31 @@
+"""
+CoPE Tables 2 and 11, selective copy: error in percent of whole copies, in distribution / dense / sparse.
+
+    python train.py config/cope_selective_copy.py                # CoPE: 0.0 / 0.0 / 0.004 (0.006)
+    python train.py config/cope_selective_copy.py --pe=rope      # RoPE: 40.1 (3.5) / 100.0 / 100.0
+    python train.py config/cope_selective_copy.py --pe=learned   # absolute PE: 16.9 (3.7) / 25.6 (3.8) / 85.2 (8.4)
+    python sample.py out/cope_selective_copy_cope --evaluate=val,dense,sparse
+
+(--seed=... for the other two.) 256 letters among 256 blanks; dense has 128, sparse 512. The paper gives the model, the
+vocabulary of 16 and the 100,000 steps. Open, and ours: batch 64, hence 640,000 rows that are seen ten times; AdamW as for
+Flip-Flop but 1e-3; npos = 320, since the letter to copy is 256 letters back; the rows of the test sets.
+"""
+data = "selective_copy"
+pe = "cope"
+
+n_layer = 2
+n_head = 2
+n_embd = 64
+block_size = 1023  # of the sparse split; training rows have 767 tokens to learn from
+cope_npos = 320
+
+batch_size = 64
+max_iters = 100000
+learning_rate = 1e-3
+beta2 = 0.999
+schedule = "linear"
+warmup_iters = 1000
+
+eval_interval = 5000
+eval_batches = 2
+eval_splits = "val,dense,sparse"

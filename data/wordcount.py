@@ -1,0 +1,146 @@
+"""WordCount: how often does a word occur in the last k sentences of a story? (CoPE section 5.4 and appendix E)
+
+    python -m data.wordcount             # TinyStories from the hub; an hour or two on eight cores
+    python -m data.wordcount --join=3    # WordCount-hard: samples of three stories
+    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine    # any folder of *.txt
+
+needs `pip install nltk`, and datasets for TinyStories. An example is the paper's prompt and the answer,
+
+    [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3<|endoftext|>
+
+of which the answer and the end carry loss: w is the most common word of the story, k uniform in [1, number of sentences],
+sentences are those of nltk's PunktSentenceTokenizer(). Ours, as the paper does not say: words are compared in lower
+case, the first of equally common ones is taken, and training rows hold as many whole examples as fit, then padding.
+A row of the validation split is one example, so that its sequence error is the share of wrong answers.
+
+splits   train, val (100 : 1, by story)
+options  stories: a folder of text files instead of TinyStories, with <|endoftext|> between the stories, or cut at blank
+         lines into pieces of some 800 letters; join: stories per sample, none used twice; length: of the training rows,
+         in tokens; tokenizer: that of the model to fine-tune; limit: of the stories, for a try; seed
+"""
+import collections
+import multiprocessing
+import re
+from pathlib import Path
+
+import numpy as np
+
+from data.shards import Writer, command, hub, load_encoding, rng
+
+DOWNLOAD = True
+PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
+
+
+def load():
+    """The stories, a datasets.Dataset with a column "text"."""
+    return hub("roneneldan/TinyStories", split="train")
+
+
+def read_folder(folder):
+    """The stories of a folder's *.txt files as [{"text": story}, ...]. Raises ValueError when there are none."""
+    stories = []
+    for path in sorted(Path(folder).rglob("*.txt")):
+        text = path.read_text(encoding="utf-8")
+        if "<|endoftext|>" in text:
+            stories += text.split("<|endoftext|>")
+            continue
+        piece = ""
+        for paragraph in re.split(r"\n\s*\n", text):
+            piece += paragraph + "\n\n"
+            if len(piece) > 800:
+                stories.append(piece)
+                piece = ""
+        stories.append(piece)
+    stories = [{"text": story.strip()} for story in stories if re.search(r"\w", story)]
+    if not stories:
+        raise ValueError(f"no *.txt with text in {folder}; name a folder of stories")
+    return stories
+
+
+def words(text):
+    return re.findall(r"\w+(?:'\w+)*", text.lower())
+
+
+def question(story, sentences, random):
+    """(prompt, answer) about a story, given a function that cuts a text into sentences and a numpy generator."""
+    parts = sentences(story)
+    word = collections.Counter(words(story)).most_common(1)[0][0]
+    k = int(random.integers(1, len(parts) + 1))
+    return PROMPT.format(story, word, k), f" {sum(words(part).count(word) for part in parts[-k:])}"
+
+
+def start_worker(*state):
+    global worker
+    worker = state
+
+
+def work(groups):
+    """Examples, (tokens, how many of them are the answer), of groups of stories that are given as numbers (n, join)."""
+    corpus, tokenizer, sentences, seed = worker
+    encoding, examples = load_encoding(tokenizer), []
+    for group in groups.tolist():
+        story = " ".join(corpus[i]["text"].strip() for i in group)
+        if words(story):
+            texts = question(story, sentences, rng(seed, 1 + group[0]))
+            prompt, answer = (encoding.encode_ordinary(text) for text in texts)
+            examples.append(([*prompt, *answer, encoding.eot_token], len(answer) + 1))
+    return examples
+
+
+def pack(examples, length, end):
+    """Rows of as many whole examples as fit, then `end`: yields tokens and mask, both (1, length)."""
+    tokens, mask = [], []
+    for example, answer in examples:
+        if len(tokens) + len(example) > length:
+            yield pad(tokens, length, end), pad(mask, length, 0)
+            tokens, mask = [], []
+        tokens += example
+        mask += [0] * (len(example) - answer) + [1] * answer
+    if tokens:
+        yield pad(tokens, length, end), pad(mask, length, 0)
+
+
+def pad(values, length, end):
+    return np.array([values + [end] * (length - len(values))])
+
+
+def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2", limit: int = None,
+            seed: int = 0, load=load):
+    """Write the set into `folder`. Raises ValueError where there are too few stories, ImportError without nltk."""
+    try:
+        from nltk.tokenize import PunktSentenceTokenizer
+    except ImportError:
+        raise ImportError("sentences are found by one more package: pip install nltk") from None
+    corpus, encoding = read_folder(stories) if stories else load(), load_encoding(tokenizer)
+    order = rng(seed, 0).permutation(len(corpus))[:limit]
+    if len(order) < 2 * join:
+        raise ValueError(f"{len(order)} stories are too few for training and validation samples of {join}; name more")
+    first = max(len(order) // 101, join)  # so many stories are for validation
+    writer, end, count = Writer(folder), encoding.eot_token, collections.Counter()
+
+    def examples(split, numbers):
+        groups = numbers[: len(numbers) // join * join].reshape(-1, join)
+        for block in pool.imap(work, np.array_split(groups, -(-len(groups) // 256))):
+            for example in block:
+                fits = len(example[0]) <= length + 1
+                count[split if fits else "left out, longer than a row"] += 1
+                if fits:
+                    yield example
+            print(f"\r{folder}: " + ", ".join(f"{n:,} {what}" for what, n in count.items()), end=" ", flush=True)
+
+    state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
+    with multiprocessing.Pool(initializer=start_worker, initargs=state) as pool:
+        val = list(examples("val", order[:first]))  # in memory, to know the longest
+        if not val:
+            raise ValueError(f"no example fits into length={length} tokens; take more")
+        longest = max(len(tokens) for tokens, _ in val)
+        for example in val:
+            writer.write("val", *next(pack([example], longest, end)))
+        for row in pack(examples("train", order[first:]), length + 1, end):
+            writer.write("train", *row)
+    print()
+    writer.finish(encoding.n_vocab, tokenizer, end)
+
+
+if __name__ == "__main__":
+    command(prepare, __doc__)
