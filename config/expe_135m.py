@@ -1,0 +1,36 @@
+"""
+ExPE Tables 1 and 4, small: 135M parameters on FineWeb-Edu; loss at 1, 2, 4 times the trained length of 512.
+
+    python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 --out=data/fineweb_edu_mistral
+    torchrun --standalone --nproc_per_node=8 train.py config/expe_135m.py               # ExPE: 2.87, 2.83, 3.25
+    torchrun --standalone --nproc_per_node=8 train.py config/expe_135m.py --pe=exqpe    # ExQPE: 2.86, 2.83, 3.35
+    torchrun --standalone --nproc_per_node=8 train.py config/expe_135m.py --pe=rope     # Llama: 2.89, 3.80, 4.95
+    python sample.py out/expe_135m_expe out/expe_135m_exqpe out/expe_135m_rope --extrapolate=1,2,4
+
+Llama 3's blocks: RMSNorm, SwiGLU (2048 wide, which gives 135M with separate input and output embeddings), no biases. 10B
+tokens in steps of half a million. The tokenizer is gated: it asks for a Hugging Face login.
+"""
+data = "data/fineweb_edu_mistral"
+pe = "expe"
+
+n_layer = 12
+n_head = 12
+n_embd = 768
+block_size = 512
+norm = "rmsnorm"
+mlp = "swiglu"
+bias = False
+tie = False  # expe_l, S, theta, theta_1, theta_2 are the paper's by default
+
+batch_size = 1024
+micro_batch = 32
+max_iters = 19073
+learning_rate = 6e-4
+min_lr = 6e-5
+warmup_iters = 954  # 5%
+weight_decay = 0.1
+beta2 = 0.95
+
+eval_interval = 1000
+eval_batches = 4
+compile = True

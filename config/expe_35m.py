@@ -1,0 +1,42 @@
+"""
+ExPE Tables 2 and 7: 35M parameters on FineWeb's long documents; loss at 1, 2, 4 times the trained length of 512.
+
+    python -m data.fineweb
+    python train.py config/expe_35m.py                                                   # ExPE: 3.93, 3.87, 3.88
+    python train.py config/expe_35m.py --pe=sinusoidal                                   # sinusoidal: 4.0, 4.75, 5.64
+    python train.py config/expe_35m.py --pe=rope                                         # RoPE: 3.88, 4.37, 5.05
+    python train.py config/expe_35m.py --expe_same=True --out_dir=out/expe_same          # the same value: 4.26, 4.21, 4.24
+    python train.py config/expe_35m.py --expe_l=1 --out_dir=out/expe_l1                  # l = 1: 4.48, 4.83, 6.01
+    python train.py config/expe_35m.py --expe_learned=init --out_dir=out/expe_init       # learned, initialised: 3.88, 3.82, 4.89
+    python train.py config/expe_35m.py --expe_learned=random --out_dir=out/expe_random   # learned: 7.33, 7.34, 7.61
+    python train.py config/expe_35m.py --expe_once=True --out_dir=out/expe_once          # once: 4.43, 4.82, 6.18
+    python sample.py out/expe_35m_expe out/expe_35m_rope out/expe_35m_sinusoidal --extrapolate=1,2,4 --split=test
+
+(ExPE at 4 times the length is 3.88 in Table 2 and 4.26 in Table 7.) Open, and ours: how long (an epoch of the 600M tokens,
+2289 steps of 512 sequences), cosine, GELU, LayerNorm and biases as in GPT; 35M means untied.
+"""
+data = "fineweb"
+pe = "expe"
+
+n_layer = 6
+n_head = 12
+n_embd = 384
+block_size = 512
+dropout = 0.1
+tie = False
+expe_l = 24
+expe_theta = 1 / 1024  # 1 / (2 m), m = 512 the trained length
+
+batch_size = 512
+micro_batch = 64
+max_iters = 2289
+learning_rate = 1e-3
+min_lr = 3e-6
+warmup_iters = 229  # 10%
+weight_decay = 0.1
+beta2 = 0.95
+dtype = "float32"
+
+eval_interval = 200
+eval_batches = 4
+compile = True

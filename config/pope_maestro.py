@@ -1,0 +1,32 @@
+"""
+PoPE Table 2, MAESTRO (piano): NLL on the test split, in nats per token.
+
+    python -m data.maestro
+    python train.py config/pope_maestro.py                # PoPE: 1.486
+    python train.py config/pope_maestro.py --pe=rope      # RoPE: 1.501
+
+The paper reports the best NLL; its runs take 4.3 and 3.8 hours on a V100. Open, and ours: biases (none), tying (tied).
+"""
+data = "maestro"
+pe = "pope"
+
+n_layer = 6
+n_head = 8
+n_embd = 384
+block_size = 2048
+norm = "rmsnorm"
+bias = False
+dropout = 0.1
+pope_delta = "uniform"
+
+batch_size = 16
+max_iters = 60000
+learning_rate = 6e-4
+min_lr = 6e-5
+warmup_iters = 500
+weight_decay = 0.01
+beta2 = 0.99
+
+eval_interval = 2000
+eval_batches = 0
+eval_splits = "val,test"
