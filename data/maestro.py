@@ -90,7 +90,7 @@ def prepare(folder, source: str = None):
     """Write the set into `folder`. Raises what `remi` and `files` do, and ValueError for a failed download."""
     names = remi().vocab  # {name: id}; first, as it may raise
     found = files(source or download(URL, Path(folder) / "maestro-v3.0.0-midi.zip", SHA256))
-    order = rng(0, 0).permutation(sorted(found)).tolist()
+    order = rng(0, 0).permutation(list(found)).tolist()
     share = max(1, round(len(order) / 20))
     parts = {"train": order[2 * share :], "val": order[:share], "test": order[share : 2 * share]}
     jobs = [(split, name, TRANSPOSITIONS if split == "train" else [0]) for split, part in parts.items() for name in part]
