@@ -439,7 +439,7 @@ def download(url, path, sha256=None):
             got = file.tell()
         fault = f"{got:,} of {size:,} bytes came" if size and got != size else ""
     except (OSError, http.client.HTTPException) as error:
-        fault = str(error)
+        fault = f"{type(error).__name__}: {error}"
     if not fault and sha256 not in (None, digest.hexdigest()):
         fault = f"its sha256 is {digest.hexdigest()}, not {sha256}"
     if fault:
