@@ -20,6 +20,8 @@ synthetic task. A set is named after its script, with the options that it was wr
 
 import argparse
 import collections
+import hashlib
+import http.client
 import inspect
 import itertools
 import json
@@ -28,6 +30,7 @@ import os
 import re
 import signal
 import time
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -403,6 +406,48 @@ def hub(*args, **options):
     return datasets.load_dataset(*args, **options)
 
 
+class Progress:
+    """A line on the screen, renewed every second: how much is done, at what rate, and the time left."""
+
+    def __init__(self):
+        self.began = self.shown = time.monotonic()
+
+    def show(self, share, count, unit):
+        """share: of the work, in (0, 1]; count: what was done so far, in `unit`."""
+        now = time.monotonic()
+        if now - self.shown > 1:
+            self.shown, seconds = now, now - self.began
+            left = int(seconds * (1 / share - 1))
+            rate = f"{count / seconds:,.0f} {unit}/s, left {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+            print(f"\r{100 * share:.0f}%, {rate} ", end="", flush=True)
+
+
+def download(url, path, sha256=None):
+    """Fetch a file, unless it is there already -> path. Raises ValueError when it does not arrive whole."""
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, digest, progress = Path(f"{path}.part"), hashlib.sha256(), Progress()
+    print(f"downloading {url}")
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer, open(part, "wb") as file:
+            size = int(answer.headers["Content-Length"] or 0)
+            while block := answer.read(1 << 20):
+                file.write(block)
+                digest.update(block)
+                progress.show(file.tell() / size if size else 1, file.tell(), "bytes")
+            got = file.tell()
+        fault = f"{got:,} of {size:,} bytes came" if size and got != size else ""
+    except (OSError, http.client.HTTPException) as error:
+        fault = f"{type(error).__name__}: {error}"
+    if not fault and sha256 not in (None, digest.hexdigest()):
+        fault = f"its sha256 is {digest.hexdigest()}, not {sha256}"
+    if fault:
+        raise ValueError(f"{url} did not arrive whole ({fault}); try again, or fetch it otherwise and give it with --source=")
+    os.replace(part, path)
+    return path
+
+
 def write_rows(folder, symbols, seed, generate, **splits):
     """Write a synthetic task. Each split, name=(rows, options), is filled by generate(rng, rows, **options) -> tokens and
     their loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the first of more."""
@@ -445,4 +490,4 @@ def command(prepare, doc):
     except (ImportError, ValueError, FileNotFoundError) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
-        raise SystemExit("\nstopped; the same command goes on after the last whole shard") from None
+        raise SystemExit("\nstopped; give the same command again") from None
