@@ -1,14 +1,18 @@
 """The configurator: what files and flags may say, and what they are told when they may not."""
 import dataclasses
 import glob
+import importlib
 import os
 import re
 import shlex
 
 import pytest
+import torch
 
 import config
-from model import GPTConfig
+import train
+from data.shards import options
+from model import GPT, GPTConfig
 from sample import SampleConfig
 from train import TrainConfig
 
@@ -92,34 +96,85 @@ def test_every_field_is_read(cls):
         assert re.search(rf"cfg\.{field.name}\b", sources()), f"nothing reads {field.name}"
 
 
+CONFIGS = sorted(glob.glob("config/[a-z]*.py"))
+
+
 def commands(text):
-    """The commands of a docstring or of the README: indented or fenced lines that start one of the scripts."""
+    """The commands of a docstring or of the README, (script, words): indented or fenced lines that start python."""
     for line in text.replace("\\\n", " ").splitlines():
-        line = line.split("  #")[0]
+        line = re.split(r"\s#", line)[0]
         for part in line.split("&&"):
             words = shlex.split(part) if re.match(r"\s*(python|torchrun) ", part) else []
-            for script in ("train.py", "sample.py"):
-                if script in words:
-                    yield script, words[words.index(script) + 1 :]
+            for i, word in enumerate(words):
+                if word in ("train.py", "sample.py", "kernels.py") or word.startswith("data."):
+                    yield word, words[i + 1 :]
+                    break
+            else:
+                assert not words or "pytest" in words, f"what is {line!r}?"
 
 
-@pytest.mark.parametrize("path", sorted(glob.glob("config/[a-z]*.py")) + ["README.md"])
+@pytest.mark.parametrize("path", CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + ["README.md"])
 def test_documented_commands_parse(path):
     found = list(commands(open(path).read()))
-    assert found
+    assert found or path == "data/shards.py"
     for script, words in found:
+        if script.startswith("data."):
+            takes = importlib.import_module(script).prepare.__annotations__ | {"out": str}
+            for word in words:
+                takes[word[2:].partition("=")[0]](word.partition("=")[2])
         if any(word in "".join(words) for word in ("NAME", "...", "RUN", "$", "{")):
             continue
         if script == "train.py":
-            config.load(TrainConfig, words)
-        else:
+            cfg = config.load(TrainConfig, words)
+            name, _, text = cfg.data.partition("@")
+            if os.sep not in name:  # what the set's script and the model's classes make of the options
+                options(importlib.import_module(f"data.{name}").prepare, text)
+            meta(cfg)
+        if script == "sample.py":
             config.load(SampleConfig, [word for word in words if word.startswith("--")])
             for run in (word for word in words if not word.startswith("--")):
                 for option in filter(None, run.partition("@")[2].split(",")):
                     config.typed(GPTConfig, *option.split("="), run)
 
 
-@pytest.mark.parametrize("path", sorted(glob.glob("config/[a-z]*.py")))
+def meta(cfg, **changes):
+    """The model of a TrainConfig without memory for its weights."""
+    with torch.device("meta"):
+        fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(GPTConfig)} | changes
+        return GPT(GPTConfig(**fields | dict(vocab_size=fields["vocab_size"] or 257)))
+
+
+@pytest.mark.parametrize("path", CONFIGS)
 def test_config_files_have_a_docstring_and_load(path):
     assert os.path.basename(path) in open(path).read().split('"""')[1]
     assert config.load(TrainConfig, [path]).config == path
+
+
+@pytest.mark.parametrize("path", CONFIGS)
+def test_config_files_train(path, stream, rows, tmp_path, capsys):
+    """Two steps at a shrunk size, on generated data: a stream, or masked rows where the config's data are."""
+    cfg = config.load(TrainConfig, [path])
+    data = rows if any(name in cfg.data for name in ("flip", "copy", "counting", "indirect", "wordcount", "jsb")) else stream
+    shrink = dict(n_layer=min(cfg.n_layer, 6), n_head=2, n_embd=32, mlp_width=48 if cfg.mlp_width else 0, expe_l=min(cfg.expe_l, 8),
+                  block_size=16, vocab_size=32, batch_size=4, micro_batch=2 if cfg.micro_batch else 0, max_iters=2, eval_batches=1,
+                  eval_splits="val", compile=False, device="cpu", data=data, out_dir=str(tmp_path / "out"), log_interval=1)
+    train.main([path, *(f"--{key}={value}" for key, value in shrink.items())])
+    printed = capsys.readouterr().out
+    assert "step 2/2 loss" in printed and "step 2: val loss" in printed and f"pe={cfg.pe}," in printed
+
+
+@pytest.mark.parametrize("path, millions, changes", [  # what the papers say, to their last digit
+    ("pope_124m", 124, dict(vocab_size=50257)), ("pope_253m", 253, dict(vocab_size=50257)), ("pope_774m", 772, dict(vocab_size=50257)),
+    ("cope_wikitext103", 123.7, dict(vocab_size=50257)), ("cope_wikitext103", 124.4, dict(vocab_size=50257, pe="learned")),
+    ("cope_wikitext103", 123.7, dict(vocab_size=50257, pe="relative")),
+    ("cope_wikitext103", 123.7, dict(vocab_size=50257, share_table=False)),
+    ("cope_wikitext103", 130.7, dict(vocab_size=50257, cope_gates="sep-keys")),  # the paper: 130.8, 7.09M more than without
+    ("cope_code_20m", 19.8, dict(vocab_size=32000, pe="rope")), ("cope_code_20m", 20.8, dict(vocab_size=32000, pe="learned")),
+    ("cope_1b4", 1.4e3, dict(vocab_size=32000)),
+    ("expe_35m", 35, dict(vocab_size=32000)), ("expe_135m", 135, dict(vocab_size=32768)), ("expe_342m", 342, dict(vocab_size=32768)),
+    ("carope_124m", 124, {}), ("carope_44m", 45, {}),  # the paper: 44M
+])
+def test_parameter_counts_of_the_papers(path, millions, changes):
+    count = meta(config.load(TrainConfig, [f"config/{path}.py"]), **changes).get_num_params(non_embedding=False)
+    digits = 1 if isinstance(millions, float) and millions < 1000 else 0 if millions < 1000 else -2
+    assert round(count / 1e6, digits) == millions

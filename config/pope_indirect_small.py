@@ -1,0 +1,33 @@
+"""
+PoPE Table 1, Indirect Indexing, small: strings of 6 to 8 of 8 letters and shifts of -1, 0, +1 instead of -15 to +15.
+
+    python train.py config/pope_indirect_small.py                # PoPE
+    python train.py config/pope_indirect_small.py --pe=rope      # RoPE; --seed=1 for another seed
+    python sample.py out/pope_indirect_small_pope --split=test
+
+The last line is the row: the token_error of test, 10,000 rows. Copying the letter that was asked for, which is right when
+the shift is 0, is wrong for 67%.
+"""
+data = "indirect_indexing@letters=8,shortest=6,longest=8,shift=1,train=500000,val=1000"
+pe = "pope"
+
+n_layer = 2
+n_head = 4
+n_embd = 64
+block_size = 15
+norm = "rmsnorm"
+bias = False
+tie = False
+pope_delta = "uniform"
+
+batch_size = 128
+max_iters = 5000
+learning_rate = 3e-3
+min_lr = 3e-4
+warmup_iters = 100
+weight_decay = 0.01
+beta2 = 0.99
+
+eval_interval = 1000
+eval_batches = 0
+eval_splits = "test"
