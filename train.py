@@ -191,7 +191,7 @@ def main(argv):
         step += 1
         stopping = bool(total[1])
         if log and step % cfg.log_interval == 0:
-            log.progress(step, loss.item(), lr, time.perf_counter() - began, raw)
+            log.progress(step, loss.item(), lr, time.perf_counter() - began, raw, world, (train.row_length or cfg.block_size + 1) - 1)
         if step % cfg.log_interval == 0:
             began = time.perf_counter()
 
@@ -254,13 +254,15 @@ class Log:
     def say(self, line):
         print(line, flush=True)
 
-    def progress(self, step, loss, lr, seconds, model):
+    def progress(self, step, loss, lr, seconds, model, world, length):
+        """A line, and a record, of the last log_interval steps on sequences of `length` tokens."""
         cfg, dt = self.cfg, seconds / self.cfg.log_interval
-        record = dict(step=step, loss=loss, lr=lr, ms=1e3 * dt, tokens_per_s=cfg.batch_size * cfg.block_size / dt)
+        record = dict(step=step, loss=loss, lr=lr, ms=1e3 * dt, tokens_per_s=cfg.batch_size * length / dt)
         line = (f"step {step}/{cfg.max_iters} loss {loss:.4f} lr {lr:.2e} "
                 f"{record['ms']:.0f} ms {record['tokens_per_s']:,.0f} tokens/s")
+        if world > 1:
+            line += f" ({record['tokens_per_s'] / world:,.0f} a process)"
         if self.peak:
-            world = int(os.environ.get("WORLD_SIZE", 1))
             record["mfu"] = model.estimate_mfu(cfg.batch_size / world, dt, self.peak)
             line += f" mfu {100 * record['mfu']:.0f}%"
         left = int(dt * (cfg.max_iters - step))

@@ -2,10 +2,11 @@
 CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, RoPE in the others.
 
     python -m data.c4 --tokenizer=hf-internal-testing/llama-tokenizer --out=data/c4_llama
-    torchrun --nnodes=32 --nproc_per_node=16 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 train.py config/cope_1b4.py    # as the paper
-    torchrun --standalone --nproc_per_node=8 train.py config/cope_1b4.py --out_dir=out/cope_1b4
-    torchrun --standalone --nproc_per_node=8 train.py config/cope_1b4.py --pe=rope
-    python sample.py out/cope_1b4 out/cope_1b4_rope --tasks=boolq,piqa,social_iqa,hellaswag,winogrande,arc_easy,arc_challenge,openbookqa
+    torchrun --nnodes=4 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 train.py config/cope_1b4.py
+    torchrun --nnodes=4 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 train.py config/cope_1b4.py --pe=rope
+    python sample.py RUN RUN --tasks=boolq,piqa,social_iqa,hellaswag,winogrande,arc_easy,arc_challenge,openbookqa
+
+(The same command on each of four machines; HOST is one of them.)
 
 After 1T tokens the paper's CoPE has about 3% less perplexity than RoPE, and benchmarks 1% higher on average. Its data are
 Llama-2's private mix; C4 is what it evaluates on. Given: sizes, learning rate 4e-4, context 4096, 64 positions. Llama 2's,

@@ -13,7 +13,7 @@ CoPE Tables 6 and 9 and Figure 3, Wikitext-103: perplexity per GPT-2 token on va
     python train.py config/cope_wikitext103.py --cope_npos=1024 --out_dir=out/w5        # 1024 positions: 22.46 / 23.31, 123.7
     python train.py config/cope_wikitext103.py --pe=cope_alibi                          # CoPE_ALiBi: 24.16 / 25.09, 123.7
     python sample.py out/cope_wikitext103_cope --evaluate=val,test
-    python sample.py out/cope_wikitext103_cope out/cope_wikitext103_relative out/cope_wikitext103_relative@rel_capped=True --extrapolate=1,2
+    python sample.py out/cope_wikitext103_{cope,relative} out/cope_wikitext103_relative@rel_capped=True --extrapolate=1,2
 
 The last command is Figure 3 (left); for its right side train at --block_size=512 and take --extrapolate=1,2,4. Given: GPT-2's
 shape, context 1024, batch 64, 100 epochs (117.8M tokens each, 179,800 steps in all), 64 positions. Open, and ours: the

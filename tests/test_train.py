@@ -3,7 +3,9 @@ against sums done by hand."""
 import json
 import math
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -78,8 +80,20 @@ def test_two_processes_are_one(data, request, tmp_path):
     folder = request.getfixturevalue(data)
     flags = ["--max_iters=6", "--dropout=0.0", "--log_interval=1", "--micro_batch=1", "--eval_interval=3"]
     run(folder, tmp_path / "one", *flags)
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py",
-                    f"--data={folder}", f"--out_dir={tmp_path / 'two'}", *TINY, *flags], check=True, timeout=120)
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    words = ["train.py", f"--data={folder}", f"--out_dir={tmp_path / 'two'}", *TINY, *flags]
+    if data == "stream":
+        started = [[*command, "--standalone", "--nproc_per_node=2", *words]]
+    else:  # as two machines: the same command on each
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            where = f"--rdzv_endpoint=localhost:{free.getsockname()[1]}"
+        started = 2 * [[*command, "--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", where, *words]]
+    started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for words in started]
+    printed = "".join(process.communicate(timeout=120)[0] for process in started)
+    assert all(process.returncode == 0 for process in started)
+    speed = re.findall(r"([\d,]+) tokens/s \(([\d,]+) a process\)", printed)
+    assert len(speed) == 6 and all(abs(int(a.replace(",", "")) - 2 * int(b.replace(",", ""))) <= 1 for a, b in speed)
     (one, evals), (two, evals2) = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert list(one) == list(two) and max(abs(one[s] - two[s]) for s in one) < 1e-4
     assert len(evals) == len(evals2) and max(abs(a["loss"] - b["loss"]) for a, b in zip(evals, evals2)) < 1e-4
