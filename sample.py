@@ -4,6 +4,7 @@ What one does with a trained model:
     python sample.py RUN ... [--key=value]            writes text; on a synthetic task, answers marked right or wrong
     python sample.py RUN ... --evaluate=val,sparse    loss and errors over whole splits
     python sample.py RUN ... --extrapolate=1,2,4,8    loss at these multiples of the trained length
+    python sample.py RUN ... --figure=frequency       a picture of what the heads learned; or =positions, =gates
 
 RUN is a run directory, `out/quickstart_pope`. Options of the model can be changed at test time, per run:
 `out/quickstart_rope@rope_scaling=yarn,rope_factor=8` or `out/quickstart_expe@expe_scale=0.5`. --help prints all keys.
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 import config
 from data.shards import Split, locate, tokenizer
-from model import GPT, GPTConfig, error_sums, model_config, pick_device, read_checkpoint, scores
+from model import GPT, PE, CoPE, GPTConfig, choose, error_sums, heads, model_config, pick_device, read_checkpoint, scores
 
 SEGMENT = 1024  # tokens per forward pass; longer sequences go on from the cache, so that memory stays bounded
 
@@ -39,7 +41,9 @@ class SampleConfig:
     eval_tokens: int = 131072  # extrapolate: tokens to evaluate on, the same ones at every length
     split: str = "val"  # of the data set: where to extrapolate, or from which to show rows
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the one that the run was trained on
-    out: str = os.path.join("out", "extrapolation")  # extrapolate: writes <out>.csv, and <out>.png with matplotlib
+    figure: str = ""  # frequency | positions | gates: draw what the heads learned instead of writing text
+    text: str = ""  # figure: a text file to draw it on; empty: the start of the split
+    out: str = os.path.join("out", "extrapolation")  # writes <out>.csv, <out>.png; figure: <run>_<figure>.png beside them
     device: str = "auto"  # auto | cpu | cuda | mps
 
 
@@ -53,7 +57,9 @@ def main(argv):
         return extrapolate(cfg, runs, device)
     for run in runs:
         model, checkpoint = load(run, device)
-        if cfg.evaluate:
+        if cfg.figure:
+            picture(cfg, run, model, checkpoint, device)
+        elif cfg.evaluate:
             evaluate(cfg, run, model, checkpoint, device)
         elif checkpoint["meta"]["loss"] == "mask":
             write_rows(cfg, run, model, checkpoint, device)
@@ -195,13 +201,9 @@ def token_losses(model, x, y):
 
 def draw(cfg, table, curves):
     """Loss against length, and against position within the longest length."""
-    try:
-        import matplotlib
-    except ImportError:
-        return print("no picture: pip install matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
+    if plt is None:
+        return
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
     rows = {run: [row for row in table if row["run"] == run and row["loss"] != ""] for run in curves}
     for i, run in enumerate(sorted(curves, key=lambda run: -rows[run][-1]["loss"])):
@@ -229,6 +231,147 @@ def draw(cfg, table, curves):
 def label(run):
     directory, at, options = run.partition("@")
     return os.path.basename(os.path.normpath(directory)) + at + options
+
+
+def pyplot():
+    """matplotlib.pyplot that draws into files, or None and a line that says what is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return print("no picture: pip install matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+# ---------------------------------------------------------------------------------------------------
+# pictures of what the heads learned
+
+FIGURES = dict(frequency="magnitude of q and k at each frequency, mean over the text",
+               positions="attention from position alone, the largest weight of each query set to 1",
+               gates="gates, how much of each key a query counts")
+
+
+def picture(cfg, run, model, checkpoint, device):
+    """Draw <run>_<figure>.png on the first tokens of a text: 256, or what the model was trained on where that is less."""
+    title, frequency = choose("figure", cfg.figure, FIGURES), cfg.figure == "frequency"
+    code, n = tokenizer(checkpoint["meta"]), min(256, model.cfg.block_size)
+    if cfg.text:
+        if not os.path.isfile(cfg.text):
+            raise FileNotFoundError(f"text={cfg.text!r} is no file; name one that holds some text")
+        with open(cfg.text, encoding="utf-8") as file:
+            ids = code.encode(file.read())[:n]
+    else:
+        split = open_split(cfg, checkpoint, cfg.split)
+        ids = split.read([0], max(n, split.row_length - 1))[0][0, :n].tolist()
+    if not ids:
+        raise ValueError(f"text={cfg.text!r} is empty; name a file that holds some text")
+    idx = torch.tensor([ids], device=device)
+    found, plt = norms(model, idx) if frequency else maps(model, idx, cfg.figure), pyplot()
+    if plt is None:
+        return
+    figure = draw_norms(plt, found, model.cfg.base) if frequency else draw_maps(plt, found, lines([code.decode([i]) for i in ids]))
+    figure.suptitle(f"{label(run)}: {title}")
+    path = os.path.join(os.path.dirname(cfg.out), f"{label(run)}_{cfg.figure}.png")
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+    print(f"wrote {path}")
+
+
+def inside(model, idx):
+    """Of each layer in a pass over idx (1, T): its PEs, their x (1, T, C), and q, k, v (1, H, T, d) before rotation."""
+    found = {}
+    with register_module_forward_hook(lambda module, args, out: found.update({module: out})):
+        model(idx)
+    for block in model.h:
+        q, k, v = (heads(y, block.attn.H) for y in (*found[block.attn.c_qk].chunk(2, -1), found[block.attn.c_v]))
+        yield block.attn.pes, found[block.ln_1], q, k, v
+
+
+@torch.no_grad()
+def norms(model, idx):
+    """{layer: (2, H, n)}: for q and k, the 2-norm of the pair of numbers that turns at frequency c, mean over the tokens
+    (PoPE Figures 3 to 6, whose mean is over the heads too). In PoPE that is the magnitude mu of component c."""
+    found, pos = {}, torch.arange(idx.size(1), device=idx.device)
+    for i, (pes, x, q, k, v) in enumerate(inside(model, idx)):
+        for pe in pes:
+            if type(pe).rotate is not PE.rotate:
+                pairs = torch.stack(pe.rotate(q, k, x, pos, None)).unflatten(-1, (2, -1))  # (2, 1, H, T, 2, n)
+                found[i] = pairs.norm(dim=-2).mean((1, 3)).cpu()
+    if len({a.size(-1) for a in found.values()}) != 1:
+        raise ValueError(f"figure='frequency' shows rope, carope or pope, but the run has pe={model.cfg.pe!r}")
+    return found
+
+
+@torch.no_grad()
+def maps(model, idx, figure):
+    """{layer: (H, T, T)}, zero in the future: CoPE's gates g_ij (CoPE Figure 7) or, from positions p_ij alone, the
+    attention exp(z_i[p_ij]) over the largest in its row, as if q.k were the same for all keys (Figure 4)."""
+    found = {}
+    for i, (pes, x, q, k, v) in enumerate(inside(model, idx)):
+        for pe in pes:
+            if isinstance(pe, CoPE):
+                keys = pe.gate_keys(x, v)
+                g = ((q @ (k if keys is None else keys).mT).float() * pe.d**-0.5).sigmoid().tril()  # (1, H, T, T)
+                z = pe.lookup(q)(g.flip(-1).cumsum(-1).flip(-1), slice(None))
+                z = z.masked_fill(torch.ones_like(z).triu(1) > 0, -math.inf)
+                found[i] = (g if figure == "gates" else (z - z.amax(-1, keepdim=True)).exp())[0].cpu()
+    if not found:
+        raise ValueError(f"figure={figure!r} shows cope, cope_mlp or cope_alibi, but the run has pe={model.cfg.pe!r}")
+    return found
+
+
+def lines(words):
+    """[(first token, last token, text)] of each line of a text, which is given token by token."""
+    found, first = [], 0
+    for t, word in enumerate(words):
+        if "\n" in word or t == len(words) - 1:
+            found.append((first, t, "".join(words[first : t + 1])))
+            first = t + 1
+    return found
+
+
+def draw_norms(plt, norms, base):
+    """A heat map for q and one for k: a row per frequency, named by its period in training (CARoPE: at the start), a column
+    per head."""
+    L, (_, H, n) = len(norms), next(iter(norms.values())).shape
+    figure, axes = plt.subplots(1, 2, figsize=(max(10, L * H / 12), 4.5), sharey=True, layout="constrained")
+    for ax, name, columns in zip(axes, ("queries", "keys"), torch.cat(list(norms.values()), 1)):
+        image = ax.imshow(columns.T.numpy(), cmap="viridis", vmin=0, aspect="auto", interpolation="nearest")
+        figure.colorbar(image, ax=ax)
+        ax.vlines([i * H - 0.5 for i in range(1, L)], -0.5, n - 0.5, color="white", linewidth=1)
+        ax.set_xticks([(i + 0.5) * H - 0.5 for i in range(L)], [i + 1 for i in norms])
+        ax.set(title=name, xlabel="layer, with a column per head")
+    ticks = range(0, n, max(1, n // 8))
+    axes[0].set_yticks(ticks, [f"{2 * math.pi * base ** (c / n):,.0f}" for c in ticks])
+    axes[0].set_ylabel(f"period of frequency c, 2\u03c0 {base:g}$^{{c/{n}}}$ tokens")
+    return figure
+
+
+def draw_maps(plt, maps, lines):
+    """A map of queries by keys for each layer and head."""
+    L, (H, T, _) = len(maps), next(iter(maps.values())).shape
+    side = max(1.3, min(2.4, 16 / H))  # inches
+    figure, axes = plt.subplots(L, H, figsize=(side * H + 2, side * L + 1), squeeze=False, layout="constrained")
+    colors = plt.get_cmap("Blues").resampled(16).with_extremes(bad="0.9")  # few, so that a value can be read off
+    future = torch.ones(T, T).triu(1) > 0
+    ends = [t for _, t, text in lines if "\n" in text]
+    sizes = [20 if text.strip() and text.count("\n") == 1 else 80 for _, _, text in lines if "\n" in text]
+    starts = {first: text.strip()[:14] for first, last, text in lines if text.strip() and last - first > T // 20}  # else no room
+    for row, (i, layer) in zip(axes, maps.items()):
+        for h, ax in enumerate(row):
+            weights = layer[h].masked_fill(future, math.nan).numpy()
+            image = ax.imshow(weights, colors, vmin=0, vmax=1, interpolation="nearest")
+            ax.scatter(ends, ends, sizes, "crimson", marker="+", linewidths=1)
+            ax.set_title(f"layer {i + 1}, head {h + 1}", fontsize=8)
+            ax.set(xticks=[], yticks=[])
+        row[0].set_yticks(list(starts), starts.values(), fontsize=7, parse_math=False)
+    figure.supxlabel("key, from the first token to the last; + ends a line, a large + a blank line", fontsize=10)
+    figure.supylabel("query, from the first token to the last; the letters begin a line", fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.5)
+    return figure
 
 
 if __name__ == "__main__":

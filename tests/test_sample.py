@@ -1,10 +1,11 @@
-"""sample.py against losses computed by hand, one plain forward pass per window."""
+"""sample.py against losses computed by hand, one plain forward pass per window, and its pictures against float64 loops."""
 import csv
 import math
 import os
 import sys
 
 import numpy as np
+import oracles
 import pytest
 import torch
 from conftest import TINY, fails
@@ -12,14 +13,14 @@ from conftest import TINY, fails
 import sample
 import train
 from data.shards import Split, Writer
-from model import GPT, model_config, read_checkpoint
+from model import GPT, GPTConfig, model_config, read_checkpoint
 
 
 @pytest.fixture(scope="module")
 def runs(stream, tmp_path_factory):
     """Run directories of tiny models, trained for a few steps at 16 tokens."""
     folder = tmp_path_factory.mktemp("out")
-    for pe in ("pope", "learned", "rope", "expe"):
+    for pe in ("pope", "learned", "rope", "expe", "cope"):
         train.main([f"--data={stream}", f"--out_dir={folder / pe}", *TINY, f"--pe={pe}", "--max_iters=30"])
     return folder
 
@@ -166,8 +167,167 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     (["RUN", "--evaluate=val,dev"], "has no split 'dev'; it has: train, val"),
     (["RUN", "--prompt=zz"], "'zz' is no symbol of this set"),
     (["RUN", "--temp=1"], "unknown key 'temp' in --temp=1"),
+    (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, positions, gates"),
+    (["RUN", "--figure=gates"], "figure='gates' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
+    (["RUN", "--figure=positions"], "figure='positions' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
+    (["EXPE", "--figure=frequency"], "figure='frequency' shows rope, carope or pope, but the run has pe='expe'"),
+    (["RUN", "--figure=frequency", "--text=nowhere.txt"], "text='nowhere.txt' is no file; name one that holds some text"),
+    (["RUN", "--figure=frequency", f"--text={os.devnull}"], "is no file; name one that holds some text"),
 ])
 def test_wrong_input(runs, tmp_path, words, message):
-    words = [word.replace("RUN", str(runs / "rope")) for word in words]
+    words = [word.replace("RUN", str(runs / "rope")).replace("EXPE", str(runs / "expe")) for word in words]
     assert message in fails("sample.py", *words, f"--out={tmp_path / 'ex'}")
 
+# pictures
+
+
+def small(**options):
+    """A model whose parameters are large enough for every term to matter, 23 tokens, and its parameters in float64."""
+    torch.manual_seed(1)
+    net = GPT(GPTConfig(**dict(block_size=16, vocab_size=19, n_layer=3, n_head=2, n_embd=16) | options)).eval()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            p.normal_(1 if "ln_" in name else 0, 0.4)
+    return net, torch.randint(19, (1, 23)), {k: v.double().numpy() for k, v in net.state_dict().items()}
+
+
+def record(monkeypatch, name):
+    """A list that fills with (arguments, result) of every call of that function of the oracle."""
+    calls, f = [], getattr(oracles, name)
+
+    def spy(*args):
+        calls.append((args, f(*args)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(oracles, name, spy)
+    return calls
+
+
+@pytest.mark.parametrize("options, layers", [
+    (dict(pe="rope"), [0, 1, 2]),
+    (dict(pe="nope,cope+rope"), [1]),
+    (dict(pe="carope,nope,expe+rope", norm="rmsnorm", bias=False), [0, 2]),
+    (dict(pe="pope"), [0, 1, 2]),
+    (dict(pe="pope,nope", pope_softplus=False), [0, 2]),
+])
+def test_norms(options, layers, monkeypatch):
+    net, idx, params = small(**options)
+    calls = record(monkeypatch, "score")  # a call per layer and head, with q and k before rotation
+    oracles.gpt(net.cfg, params, idx[0].numpy())
+    got = sample.norms(net, idx)
+    assert list(got) == layers
+    for i in layers:
+        for h in range(2):
+            for side in (0, 1):
+                y, T, want = calls[2 * i + h][0][6 + side], 23, []
+                for c in range(8 if "pope" in options["pe"] else 4):
+                    if "pope" not in options["pe"]:
+                        terms = [math.sqrt(y[t, c] ** 2 + y[t, c + 4] ** 2) for t in range(T)]
+                    elif net.cfg.pope_softplus:
+                        terms = [math.log(1 + math.exp(y[t, c])) for t in range(T)]
+                    else:
+                        terms = [abs(y[t, c]) for t in range(T)]
+                    want.append(sum(terms) / T)
+                assert got[i][side, h].tolist() == pytest.approx(want, rel=1e-4)
+
+
+def test_norms_of_two_kinds():
+    net, idx, _ = small(pe="pope,rope")  # twice as many frequencies in one as in the other
+    with pytest.raises(ValueError, match="shows rope, carope or pope, but the run has pe='pope,rope'"):
+        sample.norms(net, idx)
+
+
+@pytest.mark.parametrize("options, layers", [
+    (dict(pe="cope"), [0, 1, 2]),
+    (dict(pe="rope,cope+rope", cope_npos=5, share_table=False), [1]),
+    (dict(pe="expe+cope", cope_gates="sep-keys"), [0, 1, 2]),
+    (dict(pe="cope,nope", cope_gates="values", cope_scale_z=True, norm="rmsnorm", bias=False), [0, 2]),
+    (dict(pe="alibi+cope_mlp"), [0, 1, 2]),
+    (dict(pe="cope_alibi", cope_slopes="learned"), [0, 1, 2]),
+])
+def test_maps(options, layers, monkeypatch):
+    net, idx, params = small(**options)
+    gates, biases = record(monkeypatch, "gates"), record(monkeypatch, "bias")
+    oracles.gpt(net.cfg, params, idx[0].numpy())
+    biases = [z for (_, name, *_), z in biases if name.startswith("cope")]
+    got_gates, got_positions = (sample.maps(net, idx, figure) for figure in ("gates", "positions"))
+    assert list(got_gates) == list(got_positions) == layers
+    for n, (i, h) in enumerate((i, h) for i in layers for h in range(2)):
+        g, z, want = gates[n][1], biases[n], np.zeros((23, 23))
+        for t in range(23):
+            weights = [math.exp(z[t, s]) / sum(math.exp(z[t, u]) for u in range(t + 1)) for s in range(t + 1)]
+            want[t, : t + 1] = [w / max(weights) for w in weights]
+        assert np.abs(got_gates[i][h].numpy() - g).max() < 1e-4
+        assert np.abs(got_positions[i][h].numpy() - want).max() < 1e-3 and want.std() > 0.1
+
+
+def test_drawing():
+    """Every array lies where its labels say."""
+    plt = pytest.importorskip("matplotlib") and sample.pyplot()
+    norms = {3: torch.rand(2, 4, 10), 5: torch.rand(2, 4, 10)}
+    figure = sample.draw_norms(plt, norms, 100.0)
+    for side, ax in enumerate(figure.axes[:2]):
+        drawn = ax.images[0].get_array()
+        for j, i in enumerate(norms):
+            assert ax.get_xticklabels()[j].get_text() == str(i + 1)
+            for h in range(4):
+                assert (drawn[:, 4 * j + h] == norms[i][side, h].numpy()).all()
+                assert abs(4 * j + h - ax.get_xticks()[j]) < 2
+    periods = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert periods[:6] == [f"{2 * math.pi * 100 ** (c / 10):,.0f}" for c in range(6)]
+
+    maps = {1: torch.rand(3, 30, 30), 2: torch.rand(3, 30, 30)}
+    lines = sample.lines(["def", " f", ":\n", "\n", *"  pass", "\n  ", "x\n\n", *"last line, unfin"])
+    assert [(first, last) for first, last, _ in lines] == [(0, 2), (3, 3), (4, 10), (11, 11), (12, 27)]
+    assert "".join(text for _, _, text in lines) == "def f:\n\n  pass\n  x\n\nlast line, unfin"
+    figure = sample.draw_maps(plt, maps, lines)
+    for n, (i, h) in enumerate((i, h) for i in maps for h in range(3)):
+        ax = figure.axes[n]
+        assert ax.get_title() == f"layer {i + 1}, head {h + 1}"
+        drawn = ax.images[0].get_array()
+        for t in range(30):
+            assert (drawn[t, : t + 1] == maps[i][h, t, : t + 1].numpy()).all() and drawn.mask[t, t + 1 :].all()
+        signs = ax.collections[0]
+        assert signs.get_offsets().tolist() == [[2, 2], [3, 3], [10, 10], [11, 11]]  # the last line does not end
+        assert (signs.get_sizes() > 50).tolist() == [False, True, False, True]  # large: an empty line
+        assert dict(zip(ax.get_yticks(), (t.get_text() for t in ax.get_yticklabels()))) == (
+            {0: "def f:", 4: "pass", 12: "last line, unf"} if h == 0 else {})
+    plt.close("all")
+
+
+def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
+    imread = pytest.importorskip("matplotlib.image").imread
+    seen = []
+    for name in ("norms", "maps"):
+        f = getattr(sample, name)
+        monkeypatch.setattr(sample, name, lambda model, idx, *more, f=f: seen.append(idx[0].tolist()) or f(model, idx, *more))
+    text = tmp_path / "text"
+    text.write_text("s3 s1 s4 " * 10)
+    train.main([f"--data={rows}", f"--out_dir={tmp_path / 'task'}", *TINY, "--pe=cope+rope", "--max_iters=2"])
+    start = {split: Split(stream, split).read([0], 16)[0][0].tolist() for split in ("train", "val")}
+    for run, figure, words, want in (
+        (runs / "pope", "frequency", [], start["val"]),
+        (runs / "rope@rope_scaling=ntk,rope_factor=2", "frequency", ["--split=train"], start["train"]),
+        (runs / "cope", "positions", [f"--text={text}"], [3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3]),
+        (runs / "cope@block_size=20", "gates", [f"--text={text}"], [3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1]),
+        (tmp_path / "task", "gates", [], Split(rows, "val").read([0], 11)[0][0].tolist()),
+        (tmp_path / "task@block_size=5", "gates", [], Split(rows, "val").read([0], 11)[0][0, :5].tolist()),
+    ):
+        capsys.readouterr()
+        sample.main([str(run), f"--figure={figure}", f"--out={tmp_path / 'new' / 'x'}", "--device=cpu", *words])
+        path = tmp_path / "new" / f"{run.name}_{figure}.png"
+        assert capsys.readouterr().out == f"wrote {path}\n" and seen.pop() == want
+        pixels = imread(path)[..., :3]
+        assert ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean() > 0.05  # colours, of which axes and letters have none
+
+
+def test_figure_without_matplotlib(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    sample.main([str(runs / "cope"), "--figure=gates", f"--out={tmp_path / 'x'}"])
+    assert capsys.readouterr().out == "no picture: pip install matplotlib\n" and not os.listdir(tmp_path)
+
+
+def test_empty_text(runs, tmp_path):
+    (tmp_path / "text").write_text("\n")
+    with pytest.raises(ValueError, match="is empty; name a file that holds some text"):
+        sample.main([str(runs / "cope"), "--figure=gates", f"--text={tmp_path / 'text'}"])
