@@ -48,7 +48,7 @@ def generate(rng, rows, letters, shortest, longest, shift):
 def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, shift: int = 15, train: int = 1_000_000,
             val: int = 10_000, test: int = 10_000, seed: int = 0):
     """Write the set into `folder`. Raises ValueError for sizes that do not fit each other."""
-    if not 0 <= shift < shortest <= longest <= letters <= 52 or shift > 99:
+    if not 0 <= shift < shortest <= longest <= letters <= 52:
         raise ValueError(f"need 0 <= shift={shift} < shortest={shortest} <= longest={longest} <= letters={letters} <= 52, "
                          "as letters do not repeat and every shift needs a place")
     how = dict(letters=letters, shortest=shortest, longest=longest, shift=shift)

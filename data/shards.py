@@ -450,7 +450,11 @@ def download(url, path, sha256=None):
 
 def write_rows(folder, symbols, seed, generate, **splits):
     """Write a synthetic task. Each split, name=(rows, options), is filled by generate(rng, rows, **options) -> tokens and
-    their loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the first of more."""
+    their loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the first of more.
+    Raises ValueError for a negative seed or number of rows."""
+    for name, value in [("seed", seed), *((split, rows) for split, (rows, _) in splits.items())]:
+        if value < 0:
+            raise ValueError(f"{name}={value} is negative; use 0 or more")
     writer = Writer(folder)
     for i, (split, (rows, options)) in enumerate(splits.items()):
         for start in range(0, rows, 1000):
