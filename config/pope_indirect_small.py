@@ -6,7 +6,7 @@ PoPE Table 1, Indirect Indexing, small: strings of 6 to 8 of 8 letters and shift
     python sample.py out/pope_indirect_small_pope --split=test
 
 The last line is the row: the token_error of test, 10,000 rows. Copying the letter that was asked for, which is right when
-the shift is 0, is wrong for 67%.
+the shift is 0, is wrong for 66%.
 """
 data = "indirect_indexing@letters=8,shortest=6,longest=8,shift=1,train=500000,val=1000"
 pe = "pope"
