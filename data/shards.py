@@ -13,7 +13,7 @@ data/<name>/ holds
                  all splits of {}, are one long stream each
     loss         "all" | "mask"
     shards       {"train_000000.bin": number of tokens, ...}
-    words        {split: n}, in sets of text: what whitespace separates. Perplexity per word, which does not depend on
+    words        {split: n}, in sets of text: what spaces and line ends separate. Perplexity per word, which does not depend on
                  the tokenizer, is exp(loss * tokens / words), with the sums over all tokens and words of the split
 
 `Split` reads a set, `Writer` writes one, `write_documents` writes a large text corpus on all cores, and `write_rows` a
@@ -40,6 +40,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+
+CORES = os.cpu_count() or 1
+BLOCK = 1_000_000  # characters that a core is given at once to tokenise
 
 
 def split_of(name):
@@ -355,6 +358,9 @@ class HubEncoding:
         self.inner.encode_special_tokens = True
         return self.inner.encode(text, add_special_tokens=False).ids
 
+    def encode_to_numpy(self, text, disallowed_special):
+        return np.array(self.encode_ordinary(text), dtype=np.uint32)
+
     def decode(self, tokens):
         return self.inner.decode(tokens, skip_special_tokens=False)
 
@@ -375,9 +381,9 @@ def write_documents(
     a set that was begun with other arguments, and when its disk has no room for the set.
     """
     folder, tokens = Path(folder), tokens or {}
-    progress = folder / "progress.json"  # lives as long as the set is not whole
+    note = folder / "progress.json"  # lives as long as the set is not whole
     if (folder / "meta.json").exists():
-        progress.unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         print(f"{folder} is whole already; delete it to write it again")
         return
     encoding = load_encoding(tokenizer)
@@ -386,8 +392,8 @@ def write_documents(
     asked = {"tokenizer": tokenizer, "separator": separator, "tokens": tokens, "shortest": shortest}
     asked |= {"shard_tokens": shard_tokens, **origin}
     saved = {"asked": asked, "shards": {}, "words": {}, "part": 0, "document": 0, "offset": 0}
-    if progress.exists():
-        saved = json.loads(progress.read_text(encoding="utf-8"))
+    if note.exists():
+        saved = json.loads(note.read_text(encoding="utf-8"))
         if saved["asked"] != asked:
             raise ValueError(f"{folder} was begun with {saved['asked']}, not {asked}; delete it to start over")
     held, words = collections.Counter(), collections.Counter(saved["words"])  # by split
@@ -401,43 +407,40 @@ def write_documents(
 
     def save(part, document, offset):  # when no shard is open: all that was read so far is safe
         state = {"shards": writer.shards, "words": words, "part": part, "document": document, "offset": offset}
-        save_json(progress, {"asked": asked, **state})
+        save_json(note, {"asked": asked, **state})
 
-    first, offset, before, began = saved["document"], saved["offset"], held.total(), time.monotonic()
-    shown, following = began, dict(itertools.pairwise(tokens))
-    for part in range(saved["part"], len(parts)):
-        split, documents = parts[part]
-        while split and held[split] == tokens.get(split):  # full before the interruption
-            split = following.get(split)
-        for index, (ids, count) in enumerate(encode_all(documents(first), encoding, separator, shortest), first):
-            if split and not offset:
-                words[split] += count
-            while split and offset < len(ids):
-                shards, most = len(writer.shards), tokens.get(split)
-                done = writer.fill(split, ids[offset:] if most is None else ids[offset : offset + most - held[split]])
-                offset += done
-                held[split] += done
-                if held[split] == most:
-                    writer.flush(split)
-                    split = following.get(split)
-                if len(writer.shards) > shards:
-                    save(part, index, offset)
-            if not split:
-                break
-            offset = 0
-            if time.monotonic() - shown > 1:
-                shown, total = time.monotonic(), held.total()
-                rate = (total - before) / (shown - began)
-                left = f", {timedelta(seconds=int((expect - total) / rate))} left" if rate and total < (expect or 0) else ""
-                line = f"{split}: {index + 1:,} documents, {total / 1e6:,.1f}M tokens, {rate / 1e6:.2f}M tokens/s{left}"
-                print(f"\r{line:78}", end="", flush=True)
-        if split:
-            writer.flush(split)
-        first = offset = 0
-        save(part + 1, 0, 0)
+    share = lambda: held.total() / expect if expect else 0
+    first, offset, progress = saved["document"], saved["offset"], Progress(share(), held.total())
+    following = dict(itertools.pairwise(tokens))
+    with multiprocessing.Pool(CORES, start_worker, (encoding, separator, shortest)) as pool:
+        for part in range(saved["part"], len(parts)):
+            split, documents = parts[part]
+            while split and held[split] == tokens.get(split):  # full before the interruption
+                split = following.get(split)
+            for index, (ids, count) in enumerate(encode_all(documents(first), pool), first):
+                if split and not offset:
+                    words[split] += count
+                while split and offset < len(ids):
+                    shards, most = len(writer.shards), tokens.get(split)
+                    done = writer.fill(split, ids[offset:] if most is None else ids[offset : offset + most - held[split]])
+                    offset += done
+                    held[split] += done
+                    if held[split] == most:
+                        writer.flush(split)
+                        split = following.get(split)
+                    if len(writer.shards) > shards:
+                        save(part, index, offset)
+                if not split:
+                    break
+                offset = 0
+                progress.show(share(), held.total(), "tokens")
+            if split:
+                writer.flush(split)
+            first = offset = 0
+            save(part + 1, 0, 0)
     end = None if separator is None else encoding.eot_token
     writer.finish(vocab_size=encoding.n_vocab, tokenizer=tokenizer, separator=end, words=words)
-    progress.unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
     sizes = (f"{split} {count:,} tokens of {words[split]:,} words" for split, count in held.items())
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
 
@@ -450,29 +453,24 @@ def check_disk(folder, tokens):
         raise ValueError(f"{folder} needs {need:.1f} GB, its disk has {free:.1f} GB free; make room or choose another with --out")
 
 
-def encode_all(texts, *how):
-    """Tokenise an iterator of str in parallel; yields (uint16 array (n,), number of words) in the order of the texts.
-
-    how: the arguments of start_worker.
-    """
-    cores = os.cpu_count() or 1
-    with multiprocessing.Pool(cores, start_worker, how) as pool:
-        pending = collections.deque()  # a few blocks per core and no more: pool.imap would read ahead without end
-        for block in blocks(texts):
-            pending.append(pool.apply_async(encode_block, (block,)))
-            if len(pending) > 4 * cores:
-                yield from pending.popleft().get()
-        while pending:
+def encode_all(texts, pool):
+    """Tokenise an iterator of str in parallel; yields (uint16 array (n,), number of words) in the order of the texts."""
+    pending = collections.deque()  # two blocks per core and no more: pool.imap would read ahead without end
+    for block in blocks(texts):
+        pending.append(pool.apply_async(encode_block, (block,)))
+        if len(pending) > 2 * CORES:
             yield from pending.popleft().get()
+    while pending:
+        yield from pending.popleft().get()
 
 
-def blocks(texts, characters=200_000):
-    """Lists of texts, each of so many characters or one text more: stories and books alike keep all cores busy."""
+def blocks(texts):
+    """Lists of texts, each of BLOCK characters or one text more: stories and books alike keep all cores busy."""
     block, size = [], 0
     for text in texts:
         block.append(text)
-        size += len(text) + 1
-        if size > characters:
+        size += len(text)
+        if size >= BLOCK:
             yield block
             block, size = [], 0
     if block:
@@ -487,16 +485,17 @@ def start_worker(*how):
 
 def encode_block(texts):
     encoding, separator, shortest = worker
-    found = []
+    end, found = [encoding.eot_token], []
     for text in texts:
-        # ordinary: a document that spells out <|endoftext|> holds these letters, not the token
-        ids = encoding.encode_ordinary(text)
+        # ordinary text: a document that spells out <|endoftext|> holds these letters, not the token
+        ids = encoding.encode_to_numpy(text, disallowed_special=())
         if len(ids) < shortest:
             found.append((np.zeros(0, dtype=np.uint16), 0))
             continue
         if separator is not None:
-            ids = [encoding.eot_token, *ids] if separator == "before" else [*ids, encoding.eot_token]
-        found.append((np.array(ids, dtype=np.uint16), len(text.split())))
+            ids = np.concatenate([end, ids] if separator == "before" else [ids, end])
+        letter = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32  # words, ten times as fast as by text.split()
+        found.append((ids.astype(np.uint16), int(np.count_nonzero(letter[1:] > letter[:-1]))))
     return found
 
 
@@ -510,19 +509,25 @@ def hub(*args, **options):
 
 
 class Progress:
-    """A line on the screen, renewed every second: how much is done, at what rate, and the time left."""
+    """A line on the screen, renewed every second: how much is done, at what rate, and the time left.
 
-    def __init__(self):
+    share, count: of what an earlier run did, as in `show`.
+    """
+
+    def __init__(self, share=0.0, count=0):
+        self.share, self.count = share, count
         self.began = self.shown = time.monotonic()
 
     def show(self, share, count, unit):
-        """share: of the work, in (0, 1]; count: what was done so far, in `unit`."""
+        """share: of the work, or 0 where the whole is unknown; count: what was done so far, in `unit`."""
         now = time.monotonic()
         if now - self.shown > 1:
             self.shown, seconds = now, now - self.began
-            left = int(seconds * (1 / share - 1))
-            rate = f"{count / seconds:,.0f} {unit}/s, left {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-            print(f"\r{100 * share:.0f}%, {rate} ", end="", flush=True)
+            line = f"{count:,} {unit}, {(count - self.count) / seconds:,.0f} a second"
+            if self.share < share <= 1:
+                left = timedelta(seconds=int(seconds * (1 - share) / (share - self.share)))
+                line = f"{100 * share:.0f}%, {line}, {left} left"
+            print(f"\r{line:78}", end="", flush=True)
 
 
 def download(url, path, sha256=None):
