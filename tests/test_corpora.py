@@ -6,6 +6,7 @@ The corpora are local stand-ins of the originals' formats, no tokenizer needs a 
 import contextlib
 import importlib
 import inspect
+import itertools
 import json
 import multiprocessing
 import os
@@ -113,6 +114,16 @@ def test_documents_become_the_right_files(tmp_path, shard_tokens, shape):
     write_documents(tmp_path, lambda: parts, "bytes", shard_tokens=shard_tokens, **options)
     want = by_hand({split: list(source(0)) for split, source in parts.items()}, shard_tokens, **options)
     check(tmp_path, want, 256 if options.get("separator", "after") else None)
+
+
+def test_no_more_is_read_than_the_budgets_take(tmp_path, monkeypatch):
+    """An endless source comes to an end, and a document of just the least length counts."""
+    monkeypatch.setattr(shards, "BLOCK", 10)
+    source = lambda skip: itertools.cycle(["four", "five5", "sixsix"])
+    write_documents(tmp_path, lambda: {"val": source}, "bytes", tokens={"val": 10, "train": 20}, shortest=5)
+    whole = [*b"five5", 256, *b"sixsix", 256] * 3
+    for split, want in (("val", whole[:10]), ("train", whole[10:30])):
+        assert np.fromfile(tmp_path / f"{split}_000000.bin", dtype="<u2").tolist() == want
 
 
 def test_a_second_start(tmp_path, capsys):
