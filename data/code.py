@@ -1,6 +1,6 @@
 """Source code, for CoPE's experiment on code (section 5.6): any data set of the hub, or a folder of your own.
 
-    python -m data.code                                              # 61,373 Python files, GitHub's
+    python -m data.code                                              # Python files of GitHub
     python -m data.code --source=/path/to/source --out=data/code     # a folder: all the files of the SUFFIXES below
     python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code   # 50 GB of the same kind
 
