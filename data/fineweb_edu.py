@@ -2,15 +2,18 @@
 
     python -m data.fineweb_edu               # streams and tokenises on all cores; run it again to go on
     python -m data.fineweb_edu --limit=1000  # a try with the first 1000 documents
+    python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 --out=data/fineweb_edu_mistral
 
-Shards of 1e8 tokens, the first is the validation split; end-of-text goes before each document. A second start
-streams past the documents that are already written, which costs their download but not their tokenisation.
+CARoPE trains on it with GPT-2's tokenizer, ExPE's large models with Mistral's (32,768 tokens; `pip install tokenizers`,
+and the hub wants its terms accepted). Shards of 1e8 tokens, the first is the validation split; end-of-text goes before
+each document. A second start streams past the documents that are already written, which costs their download but not
+their tokenisation.
 """
 
-from data.shards import command, hub, write_documents
+from data.shards import command, hub, texts, write_documents
 
 DOWNLOAD = True
-TOKENIZER = "gpt2"
+TOKENS = 10_000_000_000
 SHARD_TOKENS = 100_000_000
 
 
@@ -19,16 +22,14 @@ def load():
     return hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train", streaming=True)
 
 
-def prepare(folder, limit: int = None, load=load):
+def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from the first `limit` documents of the corpus that `load` returns."""
-    corpus = load()
     # a try is shorter than one shard, and would be all validation: some 1000 tokens a document make ten shards
-    shard_tokens = SHARD_TOKENS if limit is None else min(SHARD_TOKENS, 100 * limit)
-
-    def documents(skip):
-        return (row["text"] for row in corpus.skip(skip))
-
-    write_documents(folder, documents, TOKENIZER, prepend=True, limit=limit, shard_tokens=shard_tokens)
+    size = SHARD_TOKENS if limit is None else min(SHARD_TOKENS, 100 * limit)
+    write_documents(
+        folder, lambda: {"val": texts(load(), limit)}, tokenizer, separator="before", tokens={"val": size, "train": None},
+        expect=TOKENS if limit is None else None, shard_tokens=size, limit=limit,
+    )
 
 
 if __name__ == "__main__":

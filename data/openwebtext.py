@@ -6,10 +6,10 @@
 The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, end-of-text after each.
 """
 
-from data.shards import command, hub, write_documents
+from data.shards import command, hub, texts, write_documents
 
 DOWNLOAD = True
-TOKENIZER = "gpt2"
+TOKENS = 9_040_017_095
 SHARD_TOKENS = 100_000_000
 
 
@@ -18,21 +18,18 @@ def load():
     return hub("Skylion007/openwebtext", split="train")
 
 
-def prepare(folder, limit: int = None, load=load):
+def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from at most `limit` documents of the corpus that `load` returns."""
-    corpus = load()
-    if limit is not None:
-        corpus = corpus.select(range(min(limit, len(corpus))))
-    parts = corpus.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
-    val, train = parts["test"], parts["train"]
 
-    def documents(skip):
-        for part in (val, train):
-            if skip < len(part):  # datasets refuses to select nothing
-                yield from (row["text"] for row in part.select(range(skip, len(part))))
-            skip = max(skip - len(part), 0)
+    def splits():
+        corpus = load()
+        if limit is not None:
+            corpus = corpus.select(range(min(limit, len(corpus))))
+        parts = corpus.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+        return {"val": texts(parts["test"]), "train": texts(parts["train"])}
 
-    write_documents(folder, documents, TOKENIZER, val_documents=len(val), limit=limit, shard_tokens=SHARD_TOKENS)
+    expect = TOKENS if limit is None else None
+    write_documents(folder, splits, tokenizer, expect=expect, shard_tokens=SHARD_TOKENS, limit=limit)
 
 
 if __name__ == "__main__":

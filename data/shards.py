@@ -6,12 +6,15 @@ data/<name>/ holds
   <split>_000000.loss, ...  in masked sets only: uint8 per token, 1 = this token is a target that carries loss
   meta.json                 written last, so its presence means that the set is whole:
     vocab_size   at most 65536
-    tokenizer    "bytes", "gpt2" or another name that tiktoken knows, or {"symbols": [the string of id 0, ...]}
+    tokenizer    "bytes", "gpt2" or another name that tiktoken knows, a name on the Hugging Face hub
+                 ("hf-internal-testing/llama-tokenizer"), the path of a tokenizer.json, or {"symbols": [id 0's string, ...]}
     separator    the token id between documents, or null
     row_length   {split: n} for splits in which every n tokens are a row, an example of its own; the others, and
                  all splits of {}, are one long stream each
     loss         "all" | "mask"
     shards       {"train_000000.bin": number of tokens, ...}
+    words        {split: n}, in sets of text: what spaces and line ends separate. Perplexity per word, which does not depend on
+                 the tokenizer, is exp(loss * tokens / words), with the sums over all tokens and words of the split
 
 `Split` reads a set, `Writer` writes one, `write_documents` writes a large text corpus on all cores, and `write_rows` a
 synthetic task. A set is named after its script, with the options that it was written with: `stdlib`,
@@ -28,13 +31,18 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import time
 import urllib.request
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+
+CORES = os.cpu_count() or 1
+BLOCK = 1_000_000  # characters that a core is given at once to tokenise
 
 
 def split_of(name):
@@ -264,7 +272,7 @@ class Writer:
                 os.replace(file.name, path)
             self.shards[path.name] = count
 
-    def finish(self, vocab_size, tokenizer, separator=None):
+    def finish(self, vocab_size, tokenizer, separator=None, words=None):
         """Flush every split and write meta.json. Raises ValueError for tokens beyond vocab_size and an empty set."""
         for split in list(self.open):
             self.flush(split)
@@ -272,6 +280,8 @@ class Writer:
         meta["row_length"] = {split: n for split, n in self.row_length.items() if n}
         meta["loss"] = "mask" if self.masked else "all"
         meta["shards"] = dict(sorted(self.shards.items()))
+        if words is not None:
+            meta["words"] = words
         if not self.shards:
             raise ValueError(f"nothing was written to {self.folder}; the source holds no tokens")
         if not self.largest < vocab_size <= 65536:
@@ -283,8 +293,8 @@ class Writer:
 def tokenizer(meta):
     """The tokenizer of a set: encode(text) -> list of ids, decode(ids) -> text.
 
-    In text, <|endoftext|> is the separator. Symbols are written with spaces between them.
-    Raises ValueError when tiktoken cannot load it, and in encode for an unknown symbol.
+    In text, <|endoftext|> (Llama's and Mistral's: </s>) is the separator. Symbols are written with spaces between them.
+    Raises ValueError when it cannot be loaded, and in encode for an unknown symbol.
     """
     if isinstance(meta["tokenizer"], dict):
         symbols = meta["tokenizer"]["symbols"]
@@ -302,7 +312,8 @@ def tokenizer(meta):
 
 
 def load_encoding(name):
-    """The tiktoken.Encoding of a name; "bytes" needs no download: id = byte, and 256 between documents."""
+    """The tiktoken.Encoding of a name, or what has the same methods; "bytes" needs no download: id = byte, and 256
+    between documents. Raises ValueError when it cannot be loaded, ImportError without the library that it needs."""
     import tiktoken
 
     if name == "bytes":
@@ -310,91 +321,182 @@ def load_encoding(name):
         end = {"<|endoftext|>": 256}
         return tiktoken.Encoding(name, pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens=end)
     try:
+        if "/" in name or name.endswith(".json"):
+            return HubEncoding(name)
         return tiktoken.get_encoding(name)
-    except Exception as error:  # an unknown name, no network, a broken download: whatever tiktoken meets
+    except ImportError:
+        raise
+    except Exception as error:  # an unknown name, no network, a broken download: whatever the library meets
         need = "tiktoken must know the name, and needs the network once or TIKTOKEN_CACHE_DIR with its files"
+        if "/" in name:
+            need = "the hub must know the name, and needs the network once; one behind terms of use needs `hf auth login` too"
+        if name.endswith(".json"):
+            need = "it must be a file of the tokenizers library, with </s> or <|endoftext|> in its vocabulary"
         raise ValueError(f"tokenizer {name!r} did not load ({type(error).__name__}): {need}") from None
 
 
-def write_documents(
-    folder, documents, tokenizer, prepend=False, val_documents=None, limit=None, shard_tokens=100_000_000
-):
-    """Tokenise a text corpus on all cores and write it as the splits val and train; goes on after an interruption.
+class HubEncoding:
+    """A tokenizer of the Hugging Face hub, or of a local tokenizer.json, with the methods of tiktoken.Encoding."""
 
-    documents: a function, documents(skip) -> iterator of str that begins with document number `skip`.
-    prepend: the end-of-text token goes before each document instead of after it.
-    val_documents: that many first documents are val; None: the whole first shard is.
-    limit: stop after that many documents. However often a run is stopped, the files come out the same to the byte.
-    Raises ValueError when the folder holds a part of a set that was begun with other arguments.
+    def __init__(self, name):
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ImportError(f"tokenizer {name!r} needs one more package: pip install tokenizers") from None
+        self.inner = Tokenizer.from_file(name) if name.endswith(".json") else Tokenizer.from_pretrained(name)
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        ids = self.inner.get_vocab()
+        self.n_vocab = max(ids.values()) + 1
+        self.eot_token = ids["</s>" if "</s>" in ids else "<|endoftext|>"]
+
+    def encode(self, text, allowed_special="all"):
+        self.inner.encode_special_tokens = False  # the library's name for: find them in the text
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def encode_ordinary(self, text):
+        self.inner.encode_special_tokens = True
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def encode_to_numpy(self, text, disallowed_special):
+        return np.array(self.encode_ordinary(text), dtype=np.uint32)
+
+    def decode(self, tokens):
+        return self.inner.decode(tokens, skip_special_tokens=False)
+
+
+def write_documents(
+    folder, corpus, tokenizer, separator="after", tokens=None, shortest=0, expect=None, shard_tokens=100_000_000, **origin
+):
+    """Tokenise a text corpus on all cores and write it; goes on after an interruption.
+
+    corpus: a function -> {split: documents}, called after all checks: no download precedes an error. The splits are written in
+        this order; documents(skip) is an iterator of str that begins with document number `skip`.
+    separator: the end-of-text token goes "before" or "after" each document, or nowhere: None.
+    tokens: {split: n}: a split that has n tokens is full, and its documents go on in the next one named here; None: no end.
+    shortest: documents of fewer tokens are left out.
+    expect: about how many tokens come in all, where `tokens` does not say; for the time left and the check of the disk.
+    origin: what else the corpus depends on, by name.
+    However often a run is stopped, the files come out the same to the byte. Raises ValueError when the folder holds a part of
+    a set that was begun with other arguments, and when its disk has no room for the set.
     """
-    folder = Path(folder)
-    progress = folder / "progress.json"  # lives as long as the set is not whole
+    folder, tokens = Path(folder), tokens or {}
+    note = folder / "progress.json"  # lives as long as the set is not whole
     if (folder / "meta.json").exists():
-        progress.unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         print(f"{folder} is whole already; delete it to write it again")
         return
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
         raise ValueError(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, uint16 holds 65536; take another")
-    end = np.array([encoding.eot_token], dtype=np.uint16)
-    asked = {"tokenizer": tokenizer, "prepend": prepend, "val_documents": val_documents, "limit": limit}
-    asked["shard_tokens"] = shard_tokens
-    saved = {"asked": asked, "shards": {}, "document": 0, "offset": 0}
-    if progress.exists():
-        saved = json.loads(progress.read_text(encoding="utf-8"))
+    asked = {"tokenizer": tokenizer, "separator": separator, "tokens": tokens, "shortest": shortest}
+    asked |= {"shard_tokens": shard_tokens, **origin}
+    saved = {"asked": asked, "shards": {}, "words": {}, "part": 0, "document": 0, "offset": 0}
+    if note.exists():
+        saved = json.loads(note.read_text(encoding="utf-8"))
         if saved["asked"] != asked:
             raise ValueError(f"{folder} was begun with {saved['asked']}, not {asked}; delete it to start over")
+    held, words = collections.Counter(), collections.Counter(saved["words"])  # by split
+    for name, count in saved["shards"].items():
+        held[split_of(name)] += count
+    if tokens and None not in tokens.values():
+        expect = sum(tokens.values())
+    check_disk(folder, (expect or 0) - held.total())
+    parts = list(corpus().items())
     writer = Writer(folder, shard_tokens, keep=saved["shards"])
-    first, offset = saved["document"], saved["offset"]
-    texts = itertools.islice(documents(first), None if limit is None else limit - first)
-    began = shown = time.monotonic()
-    seen = 0
-    for index, tokens in enumerate(encode_all(texts, tokenizer), first):
-        tokens = np.concatenate([end, tokens] if prepend else [tokens, end])
-        seen += len(tokens) - offset
-        while offset < len(tokens):
-            val = not writer.shards if val_documents is None else index < val_documents
-            if not val:
-                writer.flush("val")
-            count = len(writer.shards)
-            offset += writer.fill("val" if val else "train", tokens[offset:])
-            if len(writer.shards) > count:  # no shard is open: all that was read so far is safe
-                state = {"shards": writer.shards, "document": index, "offset": offset}
-                save_json(progress, {"asked": asked, **state})
-        offset = 0
-        if time.monotonic() - shown > 1:
-            shown = time.monotonic()
-            rate = seen / 1e6 / (shown - began)
-            print(f"\r{index + 1:,} documents, {rate:.2f}M tokens/s ", end="", flush=True)
-    writer.finish(vocab_size=encoding.n_vocab, tokenizer=tokenizer, separator=encoding.eot_token)
-    progress.unlink(missing_ok=True)
-    print(f"\r{folder}: {sum(writer.shards.values()):,} tokens in {len(writer.shards)} shards")
+
+    def save(part, document, offset):  # when no shard is open: all that was read so far is safe
+        state = {"shards": writer.shards, "words": words, "part": part, "document": document, "offset": offset}
+        save_json(note, {"asked": asked, **state})
+
+    share = lambda: held.total() / expect if expect else 0
+    first, offset, progress = saved["document"], saved["offset"], Progress(share(), held.total())
+    following = dict(itertools.pairwise(tokens))
+    with multiprocessing.Pool(CORES, start_worker, (encoding, separator, shortest)) as pool:
+        for part in range(saved["part"], len(parts)):
+            split, documents = parts[part]
+            while split and held[split] == tokens.get(split):  # full before the interruption
+                split = following.get(split)
+            for index, (ids, count) in enumerate(encode_all(documents(first), pool), first):
+                if split and not offset:
+                    words[split] += count
+                while split and offset < len(ids):
+                    shards, most = len(writer.shards), tokens.get(split)
+                    done = writer.fill(split, ids[offset:] if most is None else ids[offset : offset + most - held[split]])
+                    offset += done
+                    held[split] += done
+                    if held[split] == most:
+                        writer.flush(split)
+                        split = following.get(split)
+                    if len(writer.shards) > shards:
+                        save(part, index, offset)
+                if not split:
+                    break
+                offset = 0
+                progress.show(share(), held.total(), "tokens")
+            if split:
+                writer.flush(split)
+            first = offset = 0
+            save(part + 1, 0, 0)
+    end = None if separator is None else encoding.eot_token
+    writer.finish(vocab_size=encoding.n_vocab, tokenizer=tokenizer, separator=end, words=words)
+    note.unlink(missing_ok=True)
+    sizes = (f"{split} {count:,} tokens of {words[split]:,} words" for split, count in held.items())
+    print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
 
 
-def encode_all(texts, tokenizer):
-    """Tokenise an iterator of str in parallel; yields uint16 arrays (n,) in the order of the texts."""
-    cores = os.cpu_count() or 1
-    with multiprocessing.Pool(cores, start_worker, (tokenizer,)) as pool:
-        pending = collections.deque()  # a few blocks per core and no more: pool.imap would read ahead without end
-        while True:
-            block = list(itertools.islice(texts, 64))
-            if block:
-                pending.append(pool.apply_async(encode_block, (block,)))
-            elif not pending:
-                return
-            if not block or len(pending) > 4 * cores:
-                yield from pending.popleft().get()
+def check_disk(folder, tokens):
+    """Raises ValueError when the disk of a folder, there or yet to be made, has no room for so many tokens."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    need, free = 2 * tokens / 1e9, shutil.disk_usage(there).free / 1e9
+    if need > free:
+        raise ValueError(f"{folder} needs {need:.1f} GB, its disk has {free:.1f} GB free; make room or choose another with --out")
 
 
-def start_worker(tokenizer):
-    global worker_encoding
-    worker_encoding = load_encoding(tokenizer)
+def encode_all(texts, pool):
+    """Tokenise an iterator of str in parallel; yields (uint16 array (n,), number of words) in the order of the texts."""
+    pending = collections.deque()  # two blocks per core and no more: pool.imap would read ahead without end
+    for block in blocks(texts):
+        pending.append(pool.apply_async(encode_block, (block,)))
+        if len(pending) > 2 * CORES:
+            yield from pending.popleft().get()
+    while pending:
+        yield from pending.popleft().get()
+
+
+def blocks(texts):
+    """Lists of texts, each of BLOCK characters or one text more: stories and books alike keep all cores busy."""
+    block, size = [], 0
+    for text in texts:
+        block.append(text)
+        size += len(text)
+        if size >= BLOCK:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def start_worker(*how):
+    global worker
+    worker = how
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is the parent's to answer, once
 
 
 def encode_block(texts):
-    # ordinary: a document that spells out <|endoftext|> holds these letters, not the token
-    return [np.array(worker_encoding.encode_ordinary(text), dtype=np.uint16) for text in texts]
+    encoding, separator, shortest = worker
+    end, found = [encoding.eot_token], []
+    for text in texts:
+        # ordinary text: a document that spells out <|endoftext|> holds these letters, not the token
+        ids = encoding.encode_to_numpy(text, disallowed_special=())
+        if len(ids) < shortest:
+            found.append((np.zeros(0, dtype=np.uint16), 0))
+            continue
+        if separator is not None:
+            ids = np.concatenate([end, ids] if separator == "before" else [ids, end])
+        letter = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32  # words, ten times as fast as by text.split()
+        found.append((ids.astype(np.uint16), int(np.count_nonzero(letter[1:] > letter[:-1]))))
+    return found
 
 
 def hub(*args, **options):
@@ -407,19 +509,25 @@ def hub(*args, **options):
 
 
 class Progress:
-    """A line on the screen, renewed every second: how much is done, at what rate, and the time left."""
+    """A line on the screen, renewed every second: how much is done, at what rate, and the time left.
 
-    def __init__(self):
+    share, count: of what an earlier run did, as in `show`.
+    """
+
+    def __init__(self, share=0.0, count=0):
+        self.share, self.count = share, count
         self.began = self.shown = time.monotonic()
 
     def show(self, share, count, unit):
-        """share: of the work, in (0, 1]; count: what was done so far, in `unit`."""
+        """share: of the work, or 0 where the whole is unknown; count: what was done so far, in `unit`."""
         now = time.monotonic()
         if now - self.shown > 1:
             self.shown, seconds = now, now - self.began
-            left = int(seconds * (1 / share - 1))
-            rate = f"{count / seconds:,.0f} {unit}/s, left {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-            print(f"\r{100 * share:.0f}%, {rate} ", end="", flush=True)
+            line = f"{count:,} {unit}, {(count - self.count) / seconds:,.0f} a second"
+            if self.share < share <= 1:
+                left = timedelta(seconds=int(seconds * (1 - share) / (share - self.share)))
+                line = f"{100 * share:.0f}%, {line}, {left} left"
+            print(f"\r{line:78}", end="", flush=True)
 
 
 def download(url, path, sha256=None):
@@ -446,6 +554,10 @@ def download(url, path, sha256=None):
         raise ValueError(f"{url} did not arrive whole ({fault}); try again, or fetch it otherwise and give it with --source=")
     os.replace(part, path)
     return path
+def texts(dataset, limit=None, column="text"):
+    """The first `limit` rows of a datasets.Dataset or IterableDataset, as write_documents takes documents."""
+    stop = lambda skip: None if limit is None else max(limit - skip, 0)
+    return lambda skip: itertools.islice((row[column] for row in dataset.skip(skip)), stop(skip))
 
 
 def write_rows(folder, symbols, seed, generate, **splits):
@@ -488,10 +600,10 @@ def command(prepare, doc):
     out = flags.pop("out")
     name = Path(inspect.getfile(prepare)).stem + "@" * bool(flags) + ",".join(f"{k}={v}" for k, v in flags.items())
     if out is None and os.sep in name:
-        parser.error("a path among the options needs --out too, the folder to write")
+        parser.error(f"an option with a {os.sep} needs --out too, the folder to write")
     try:
         prepare(locate(name) if out is None else out, **flags)
-    except (ImportError, ValueError, FileNotFoundError) as error:
+    except (ImportError, ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit("\nstopped; give the same command again") from None

@@ -1,4 +1,4 @@
-"""What several test files share: two small data sets, a small run, and a script's last words."""
+"""What several test files share: two small data sets, a small run, a folder's files, and a script's last words."""
 import os
 
 # the models are tiny: several processes with several threads each would only queue for the cores. Set before torch
@@ -8,6 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import runpy
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,3 +61,12 @@ def fails(script, *words):
         sys.argv = kept
     assert isinstance(stop.value.code, str) and "\n" not in stop.value.code
     return stop.value.code
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def one_line(error, *parts):
+    text = str(error.value)
+    assert "\n" not in text and all(part in text for part in parts), text

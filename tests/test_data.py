@@ -1,30 +1,17 @@
 """Holds data/ against brute force: plain arrays that are cut, counted and compared one token at a time.
 
-The corpora are local stand-ins, the tokenizers need no download, and interruptions are real kills.
+The tokenizers need no download. Text corpora are in test_corpora.py.
 """
 
-import contextlib
-import inspect
 import json
-import os
-import random
-import subprocess
-import sys
 import time
-import types
-from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import contents, one_line
 
-from data import fineweb_edu, openwebtext, shards, stdlib
-from data.shards import Split, Writer, tokenizer, write_documents
-
-ROOT = Path(__file__).parent.parent
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+from data import stdlib
+from data.shards import Split, Writer, tokenizer
 
 
 def stream(folder, tokens=1000, vocab_size=500, shard_tokens=170, loss=None, seed=0):
@@ -197,11 +184,6 @@ def test_a_batch_reads_little(tmp_path):
 
 
 # errors: one line that names the value and the mend
-
-
-def one_line(error, *parts):
-    text = str(error.value)
-    assert "\n" not in text and all(part in text for part in parts), text
 
 
 def test_missing_set_names_its_command(tmp_path):
@@ -425,214 +407,10 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
     before = contents(tmp_path / "out")
     stdlib.prepare(tmp_path / "out")
     assert contents(tmp_path / "out") == before
-    assert not stdlib.DOWNLOAD and openwebtext.DOWNLOAD and fineweb_edu.DOWNLOAD
+    assert not stdlib.DOWNLOAD
 
     (tmp_path / "bare").mkdir()
     monkeypatch.setattr(stdlib.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "bare")})
     with pytest.raises(FileNotFoundError) as error:
         stdlib.prepare(tmp_path / "out")
     one_line(error, "bare")
-
-
-# corpora
-
-
-def documents(skip, count=300, delay=0.0):
-    """A source that any process can name: texts of 0 to 400 letters, not all ASCII, and the separator spelled out."""
-    for i in range(skip, count):
-        time.sleep(delay)
-        rng = random.Random(i)
-        yield "".join(rng.choice([*"abcdefghijkl é🐍", "<|endoftext|>"]) for _ in range(rng.randrange(400)))
-
-
-def by_hand(texts, shard_tokens, prepend=False, val_documents=None):
-    """The files a corpus must become, built from one list of tokens per split."""
-    splits = {"val": [], "train": []}
-    for i, text in enumerate(texts):
-        tokens = [256, *text.encode()] if prepend else [*text.encode(), 256]
-        splits["val" if val_documents is None or i < val_documents else "train"] += tokens
-    if val_documents is None:
-        splits = {"val": splits["val"][:shard_tokens], "train": splits["val"][shard_tokens:]}
-    files = {}
-    for split, tokens in splits.items():
-        for k in range(0, len(tokens), shard_tokens):
-            part = b"".join(t.to_bytes(2, "little") for t in tokens[k : k + shard_tokens])
-            files[f"{split}_{k // shard_tokens:06d}.bin"] = part
-    return files
-
-
-def check(folder, files):
-    got = contents(folder)
-    meta = json.loads(got.pop("meta.json"))
-    assert got == files
-    assert meta["shards"] == {name: len(data) // 2 for name, data in sorted(files.items())}
-    assert (meta["tokenizer"], meta["separator"], meta["vocab_size"]) == ("bytes", 256, 257)
-    assert (meta["row_length"], meta["loss"]) == ({}, "all")
-
-
-@pytest.mark.parametrize("shard_tokens", [190, 7000, 10**6])  # many shards a document; many documents a shard; one
-@pytest.mark.parametrize("shape", [{}, {"prepend": True}, {"val_documents": 7}, {"val_documents": 0}])
-def test_documents_become_the_right_files(tmp_path, shard_tokens, shape):
-    write_documents(tmp_path, documents, "bytes", shard_tokens=shard_tokens, **shape)
-    check(tmp_path, by_hand(documents(0), shard_tokens, **shape))
-
-
-def test_limit_and_a_second_start(tmp_path, capsys):
-    write_documents(tmp_path, documents, "bytes", limit=9, val_documents=2, shard_tokens=300)
-    check(tmp_path, by_hand(documents(0, 9), 300, val_documents=2))
-    before = contents(tmp_path)
-    (tmp_path / "progress.json").write_text("{}")  # killed between meta.json and the removal of this
-    write_documents(tmp_path, documents, "bytes", limit=9, val_documents=2, shard_tokens=300)
-    assert contents(tmp_path) == before and "whole already" in capsys.readouterr().out
-
-
-def test_a_tokenizer_must_fit_uint16(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=100_277))
-    with pytest.raises(ValueError) as error:
-        write_documents(tmp_path, documents, "cl100k_base")
-    one_line(error, "cl100k_base", "100277", "65536")
-
-
-@contextlib.contextmanager
-def death_at(monkeypatch, moment, after=False):
-    """Ends the block before or right after file number `moment` gets its name; `died` tells whether it did."""
-    replace, renamed, died = os.replace, [], []
-
-    def dying(source, target):
-        renamed.append(target)
-        now = len(renamed) == moment
-        if now and not after:
-            raise KeyboardInterrupt
-        replace(source, target)
-        if now:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", dying)
-        try:
-            yield died
-        except KeyboardInterrupt:
-            died.append(True)
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("shape", [{"prepend": True}, {"val_documents": 7}])
-def test_stopped_at_every_renaming(tmp_path, monkeypatch, shape, after):
-    """A death at each moment at which a file gets its name, then one more start."""
-    want = by_hand(documents(0, 60), 2500, **shape)
-    for moment in range(1, 100):
-        folder = tmp_path / str(moment)
-        with death_at(monkeypatch, moment, after) as died:
-            write_documents(folder, documents, "bytes", limit=60, shard_tokens=2500, **shape)
-        if not died:
-            break
-        if not (after and (folder / "meta.json").exists()):
-            with pytest.raises(FileNotFoundError):
-                Split(folder, "train")
-        write_documents(folder, documents, "bytes", limit=60, shard_tokens=2500, **shape)
-        check(folder, want)
-    assert moment >= 2 * len(want)  # each shard, the note after each full one, meta.json
-
-
-def test_a_start_with_other_arguments_is_refused(tmp_path, monkeypatch):
-    with death_at(monkeypatch, 8):
-        write_documents(tmp_path, documents, "bytes", val_documents=7, shard_tokens=500)
-    with pytest.raises(ValueError) as error:
-        write_documents(tmp_path, documents, "bytes", val_documents=8, shard_tokens=500)
-    one_line(error, "'val_documents': 7", "'val_documents': 8", "delete")
-    write_documents(tmp_path, documents, "bytes", val_documents=7, shard_tokens=500)
-    check(tmp_path, by_hand(documents(0), 500, val_documents=7))
-
-
-def test_killed_at_random_moments(tmp_path):
-    """SIGKILL, which no handler sees, until one start gets through."""
-    script = tmp_path / "run.py"
-    script.write_text(
-        f"""
-import random, sys, time
-from data.shards import write_documents
-{inspect.getsource(documents)}
-if __name__ == "__main__":
-    write_documents(sys.argv[1], lambda skip: documents(skip, 1200, 0.001), "bytes", shard_tokens=10000)
-""",
-        encoding="utf-8",
-    )
-    folder, rng, grown = tmp_path / "out", random.Random(0), []
-    while len(grown) < 50:
-        run = subprocess.Popen([sys.executable, script, folder], env={**os.environ, "PYTHONPATH": str(ROOT)})
-        try:
-            # the time grows, so that a slow machine comes to an end too
-            assert run.wait(timeout=rng.uniform(0.4, 1.1) * (1 + len(grown) / 10)) == 0
-            break
-        except subprocess.TimeoutExpired:
-            run.kill()
-            run.wait()
-            grown.append(len(list(folder.glob("*.bin"))) if folder.exists() else 0)
-    print("shards after each kill:", grown)
-    assert len(grown) >= 2 and grown == sorted(grown)  # whole shards stay
-    check(folder, by_hand(documents(0, 1200), 10000))
-
-
-def parquet(path, count=300):
-    pytest.importorskip("datasets")
-    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    texts = list(documents(0, count))
-    pq.write_table(pa.table({"text": texts, "url": [str(i) for i in range(count)]}), path, row_group_size=50)
-    return texts
-
-
-def loader(tmp_path, **how):
-    def load():
-        import datasets
-
-        data = str(tmp_path / "corpus.parquet")
-        return datasets.load_dataset("parquet", data_files=data, split="train", cache_dir=str(tmp_path / "hf"), **how)
-
-    return load
-
-
-def test_fineweb_edu(tmp_path, monkeypatch):
-    texts = parquet(tmp_path / "corpus.parquet")
-    monkeypatch.setattr(fineweb_edu, "TOKENIZER", "bytes")
-    monkeypatch.setattr(fineweb_edu, "SHARD_TOKENS", 9000)
-    load = loader(tmp_path, streaming=True)
-    fineweb_edu.prepare(tmp_path / "whole", load=load)
-    check(tmp_path / "whole", by_hand(texts, 9000, prepend=True))
-    with death_at(monkeypatch, 7) as died:
-        fineweb_edu.prepare(tmp_path / "again", load=load)
-    assert died
-    fineweb_edu.prepare(tmp_path / "again", load=load)
-    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
-    fineweb_edu.prepare(tmp_path / "try", limit=20, load=load)
-    check(tmp_path / "try", by_hand(texts[:20], 2000, prepend=True))
-
-
-def test_openwebtext(tmp_path, monkeypatch):
-    texts = parquet(tmp_path / "corpus.parquet", count=2500)
-    monkeypatch.setattr(openwebtext, "TOKENIZER", "bytes")
-    monkeypatch.setattr(openwebtext, "SHARD_TOKENS", 90_000)
-    load = loader(tmp_path)
-    openwebtext.prepare(tmp_path / "whole", load=load)
-    order = np.random.default_rng(2357).permutation(2500)  # datasets': the first 0.0005, rounded up, are the test part
-    check(tmp_path / "whole", by_hand([texts[i] for i in order], 90_000, val_documents=2))
-    with death_at(monkeypatch, 5) as died:  # the third file of tokens
-        openwebtext.prepare(tmp_path / "again", load=load)
-    assert died
-    openwebtext.prepare(tmp_path / "again", load=load)
-    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
-    openwebtext.prepare(tmp_path / "try", limit=100, load=load)
-    order = np.random.default_rng(2357).permutation(100)
-    check(tmp_path / "try", by_hand([texts[i] for i in order], 90_000, val_documents=1))
-
-
-@pytest.mark.parametrize("module", ["openwebtext", "fineweb_edu"])
-def test_corpus_commands_without_datasets(tmp_path, module):
-    """Without the optional package: one line on the screen, no traceback; and --help tells the flags."""
-    (tmp_path / "datasets.py").write_text("raise ImportError")
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-m", f"data.{module}"]
-    run = subprocess.run([*command, f"--out={tmp_path / 'out'}"], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1 and "pip install datasets" in run.stderr
-    assert not (tmp_path / "out").exists()
-    run = subprocess.run([*command, "--help"], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert run.returncode == 0 and "--limit" in run.stdout and "--out" in run.stdout

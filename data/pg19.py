@@ -1,0 +1,26 @@
+"""PG-19's test split: 100 whole books, for length extrapolation without training on them (PoPE figure 2).
+
+    python -m data.pg19
+    python sample.py RUN ... --data=pg19 --split=test --extrapolate=1,2,4,8,10
+
+There is a split test and no other. The tokenizer must be that of the run: PoPE's models read OpenWebText as GPT-2 tokens.
+End-of-text goes after each book; at 70,000 words a book few windows hold one.
+"""
+
+from data.shards import command, hub, texts, write_documents
+
+DOWNLOAD = True
+
+
+def load():
+    """The corpus, a datasets.Dataset with a column "text", a book in each row."""
+    return hub("emozilla/pg19-test", split="test")
+
+
+def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
+    """Write the set into `folder`, from the first `limit` books of the corpus that `load` returns."""
+    write_documents(folder, lambda: {"test": texts(load(), limit)}, tokenizer, limit=limit)
+
+
+if __name__ == "__main__":
+    command(prepare, __doc__)

@@ -1,0 +1,77 @@
+"""WikiText-103: 28,000 good articles of Wikipedia, 100M words (Merity et al. 2017; CoPE section 5.5).
+
+    python -m data.wikitext103
+    python -m data.wikitext103 --source=/path/to/wikitext-103-raw --out=data/wikitext103   # from files, no network
+
+The splits train, val and test are the text of wiki.{train,valid,test}.raw, line by line as it is, in one piece: nothing
+stands between articles. A folder of such files can be named instead of the hub; wiki.*.tokens and {train,valid,test}.txt
+will do, and a file that is missing leaves out its split.
+
+meta.json has the number of words. A loss is per token of GPT-2's BPE, so compare its perplexity exp(loss) with that of
+the same tokenizer only; per word it is
+
+    exp(loss * tokens / words)        with the split's tokens (the sum of its shards) and words from meta.json
+
+Papers with a vocabulary of words count the end of a line as a word too: 3,760 lines in val and 4,358 in test (213,886
+and 241,211 words), 1,801,350 in train.
+"""
+
+import itertools
+from pathlib import Path
+
+from data.shards import command, hub, write_documents
+
+DOWNLOAD = True
+TOKENS = 120_000_000
+NAMES = {"train": ("train", "train"), "val": ("valid", "validation"), "test": ("test", "test")}  # of files; on the hub
+
+
+def load():
+    """The corpus, a datasets.DatasetDict with a column "text", a line in each row."""
+    return hub("Salesforce/wikitext", "wikitext-103-raw-v1")
+
+
+def read(source):
+    """{split: function -> iterator of lines} of a folder of files. Raises FileNotFoundError when there are none."""
+    found = {}
+    for split, (name, _) in NAMES.items():
+        for path in (Path(source) / file for file in (f"wiki.{name}.raw", f"wiki.{name}.tokens", f"{name}.txt")):
+            if path.exists():
+                found[split] = lambda path=path: open(path, encoding="utf-8", newline="\n")
+                break
+    if not found:
+        raise FileNotFoundError(f"source={source!r} has no wiki.train.raw, wiki.train.tokens or train.txt, nor of valid or test")
+    return found
+
+
+def sections(lines):
+    """Lines, joined up to the next heading. Every tokenizer that splits off " =" makes the same tokens of the sections one
+    by one as of the whole text at once."""
+    section = []
+    for line in lines:
+        if line.startswith(" = ") and section:
+            yield "".join(section)
+            section = []
+        section.append(line)
+    if section:
+        yield "".join(section)
+
+
+def prepare(folder, source: str = "", limit: int = None, tokenizer: str = "gpt2", load=load):
+    """Write the set into `folder`, from at most `limit` sections of each split of `source`, or of what `load` returns."""
+
+    def splits():
+        if source:
+            parts = read(source)
+        else:
+            corpus = load()
+            # the hub has "" in the place of an empty line, which the files write " \n"
+            parts = {split: lambda rows=corpus[name]: (row["text"] or " \n" for row in rows) for split, (_, name) in NAMES.items()}
+        return {split: lambda skip, lines=lines: itertools.islice(sections(lines()), skip, limit) for split, lines in parts.items()}
+
+    expect = TOKENS if limit is None and not source else None
+    write_documents(folder, splits, tokenizer, separator=None, expect=expect, limit=limit, source=source)
+
+
+if __name__ == "__main__":
+    command(prepare, __doc__)
