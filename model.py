@@ -359,7 +359,7 @@ class ExPE(PE):
         choose("expe_learned", cfg.expe_learned, ("no", "random", "init"))
         for name, value in self.constants().items():
             if cfg.expe_learned == "random":
-                value = torch.randn(()).item()
+                value = torch.randn((), device="cpu").item()
             if cfg.expe_learned != "no":  # one S and theta for all blocks: "only two learned parameters"
                 value = nn.Parameter(torch.tensor(value)) if first is None else getattr(first, name)
             setattr(self, name, value)

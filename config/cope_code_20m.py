@@ -35,5 +35,4 @@ beta2 = 0.95
 
 eval_interval = 1000
 eval_batches = 1
-eval_splits = "val,test"
 compile = True
