@@ -6,10 +6,10 @@ PoPE Table 2, Bach's chorales (JSB): NLL on the test split, in nats per note.
     python train.py config/pope_jsb.py --pe=rope      # RoPE: 0.5081
 
 The paper reports the best NLL; the runs take three minutes on a TITAN V. Open, and ours: biases (none), tying (tied).
-On a laptop, 128 wide, 3 layers, 512 notes at a time:
+On a laptop, 128 wide, 3 layers, 256 notes at a time, some five minutes a row:
 
-    python -m data.jsb --length=512
-    python train.py config/pope_jsb.py --data=jsb@length=512 --n_layer=3 --n_embd=128 --block_size=512 --batch_size=8 --max_iters=1000
+    python -m data.jsb --length=256
+    python train.py config/pope_jsb.py --data=jsb@length=256 --n_layer=3 --n_embd=128 --block_size=256 --batch_size=8 --max_iters=1000
 """
 data = "jsb"
 pe = "pope"
