@@ -197,6 +197,8 @@ class Split:
 
 def rng(seed, number):
     """A numpy generator that is a pure function of (seed, number), which are the key of its counter-based Philox."""
+    if seed < 0:
+        raise ValueError(f"seed={seed} is negative; use 0 or more")
     return np.random.Generator(np.random.Philox(key=np.array([seed, number], dtype=np.uint64)))
 
 
@@ -564,9 +566,10 @@ def write_rows(folder, symbols, seed, generate, **splits):
     """Write a synthetic task. Each split, name=(rows, options), is filled by generate(rng, rows, **options) -> tokens and
     their loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the first of more.
     Raises ValueError for a negative seed or number of rows."""
-    for name, value in [("seed", seed), *((split, rows) for split, (rows, _) in splits.items())]:
-        if value < 0:
-            raise ValueError(f"{name}={value} is negative; use 0 or more")
+    rng(seed, 0)  # what is wrong is refused before a file is touched
+    for split, (rows, _) in splits.items():
+        if rows < 0:
+            raise ValueError(f"{split}={rows} is negative; use 0 or more")
     writer = Writer(folder)
     for i, (split, (rows, options)) in enumerate(splits.items()):
         for start in range(0, rows, 1000):
