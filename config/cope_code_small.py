@@ -21,11 +21,11 @@ bias = False
 tie = False
 
 batch_size = 8
-max_iters = 2000
+max_iters = 1500
 learning_rate = 2e-3
 min_lr = 2e-4
 warmup_iters = 100
 beta2 = 0.95
 
-eval_interval = 1000
+eval_interval = 500
 eval_batches = 128
