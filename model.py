@@ -57,14 +57,58 @@ class GPTConfig:
     pope_softplus: bool = True  # magnitudes are softplus(q), softplus(k); else q, k themselves
     pope_delta: str = "zero"  # zero | uniform: start of the learned phase delta | none: no delta
     expe_l: int = 0  # expe, exqpe: l, overridden dimensions; 0: C / 8
-    expe_S: float = 0.0  # S, value of position 0 in dimension 0
+    expe_S: float = 0.0  # S, added to every value
     expe_theta: float = 1 / 2048  # theta (expe), theta_1 (exqpe): step from a dimension to the next
     expe_theta2: float = 1 / 16  # theta_2 (exqpe): step of one dimension per position
     expe_v: bool = False  # override the input of the values too
     expe_once: bool = False  # only before the first block, not in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
     expe_learned: str = "no"  # no | random | init: train S and theta, from random or from the values above
-    expe_scale: float = 1.0  # test time: multiply the encoding by this (0.5: twice the length)
+    expe_scale: float = 1.0  # test time: multiply all of it but S by this (0.5: twice the length)
+
+
+# ---------------------------------------------------------------------------------------------------
+# what several of the classes below use
+
+
+def frequencies(base, d, step, device):
+    """theta_c = base^(-c/d), c = 0, step, 2 step .. < d. Float32, made anew: a buffer would follow .bfloat16()."""
+    return base ** (-torch.arange(0, d, step, device=device).float() / d)
+
+
+def turn(x, angle):
+    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d) by angle (.., T, d/2) radians, in float32."""
+    a, b = x.float().chunk(2, -1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+
+
+def alibi_slopes(H, device):
+    """(H, 1, 1): 2^(-8h/H), h = 1..H; no power of two: those of the next smaller power, then every other one of
+    the next larger (ALiBi section 3 and its footnote)."""
+    n = 2 ** int(math.log2(H))
+    h = torch.arange(H, device=device)
+    return 2.0 ** -torch.where(h < n, (h + 1) * (8 / n), (h - n + 0.5) * (8 / n))[:, None, None]
+
+
+def heads(x, H):
+    """(B, T, C) -> (B, H, T, d)"""
+    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def extend(cache, name, new):
+    """Append new (B, H, T, .) to what the layer's cache holds under this name; returns all of it (B, H, S, .)."""
+    if cache is None:
+        return new
+    cache[name] = torch.cat((cache[name], new), 2) if name in cache else new
+    return cache[name]
+
+
+def choose(name, value, options):
+    """options[value] (value itself where options is a tuple), or a ValueError that lists them."""
+    if value not in options:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
+    return options[value] if isinstance(options, dict) else value
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -74,13 +118,14 @@ class GPTConfig:
 class PE(nn.Module):
     """`nope`: no positional encoding at all. The causal mask alone tells a token what came before it.
 
-    The fourth hook is bias(q, x, v, cache) -> f, called once per block with q (B, H, T, d) before rotation, x (B, T, C)
-    the block's input, v (B, H, S, d) the values of all keys. f(logits, rows, dist) -> what to add to the logits, any
-    shape that broadcasts to (B, H, t, n): for the queries q[:, :, rows] and the first n keys, given their scaled dot
-    products before rotation and dist (t, n), how far back each key lies (negative: the future, masked later)."""
+    The hooks are embed, enter, rotate, and bias(q, x, v, cache) -> f, called once per block with q (B, H, T, d) before
+    rotation, x (B, T, C) the attention's input, v (B, H, S, d) the values of all keys. f(logits, rows, dist), called per
+    chunk of queries, returns what to add to the logits, any shape that broadcasts to (B, H, t, n): for the queries
+    q[:, :, rows] and the first n keys, given their scaled dot products before rotation and dist (t, n), how far back each
+    key lies (negative: the future, masked later); dist[:, 0] is the query's own position, counted from key 0."""
 
     bias = None  # no method unless a class defines it, so that PyTorch's fused attention can be used
-    kernel = None  # or a method that computes the whole attention with kernels.py, see GPT.use_kernels
+    kernel = None  # or a method that stands in for rotate or bias and the softmax, by kernels.py: GPT.use_kernels
     limit = None  # or the number of positions past which the method is not defined
 
     def __init__(self, cfg, first=None):
@@ -97,7 +142,7 @@ class PE(nn.Module):
         return x, x_v
 
     def rotate(self, q, k, x, pos, cache):
-        """q, k (B, H, T, d) of the new tokens, before k enters the cache; x (B, T, C) their block input."""
+        """q, k (B, H, T, d) of the new tokens, before k enters the cache; x (B, T, C) the attention's input."""
         return q, k
 
 
@@ -118,6 +163,11 @@ class Sinusoidal(PE):
     """`sinusoidal` absolute encodings: PE[2i] = sin(pos / base^(2i/C)), PE[2i+1] = cos(same), added to the
     embeddings, which are multiplied by sqrt(C) first (Vaswani sections 3.4, 3.5)."""
 
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        if cfg.n_embd % 2:
+            raise ValueError(f"sinusoidal pairs sines and cosines, but n_embd={cfg.n_embd} is odd; change it")
+
     def embed(self, x, pos):
         angle = pos.float()[:, None] * frequencies(self.cfg.base, x.size(-1), 2, x.device)  # (T, C/2)
         return x * x.size(-1) ** 0.5 + torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(x.dtype)
@@ -132,10 +182,11 @@ class Relative(PE):
         self.a = first.a if shared else nn.Parameter(0.02 * torch.randn(cfg.rel_max or cfg.block_size, self.d))
 
     def bias(self, q, x, v, cache):
-        z, R = (q @ self.a.T).float() * self.d**-0.5, len(self.a)  # (B, H, T, R): q.a for every distance
+        R = len(self.a)
 
         def f(logits, rows, dist):
-            b = z[:, :, rows].gather(-1, dist.clamp(0, R - 1).expand_as(logits))  # (B, H, t, n)
+            z = (q[:, :, rows] @ self.a.T).float() * self.d**-0.5  # (B, H, t, R): q.a for every distance
+            b = z.gather(-1, dist.clamp(0, R - 1).expand_as(logits))  # (B, H, t, n)
             return b if self.cfg.rel_capped else b.masked_fill(dist >= R, 0.0)
 
         return f
@@ -147,6 +198,9 @@ class T5(PE):
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
+        if not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance:
+            raise ValueError(f"t5_buckets={cfg.t5_buckets}, t5_max_distance={cfg.t5_max_distance}: need 4 buckets or more, and a "
+                             "distance beyond half of them")
         self.table = nn.Parameter(torch.zeros(cfg.t5_buckets, cfg.n_head)) if first is None else first.table
 
     def bias(self, q, x, v, cache):
@@ -171,14 +225,16 @@ class ALiBi(PE):
 
 class RoPE(PE):
     """`rope`: dimensions (c, c + d/2) of q and k turn by the angle pos * theta_c, theta_c = base^(-2c/d), so
-    that q.k depends on the distance alone (RoPE eq. 34). Test-time scaling to s times the trained length:
+    that position enters q.k through the distance alone (RoPE eq. 34). Test-time scaling to s times the trained length:
     linear: pos / s; ntk: base * s^(d/(d-2)); yarn: fast pairs as trained, slow ones linear (YaRN section 3)."""
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
         if self.d % 2:
             raise ValueError(f"rope turns pairs of dimensions, but n_embd / n_head = {self.d} is odd; change n_head")
-        choose("rope_scaling", cfg.rope_scaling, ("none", "linear", "ntk", "yarn"))
+        how = choose("rope_scaling", cfg.rope_scaling, ("none", "linear", "ntk", "yarn"))
+        if how == "none" and cfg.rope_factor != 1:
+            raise ValueError(f"rope_factor={cfg.rope_factor} does nothing without rope_scaling; choose linear, ntk or yarn")
 
     def rotate(self, q, k, x, pos, cache):
         how, s, base, gain = self.cfg.rope_scaling, self.cfg.rope_factor, self.cfg.base, 1.0
@@ -207,7 +263,7 @@ class CARoPE(PE):
         if self.d % 2:
             raise ValueError(f"carope turns pairs of dimensions, but n_embd / n_head = {self.d} is odd; change n_head")
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
-        y = cfg.base ** (2 / self.d) - 1  # softplus(b) should be this
+        y = cfg.base ** (2 / self.d) - 1  # b = ln(e^y - 1), so that softplus(b) = y
         self.b = y + math.log(-math.expm1(-y))
 
     def rotate(self, q, k, x, pos, cache):
@@ -256,7 +312,7 @@ class CoPE(PE):
     """`cope`: positions count what the query cares about. g_ij = sigmoid(q_i.k_j / sqrt(d)), p_ij = g_ij + ..
     + g_ii, clamped to npos - 1, and the bias is q_i.e[p_ij], interpolated between the two nearest rows
     (CoPE eq. 3-5, Listing 1; eq. 3 omits sqrt(d)). e (d, npos) serves all heads. In `cope+rope` gates and
-    table see q and k as they were before rotation: turned ones would make positions depend on themselves."""
+    table see q and k as they were before rotation: turned ones would let distance into the counts."""
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
@@ -367,11 +423,11 @@ class ExPE(PE):
     def constants(self):
         return dict(S=self.cfg.expe_S, theta=self.cfg.expe_theta)
 
-    def values(self, n, j):
+    def steps(self, n, j):
         return self.theta * (n + (0 * j if self.cfg.expe_same else j))
 
     def override(self, x, pos):
-        p = self.values(pos.float()[:, None], torch.arange(self.l, device=x.device).float())  # (T, l)
+        p = self.steps(pos.float()[:, None], torch.arange(self.l, device=x.device).float())  # (T, l)
         p = (self.S + self.cfg.expe_scale * p).to(x.dtype)
         return torch.cat((p.expand(len(x), -1, -1), x[..., self.l :]), -1)
 
@@ -393,7 +449,7 @@ class ExQPE(ExPE):
     def constants(self):
         return dict(S=self.cfg.expe_S, theta=self.cfg.expe_theta, theta2=self.cfg.expe_theta2)
 
-    def values(self, n, j):
+    def steps(self, n, j):
         return self.theta * j + self.theta2 * ((n - j) / self.l + 1).floor()
 
 
@@ -407,53 +463,13 @@ PES = {
     "alibi": ALiBi,  #          logits; nothing; holds
     "rope": RoPE,  #            q, k; nothing; degrades, less with rope_scaling
     "carope": CARoPE,  #        q, k; frequencies from content; degrades
-    "cope": CoPE,  #            logits; a vector per count, and what to count; counts are clamped
-    "cope_mlp": CoPE_MLP,  #    logits; the same through an MLP
-    "cope_alibi": CoPE_ALiBi,  # logits; what to count, and slopes if learned; holds
-    "pope": PoPE,  #            q, k; a phase per head and frequency; holds
+    "cope": CoPE,  #            logits; a vector per count; counts are clamped
+    "cope_mlp": CoPE_MLP,  #    logits; an MLP of the count; counts are clamped
+    "cope_alibi": CoPE_ALiBi,  # logits; nothing, or slopes; holds
+    "pope": PoPE,  #            q, k; a phase per head and frequency; degrades little
     "expe": ExPE,  #            input of q, k; nothing, or S and theta; holds for a while, longer with expe_scale
     "exqpe": ExQPE,  #          input of q, k; nothing, or S and thetas; the same
 }
-
-
-def frequencies(base, d, step, device):
-    """theta_c = base^(-c/d), c = 0, step, 2 step .. < d. Float32, made anew: a buffer would follow .bfloat16()."""
-    return base ** (-torch.arange(0, d, step, device=device).float() / d)
-
-
-def turn(x, angle):
-    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d) by angle (.., T, d/2) radians, in float32."""
-    a, b = x.float().chunk(2, -1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
-
-
-def alibi_slopes(H, device):
-    """(H, 1, 1): 2^(-8h/H), h = 1..H; no power of two: those of the next smaller power, then every other one of
-    the next larger (ALiBi section 3 and its footnote)."""
-    n = 2 ** int(math.log2(H))
-    h = torch.arange(H, device=device)
-    return 2.0 ** -torch.where(h < n, (h + 1) * (8 / n), (h - n + 0.5) * (8 / n))[:, None, None]
-
-
-def heads(x, H):
-    """(B, T, C) -> (B, H, T, d)"""
-    return x.unflatten(-1, (H, -1)).transpose(1, 2)
-
-
-def extend(cache, name, new):
-    """Append new (B, H, T, .) to what the layer's cache holds under this name; returns all of it (B, H, S, .)."""
-    if cache is None:
-        return new
-    cache[name] = torch.cat((cache[name], new), 2) if name in cache else new
-    return cache[name]
-
-
-def choose(name, value, options):
-    """options[value] (value itself where options is a tuple), or a ValueError that lists them."""
-    if value not in options:
-        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
-    return options[value] if isinstance(options, dict) else value
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -471,7 +487,8 @@ class Attention(nn.Module):
         self.hard = cfg.hard_attention
         self.fast = None  # which of them computes the attention with its Triton kernel, see GPT.use_kernels
         if sum(type(pe).rotate is not PE.rotate for pe in pes) > 1:
-            raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of rope, carope, pope")
+            turning = ", ".join(name for name, cls in PES.items() if cls.rotate is not PE.rotate)
+            raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of {turning}")
 
     def forward(self, x, pos, cache=None):
         """x (B, T, C), pos (T,), cache: this layer's dict, read and extended. Returns (B, T, C)."""
@@ -485,7 +502,7 @@ class Attention(nn.Module):
         for pe in self.pes:
             if pe is not fast:
                 q, k = pe.rotate(q, k, x, pos, cache)
-        rotated = k is not raw_k
+        rotated = q is not raw_q or k is not raw_k
         k, v = extend(cache, "k", k), extend(cache, "v", v)  # (B, H, S, d), k 2d wide for PoPE
 
         biased = [pe for pe in self.pes if pe.bias is not None]
@@ -520,11 +537,11 @@ class Attention(nn.Module):
             rows = slice(i, min(i + CHUNK, T))
             n = S - T + rows.stop  # keys up to the chunk's last query
             dist = key[S - T + i : n, None] - key[:n]  # (t, n), negative in the future
-            logits = own = (q[:, :, rows] @ k[:, :, :n].mT).float() * self.d**-0.5  # (B, H, t, n)
+            logits = unrotated = (q[:, :, rows] @ k[:, :, :n].mT).float() * self.d**-0.5  # (B, H, t, n)
             if raw is not None:
-                own = (raw[0][:, :, rows] @ raw[1][:, :, :n].mT).float() * self.d**-0.5
+                unrotated = (raw[0][:, :, rows] @ raw[1][:, :, :n].mT).float() * self.d**-0.5
             for bias in biases:
-                logits = logits + bias(own, rows, dist)
+                logits = logits + bias(unrotated, rows, dist)
             a = logits.masked_fill(dist < 0, -math.inf).softmax(-1)
             if self.hard:  # forward all or nothing, backward the softmax (straight-through; the paper does not say)
                 a = F.one_hot(a.argmax(-1), n) + a - a.detach()
@@ -590,7 +607,7 @@ class GPT(nn.Module):
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
 
-        # linear and embedding weights as GPT-2; a PE's own parameters were set by its class
+        # linear and embedding weights as GPT-2; a PE's too; its bare nn.Parameters were set by its class
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 residual = name.endswith("c_proj")  # these write to the residual stream, 2 n_layer times
@@ -634,7 +651,7 @@ class GPT(nn.Module):
                     others = [o for o in attn.pes if o is not pe and (o.bias is not None or isinstance(o, PoPE))]
                     why_not = kernels.why_not(self.wte.weight.device, attn.d, self.cfg.dropout, dtype)
                     why_not = "mixed" if others else "hard attention" if attn.hard else why_not
-                    name = next(name for name, cls in PES.items() if cls is type(pe))
+                    name = type(pe).__name__.lower()
                     attn.fast, label = (i, f"triton {name}") if why_not is None else (None, f"pytorch ({name}: {why_not})")
             used[label] = None
         return "attention: " + ", ".join(used)
@@ -660,7 +677,7 @@ class GPT(nn.Module):
         return idx
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """AdamW. Weights of linear and embedding layers decay; norms, biases and what a PE learns do not."""
+        """AdamW. Weights of linear and embedding layers decay; norms, biases and a PE's bare nn.Parameters do not."""
         decay = {m.weight for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
         params = list(self.parameters())
         groups = [dict(params=[p for p in params if p in decay], weight_decay=weight_decay),

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model
-from model import GPT, PES, GPTConfig, error_sums, scores
+from model import GPT, PE, PES, GPTConfig, error_sums, scores
 
 SMALL = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32)
 # every method, every option that changes what is computed, and the mixes
@@ -189,10 +189,27 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("pe", ["cope", "relative", "t5", "alibi", "cope+rope"])
 def test_dense_attention_holds_one_chunk_of_queries(pe):
     T = 5 * model.CHUNK + 3
-    net, idx = build(dict(pe=pe, n_layer=1)), tokens(1, T)
+    net, idx = build(dict(pe=pe, n_layer=1, block_size=T)), tokens(1, T)
     with Largest() as seen:
         full(net, idx)
-    assert seen.numel == model.CHUNK * (T - 3) * 4  # the last whole chunk, 4 heads
+    most = T if pe == "relative" else T - 3  # keys of the last whole chunk, or as many as relative's table has
+    assert seen.numel == model.CHUNK * most * 4  # 4 heads
+
+
+def test_gates_see_q_before_a_method_that_turns_q_alone(monkeypatch):
+    class Twice(PE):
+        def rotate(self, q, k, x, pos, cache):
+            return 2 * q, k
+
+    monkeypatch.setitem(PES, "twice", Twice)
+    net, plain, idx, seen = build(dict(pe="cope+twice", n_layer=1)), build(dict(pe="cope", n_layer=1)), tokens(1, 24), []
+    plain.load_state_dict(net.state_dict())
+    for gpt in (net, plain):
+        cope = gpt.h[0].attn.pes[0]
+        made = cope.bias
+        cope.bias = lambda *a, made=made: lambda logits, *b, f=made(*a): seen.append(logits) or f(logits, *b)
+        full(gpt, idx)
+    assert torch.equal(*seen) and not torch.equal(full(net, idx), full(plain, idx))
 
 
 def test_chunks_do_not_change_the_result(monkeypatch):
@@ -438,6 +455,10 @@ def test_mfu():
     (dict(norm="batchnorm"), "norm='batchnorm' is unknown; choose one of layernorm, rmsnorm"),
     (dict(mlp="relu"), "mlp='relu' is unknown; choose one of gelu, swiglu"),
     (dict(pe="rope", rope_scaling="cubic"), "rope_scaling='cubic' is unknown"),
+    (dict(pe="rope", rope_factor=4.0), "rope_factor=4.0 does nothing without rope_scaling; choose linear, ntk or yarn"),
+    (dict(pe="t5", t5_max_distance=16), "t5_buckets=32, t5_max_distance=16: need 4 buckets or more, and a distance beyond half"),
+    (dict(pe="t5", t5_buckets=2), "t5_buckets=2, t5_max_distance=128: need 4 buckets"),
+    (dict(pe="sinusoidal", n_head=1, n_embd=33), "n_embd=33 is odd; change it"),
     (dict(pe="cope", cope_gates="queries"), "cope_gates='queries' is unknown; choose one of keys, sep-keys, values"),
     (dict(pe="cope_alibi", cope_slopes="flat"), "cope_slopes='flat' is unknown"),
     (dict(pe="pope", pope_delta="one"), "pope_delta='one' is unknown; choose one of zero, uniform, none"),
