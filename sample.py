@@ -5,11 +5,14 @@ What one does with a trained model:
     python sample.py RUN ... --evaluate=val,sparse    loss and errors over whole splits
     python sample.py RUN ... --extrapolate=1,2,4,8    loss at these multiples of the trained length
     python sample.py RUN ... --figure=frequency       a picture of what the heads learned; or =positions, =gates
+    python sample.py RUN ... --tasks=blimp,piqa       scores on tasks of the lm-evaluation-harness
 
 RUN is a run directory, `out/quickstart_pope`. Options of the model can be changed at test time, per run:
 `out/quickstart_rope@rope_scaling=yarn,rope_factor=8` or `out/quickstart_expe@expe_scale=0.5`. --help prints all keys.
 """
 import csv
+import difflib
+import json
 import math
 import os
 import sys
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils.rnn import pad_sequence
 
 import config
 from data.shards import Split, locate, tokenizer
@@ -38,6 +42,9 @@ class SampleConfig:
     seed: int = 1337  # of the choice
     evaluate: str = ""  # splits of the data set, joined by commas: evaluate all of each instead of writing text
     extrapolate: str = ""  # multiples of the trained length, "1,2,4,8": evaluate there instead of writing text
+    tasks: str = ""  # names or yaml files of lm-evaluation-harness tasks, "lambada_openai,blimp,cbt": score the model on them
+    task_limit: int = 0  # tasks: only that many first questions of each; 0: all
+    fewshot: int = 0  # tasks: solved examples before each question; 0: as many as the task's own file says
     eval_tokens: int = 131072  # extrapolate: tokens to evaluate on, the same ones at every length
     split: str = "val"  # of the data set: where to extrapolate, or from which to show rows
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the one that the run was trained on
@@ -55,6 +62,8 @@ def main(argv):
     device = pick_device(cfg.device)
     if cfg.extrapolate:
         return extrapolate(cfg, runs, device)
+    if cfg.tasks:
+        return score_tasks(cfg, runs, device)
     for run in runs:
         model, checkpoint = load(run, device)
         if cfg.figure:
@@ -129,6 +138,116 @@ def evaluate(cfg, run, model, checkpoint, device):
         sums = error_sums(model, ([torch.from_numpy(a).to(device) for a in part] for part in parts))
         found = scores(sums, split.meta["loss"] == "mask")
         print(f"{run} {name}, {len(starts):,} of {length} tokens: " + ", ".join(f"{k} {v:.4f}" for k, v in found.items()), flush=True)
+
+
+# ---------------------------------------------------------------------------------------------------
+# downstream tasks, by EleutherAI's lm-evaluation-harness
+
+
+def score_tasks(cfg, runs, device):
+    """The harness's table of scores per run; the same goes to RUN/tasks.jsonl, a line of JSON each time."""
+    try:
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import make_table
+    except ImportError:
+        raise ImportError("downstream tasks need one more package: pip install lm-eval") from None
+    names = cfg.tasks.split(",")
+    manager = TaskManager(include_path=os.path.join(os.path.dirname(os.path.abspath(config.__file__)), "tasks"))
+    for name in names:
+        if name not in manager.all_tasks and not os.path.isfile(name):
+            near = difflib.get_close_matches(name, manager.all_tasks, 1)
+            raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; "
+                             + (f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them"))
+    for run in runs:
+        model, checkpoint = load(run, device)
+        found = lm_eval.simple_evaluate(for_harness(model, checkpoint["meta"]), tasks=names, num_fewshot=cfg.fewshot or None,
+                                        limit=cfg.task_limit or None, task_manager=manager, log_samples=False)
+        print(f"{run}\n{make_table(found)}", flush=True)
+        line = dict(run=run, task_limit=cfg.task_limit) | {key: found[key] for key in ("results", "versions", "n-shot")}
+        with open(os.path.join(run.partition("@")[0], "tasks.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class Score(tuple):
+    """(log-likelihood, whether greedy decoding writes just that) of a continuation, and how many tokens it has: the pair
+    is what the harness wants, `tokens` what config/tasks/cbt.py takes the mean by."""
+
+    def __new__(cls, logp, greedy, tokens):
+        score = super().__new__(cls, (logp, greedy))
+        score.tokens = tokens
+        return score
+
+
+def for_harness(model, meta):
+    """The model as an lm_eval.api.model.TemplateLM, which cuts texts into tokens and asks for their log-likelihoods.
+
+    No more than block_size tokens are read at once (RUN@block_size=n: more than in training): of a longer context the
+    last ones, as the harness's own adapters do it; a longer continuation is scored block_size targets at a time. Where
+    there is no context, the separator is. Answers are greedy. Raises ValueError where the model's data set is no text.
+    """
+    from lm_eval.api.model import TemplateLM
+    from tqdm import tqdm
+
+    text, separator, longest, device = tokenizer(meta), meta["separator"], model.cfg.block_size, model.wte.weight.device
+    if separator is None:
+        raise ValueError("downstream tasks need a model of text, this one's data set has no separator between documents")
+
+    class Model(TemplateLM):
+        eot_token_id = separator
+
+        def tok_encode(self, string, add_special_tokens=None, **kwargs):
+            return text.encode(string)
+
+        @torch.no_grad()
+        def _loglikelihood_tokens(self, requests, disable_tqdm=False):
+            windows, logps, greedy = [], [0.0] * len(requests), [True] * len(requests)
+            for i, (_, context, targets) in enumerate(requests):
+                tokens = (context or [separator]) + targets
+                for begin in range(len(tokens) - len(targets), len(tokens), longest):
+                    end = min(begin + longest, len(tokens))
+                    windows.append((i, torch.tensor(tokens[max(0, end - longest - 1) : end]), end - begin))
+            windows.sort(key=lambda window: -len(window[1]))  # so that little of a batch is padding
+            bar = tqdm(total=len(windows), desc="log-likelihoods", disable=disable_tqdm)
+            while windows:
+                rows = max(1, 8192 // len(windows[0][1]))
+                batch, windows = windows[:rows], windows[rows:]
+                # padding goes to the right, where no token sees it, and -1 is no target
+                x = pad_sequence([w[:-1] for _, w, _ in batch], True, 0).to(device)
+                y = pad_sequence([F.pad(w[-n:], (len(w) - 1 - n, 0), value=-1) for _, w, n in batch], True, -1).to(device)
+                logits = model(x, y)[0]
+                losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1, reduction="none")
+                losses, wrong = losses.view_as(y).cpu().double().sum(1), ((logits.argmax(-1) != y) & (y != -1)).any(1)
+                for (i, _, _), loss, miss in zip(batch, losses.tolist(), wrong.tolist()):
+                    logps[i] -= loss
+                    greedy[i] &= not miss
+                bar.update(len(batch))
+            bar.close()
+            return [Score(logp, all_right, len(r[2])) for logp, all_right, r in zip(logps, greedy, requests)]
+
+        def loglikelihood_rolling(self, requests, disable_tqdm=False):
+            texts = [(None, [separator], text.encode(request.args[0])) for request in requests]
+            return [score[0] for score in self._loglikelihood_tokens(texts, disable_tqdm)]
+
+        def generate_until(self, requests, disable_tqdm=False):
+            answers = []
+            for request in tqdm(requests, desc="answers", disable=disable_tqdm):
+                prompt, options = request.args
+                new, stops = options.get("max_gen_toks", 256), options.get("until") or []
+                if new >= longest:
+                    raise ValueError(f"max_gen_toks={new} leaves no room for a prompt within block_size={longest}; "
+                                     "set fewer in the task's generation_kwargs")
+                if options.get("do_sample"):
+                    raise ValueError("do_sample=True in the task's generation_kwargs; only greedy answers are scored here")
+                idx = (text.encode(prompt) or [separator])[new - longest :]
+                tokens = model.generate(torch.tensor([idx], device=device), new, temperature=0)[0, len(idx) :].tolist()
+                answer = text.decode(tokens[: tokens.index(separator)] if separator in tokens else tokens)
+                for stop in [stops] if isinstance(stops, str) else stops:
+                    answer = answer.partition(stop)[0]
+                answers.append(answer)
+            return answers
+
+    return Model()
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -377,5 +496,5 @@ def draw_maps(plt, maps, lines):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError, ConnectionError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

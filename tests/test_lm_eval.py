@@ -1,0 +1,275 @@
+"""Tasks of the lm-evaluation-harness, as sample.py runs them, against float64 sums token by token and the harness's own
+adapter of Hugging Face models."""
+import functools
+import json
+import os
+import runpy
+import sys
+
+import pytest
+import torch
+from conftest import TINY, fails
+
+pytest.importorskip("lm_eval")
+
+import datasets
+from lm_eval import tasks
+from lm_eval.api.instance import Instance
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+import sample
+import train
+from data.shards import Writer, tokenizer
+from model import GPT, GPTConfig
+
+BYTES = dict(tokenizer="bytes", separator=256)
+LONG = "for a in range(3): print(a, end=' ');"  # the model has 16 positions
+PAIRS = [("", "a"), ("", "def f():"), ("print", "(a)"), ("q", "w"), (LONG, "r"), (LONG, "sixteen tokens. "), ("for a ", "in"),
+         ("two  ", "spaces"), ("é", "ü"), (LONG * 2, ": " * 5), ("  ", "only spaces")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def index():
+    """The harness reads all its task files, 6 s, each time that it is asked for a task."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "TaskManager", functools.cache(tasks.TaskManager))
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run trained for a few steps at 16 bytes; with `learned` a 17th position is an error."""
+    folder = tmp_path_factory.mktemp("lm_eval")
+    writer = Writer(folder / "text")
+    for split in ("train", "val"):
+        writer.write(split, [*(LONG + "\n").encode() * 20, 256])
+    writer.finish(vocab_size=257, **BYTES)
+    train.main([f"--data={folder / 'text'}", f"--out_dir={folder / 'run'}", *TINY, "--pe=learned", "--max_iters=40"])
+    return str(folder / "run")
+
+
+@pytest.fixture
+def net(run):
+    return sample.load(run, "cpu")[0]
+
+
+def ask(kind, arguments):
+    return [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+
+
+def logps(net, context, targets):
+    """Of each target, by a forward pass of its own in float64, and whether it is the likeliest: (n,), (n,). The window ends
+    with the last target and is 16 tokens wide, that target not counted."""
+    tokens, found = context + targets, []
+    for at in range(len(context), len(tokens)):
+        inputs = tokens[max(0, len(tokens) - 17) : at]
+        with torch.no_grad():
+            p = net(torch.tensor([inputs]))[0][0, -1].log_softmax(-1)
+        found.append((p[tokens[at]].item(), p.argmax().item() == tokens[at]))
+    return [p for p, _ in found], [right for _, right in found]
+
+
+def by_hand(net, context, continuation):
+    """The sum, and whether all are likeliest; as in the harness, spaces before the continuation belong to it."""
+    before, targets = context.rstrip(), (context + continuation)[len(context.rstrip()) :]
+    p, right = logps(net, list(before.encode()) or [256], list(targets.encode()))
+    return sum(p), all(right)
+
+
+@pytest.mark.parametrize("pe", ["learned", "pope", "cope+rope"])
+def test_log_likelihood(pe):
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(16, 257, 2, 2, 16, pe=pe)).eval()
+    torch.nn.init.normal_(net.lm_head.weight, std=0.5)  # far from uniform
+    pairs = PAIRS * 60  # more than a batch
+    got = sample.for_harness(net, BYTES).loglikelihood(ask("loglikelihood", pairs), disable_tqdm=True)
+    exact = net.double()
+    for i, score in enumerate(got):
+        if i < len(PAIRS):
+            logp, greedy = by_hand(exact, *pairs[i])
+            assert score[0] == pytest.approx(logp, abs=1e-5) and score[1] == greedy
+        assert score == pytest.approx(got[i % len(PAIRS)])
+    assert [score.tokens for score in got[: len(PAIRS)]] == [1, 8, 3, 1, 1, 16, 3, 8, 2, 10, 13]
+
+
+def test_greedy_is_what_the_model_writes(net):
+    harness, start = sample.for_harness(net, BYTES), list(b"for a in")
+    written = net.generate(torch.tensor([start]), 6, temperature=0)[0, len(start) :].tolist()
+    other = [*written[:3], (written[3] + 1) % 257, *written[4:]]
+    long = list(b"sixteen tokens: ")  # not greedy, but the token after them is
+    long.append(net(torch.tensor([long]))[0].argmax().item())
+    scores = harness._loglikelihood_tokens([(None, start, targets) for targets in (written, written[:2], other, long)])
+    assert [greedy for _, greedy in scores] == [True, True, False, False]
+    assert scores[0][0] > scores[2][0]
+
+
+@pytest.mark.parametrize("text", ["", "a", "sixteen tokens. ", "seventeen tokens.", LONG, LONG * 3])
+def test_rolling(net, text):
+    harness = sample.for_harness(net, BYTES)
+    (got,) = harness.loglikelihood_rolling(ask("loglikelihood_rolling", [(text,)]))
+    windows = map(make_disjoint_window, get_rolling_token_windows(list(text.encode()), 256, 16, 1))
+    if text:  # a continuation of any length is scored in the same way
+        assert harness.loglikelihood(ask("loglikelihood", [("", text)]))[0][0] == pytest.approx(got)
+    assert got == pytest.approx(sum(sum(logps(net.double(), *window)[0]) for window in windows), abs=1e-5)
+
+
+def test_generation(net):
+    harness, encode = sample.for_harness(net, BYTES), tokenizer(BYTES).encode
+
+    def answer(prompt, **options):
+        return harness.generate_until(ask("generate_until", [(prompt, options)]), disable_tqdm=True)[0]
+
+    def written(prompt, n):
+        idx = encode(prompt) or [256]
+        return bytes(net.generate(torch.tensor([idx]), n, temperature=0)[0, len(idx) :].tolist()).decode()
+
+    whole = written("for a in ", 7)
+    assert answer("for a in ", max_gen_toks=7) == whole
+    assert answer("for a in ", max_gen_toks=7, until=["#", whole[4]]) == whole[: whole.index(whole[4])]
+    assert answer(LONG, max_gen_toks=7) == written(LONG[-9:], 7)  # the prompt's last 16 - 7 tokens
+    assert answer("", max_gen_toks=3) == written("", 3)
+    net.generate = lambda idx, new, temperature: torch.cat((idx, torch.tensor([list(b"abcb") + [256, 99]])), 1)
+    assert answer("x", max_gen_toks=6) == "abcb"  # the document ends there
+    assert answer("x", max_gen_toks=6, until="cb") == "ab"
+    with pytest.raises(ValueError, match="max_gen_toks=16 leaves no room for a prompt within block_size=16"):
+        answer("x", max_gen_toks=16)
+    with pytest.raises(ValueError, match="do_sample=True"):
+        answer("x", max_gen_toks=4, do_sample=True)
+
+
+def test_the_harness_own_adapter_agrees(tmp_path):
+    """Hugging Face's GPT-2 with the same weights, and a tokenizer that joins some bytes."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from lm_eval.models.huggingface import HFLM
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(16, 261, 2, 2, 16, pe="learned", bias=True, tie=True)).eval()
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    config = transformers.GPT2Config(vocab_size=261, n_positions=16, n_embd=16, n_layer=2, n_head=2,
+                                     activation_function="gelu", bos_token_id=256, eos_token_id=256)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        h = theirs.transformer
+        h.wte.weight.copy_(net.wte.weight)
+        h.wpe.weight.copy_(net.firsts["learned"].wpe.weight)
+        h.ln_f.load_state_dict(net.ln_f.state_dict())
+        for a, b in zip(h.h, net.h):
+            a.ln_1.load_state_dict(b.ln_1.state_dict())
+            a.ln_2.load_state_dict(b.ln_2.state_dict())
+            for x, ys in ((a.attn.c_attn, (b.attn.c_qk, b.attn.c_v)), (a.attn.c_proj, (b.attn.c_proj,)),
+                          (a.mlp.c_fc, (b.mlp.c_fc,)), (a.mlp.c_proj, (b.mlp.c_proj,))):
+                x.weight.copy_(torch.cat([y.weight for y in ys]).T)
+                x.bias.copy_(torch.cat([y.bias for y in ys]))
+    # bytes as a BPE: its alphabet writes the printable bytes as themselves, the others, a space (Ġ) too, from chr(256) on
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    ids = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)} | {"<|endoftext|>": 256}
+    merges = [("i", "n"), ("Ġ", "in"), ("t", "("), ("(", "a")]
+    fast = Tokenizer(models.BPE(ids | {a + b: 257 + i for i, (a, b) in enumerate(merges)}, merges))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+    fast.save(str(tmp_path / "tokenizer.json"))
+    ours = sample.for_harness(net, dict(tokenizer=str(tmp_path / "tokenizer.json"), separator=256))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    theirs = HFLM(theirs, tokenizer=fast, batch_size=4, device="cpu")
+    assert ours.tok_encode("print") + ours.tok_encode("(a)") != ours.tok_encode("print(a)")
+    for kind, arguments in (("loglikelihood", PAIRS[:-1]), ("loglikelihood_rolling", [(LONG,), ("a",), (LONG * 2,)]),
+                            ("generate_until", [(text, dict(until=["b", "\n"], max_gen_toks=6)) for text in (LONG, "for")])):
+        got, want = (getattr(lm, kind)(ask(kind, arguments)) for lm in (ours, theirs))
+        assert got == want if kind == "generate_until" else all(a == pytest.approx(b, abs=1e-4) for a, b in zip(got, want))
+
+
+def test_a_task_from_a_file(run, net, tmp_path, capsys):
+    """Two questions of three, after one solved example; a task file may hold what the harness allows."""
+    docs = [dict(q="for a in", choices=[" range(3)", " xyz(3)"], gold=0), dict(q="print", choices=["(", "é", "a"], gold=2),
+            dict(q="", choices=["f", "()"], gold=1)]
+    (tmp_path / "docs.jsonl").write_text("\n".join(map(json.dumps, docs)))
+    (tmp_path / "task.yaml").write_text(f"""
+task: three_questions
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path / "docs.jsonl"}}}, cache_dir: {tmp_path / "cache"}}}
+test_split: test
+fewshot_split: test
+fewshot_config: {{sampler: first_n}}
+output_type: multiple_choice
+doc_to_text: q
+doc_to_choice: choices
+doc_to_target: gold
+target_delimiter: ""
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+""")
+    words = [run, f"--tasks={tmp_path / 'task.yaml'}", "--device=cpu"]
+    sample.main([*words, "--task_limit=2"])
+    sample.main([*words, "--fewshot=1"])
+    with open(os.path.join(run, "tasks.jsonl")) as file:
+        lines = [json.loads(line) for line in file][-2:]
+    for line, shown, used in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), strict=True):
+        right = []
+        for doc in used:
+            sums = [by_hand(net.double(), shown + doc["q"], choice)[0] for choice in doc["choices"]]
+            right.append(sums.index(max(sums)) == doc["gold"])
+        assert line["results"]["three_questions"]["acc,none"] == pytest.approx(sum(right) / len(right))
+        assert line["n-shot"]["three_questions"] == bool(shown) and line["run"] == run
+    printed = capsys.readouterr().out
+    assert printed.startswith(run) and "three_questions" in printed and "|acc" in printed
+
+
+def test_cbt(run, net, monkeypatch):
+    """The rows of the original, small: the mean per token decides, where a sum would choose otherwise."""
+    tale = [f"line {i} of a tale ." for i in range(20)]
+    rows = [dict(sentences=tale, question="The XXXXX 's .", options=["for a in", "a", "print", ""]),
+            dict(sentences=tale, question="`` XXXXX ?", options=["end='", "é", "in range(3)"])]
+    context, chosen = " ".join(tale).replace(" .", "."), {}
+    for row, before, after in zip(rows, (" The ", ' "'), ("'s.", "?")):
+        means, sums = {}, {}
+        for option in filter(None, row["options"]):
+            # the space before the word, if there is one, is scored with it
+            p, _ = logps(net.double(), list((context + before.rstrip()).encode()),
+                         list((before[len(before.rstrip()) :] + option + after).encode()))
+            means[option], sums[option] = sum(p) / len(p), sum(p)
+        chosen[row["question"]] = max(means, key=means.get), max(sums, key=sums.get)
+        assert len(set(chosen[row["question"]])) == 2
+
+    def load(path, name):
+        assert path == "cam-cst/cbt"
+        answers = dict(CN=(0, 0), NE=(0, 1), P=(1, 0), V=(1,))[name]
+        docs = [row | dict(answer=chosen[row["question"]][i]) for row, i in zip(rows, answers)]
+        return datasets.DatasetDict(test=datasets.Dataset.from_list(docs))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    sample.main([run, "--tasks=cbt", "--device=cpu"])
+    with open(os.path.join(run, "tasks.jsonl")) as file:
+        results = json.loads(file.readlines()[-1])["results"]
+    assert {name.rpartition("_")[2]: scores["acc,none"] for name, scores in results.items()} == dict(
+        cn=1.0, ne=0.5, p=0.5, v=0.0, cbt=0.5)  # each kind counts the same
+    task = next(iter(tasks.TaskManager(include_path=os.path.abspath("config/tasks")).load("cbt")["tasks"].values()))
+    task.build_all_requests()
+    assert [request.args for request in task.instances] == [
+        *((context + " The ", word + "'s.") for word in ("for a in", "a", "print")),
+        *((context + ' "', word + "?") for word in ("end='", "é", "in range(3)"))]
+
+
+def test_cbt_undoes_the_tokeniser():
+    plain = runpy.run_path("config/tasks/cbt.py")["plain"]
+    assert plain("`` Do n't , '' said he , `` -LRB- or I 'll go -RRB- . ''") == '"Don\'t," said he, "(or I\'ll go)."'
+    assert plain("`` O mother !") == '"O mother!'
+
+
+@pytest.mark.parametrize("names, message", [
+    ("lambda_openai", "ValueError: tasks='lambda_openai' is neither a task of the harness nor a yaml file; did you mean 'lambada_"),
+    ("nowhere/task.yaml", "ValueError: tasks='nowhere/task.yaml' is neither a task of the harness nor a yaml file"),
+])
+def test_unknown_task(run, names, message):
+    assert message in fails("sample.py", run, f"--tasks={names}", "--device=cpu")
+
+
+def test_no_harness(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert fails("sample.py", run, "--tasks=cbt") == "ImportError: downstream tasks need one more package: pip install lm-eval"
+
+
+def test_no_text(net):
+    with pytest.raises(ValueError, match="need a model of text, this one's data set has no separator"):
+        sample.for_harness(net, BYTES | dict(separator=None))
