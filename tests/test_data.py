@@ -188,10 +188,12 @@ def test_a_batch_reads_little(tmp_path):
 
 def test_missing_set_names_its_command(tmp_path):
     (tmp_path / "empty").mkdir()
-    for name in ("nowhere", "empty"):
+    for name, command in {"nowhere": f"python -m data.NAME --out={tmp_path / 'nowhere'}", "empty": "python -m data.NAME",
+                          "stdlib": "python -m data.stdlib`",
+                          "flip_flop@length=8,seed=1": "python -m data.flip_flop --length=8 --seed=1`"}.items():
         with pytest.raises(FileNotFoundError) as error:
             Split(tmp_path / name, "train")
-        one_line(error, f"python -m data.{name}")
+        one_line(error, command)
 
 
 def test_files_that_are_not_those_of_meta(tmp_path):
@@ -203,7 +205,7 @@ def test_files_that_are_not_those_of_meta(tmp_path):
     def broken(*parts):
         with pytest.raises(ValueError) as error:
             Split(tmp_path, "train")
-        one_line(error, *parts, "delete", f"python -m data.{tmp_path.name}")
+        one_line(error, *parts, "delete", f"python -m data.NAME --out={tmp_path}")
 
     foreign = tmp_path / "train_000006.bin"
     foreign.write_bytes(b"\0\0")
