@@ -21,6 +21,7 @@ options  stories: a folder of text files instead of TinyStories, with <|endoftex
 import collections
 import multiprocessing
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ def question(story, sentences, random):
 def start_worker(*state):
     global worker
     worker = state
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is the parent's to answer, once
 
 
 def work(groups):

@@ -19,11 +19,13 @@ TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_
         "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1", "--eval_batches=2", "--pe=pope"]
 
 
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
 @pytest.fixture(autouse=True)
-def keep_signal_handlers():
-    kept = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in kept.items():
+def own_signal_handlers():
+    """train.main catches signals, in a fixture too: a process that is forked afterwards would not end by SIGTERM."""
+    for number, handler in HANDLERS.items():
         signal.signal(number, handler)
 
 
