@@ -21,7 +21,7 @@ bias = False
 tie = False
 
 batch_size = 8
-max_iters = 1500
+max_iters = 1000
 learning_rate = 2e-3
 min_lr = 2e-4
 warmup_iters = 100
