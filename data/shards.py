@@ -559,6 +559,8 @@ def download(url, path, sha256=None):
         raise ValueError(f"{url} did not arrive whole ({fault}); try again, or fetch it otherwise and give it with --source=")
     os.replace(part, path)
     return path
+
+
 def texts(dataset, limit=None, column="text"):
     """The first `limit` rows of a datasets.Dataset or IterableDataset, as write_documents takes documents."""
     stop = lambda skip: None if limit is None else max(limit - skip, 0)
