@@ -125,7 +125,11 @@ def write_rows(cfg, run, model, checkpoint, device):
 
 
 def open_split(cfg, checkpoint, name):
-    return Split(locate(cfg.data or checkpoint["config"]["data"]), name)
+    split = Split(locate(cfg.data or checkpoint["config"]["data"]), name)
+    theirs, ours = split.meta["tokenizer"], checkpoint["meta"]["tokenizer"]
+    if theirs != ours:
+        raise ValueError(f"{split.folder} holds tokens of {theirs!r}, the run was trained on {ours!r}; write it with the run's")
+    return split
 
 
 def evaluate(cfg, run, model, checkpoint, device):
@@ -136,8 +140,8 @@ def evaluate(cfg, run, model, checkpoint, device):
         starts, n = split.windows(length), max(1, 8192 // length)
         parts = (split.read(starts[i : i + n], length) for i in range(0, len(starts), n))
         sums = error_sums(model, ([torch.from_numpy(a).to(device) for a in part] for part in parts))
-        found = scores(sums, split.meta["loss"] == "mask")
-        print(f"{run} {name}, {len(starts):,} of {length} tokens: " + ", ".join(f"{k} {v:.4f}" for k, v in found.items()), flush=True)
+        found = ", ".join(f"{k} {v:.4f}" for k, v in scores(sums, split.meta["loss"] == "mask").items())
+        print(f"{run} {name}, {len(starts):,} windows of {length} tokens: {found}", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -71,6 +71,14 @@ def main(argv):
     if cfg.seed < 0:
         raise ValueError(f"seed={cfg.seed} is negative; use 0 or more")
     choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
+    for key in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
+        if getattr(cfg, key) < 1:
+            raise ValueError(f"{key}={getattr(cfg, key)} is too small; use 1 or more")
+    for key in ("max_iters", "micro_batch", "eval_batches", "checkpoint_interval"):
+        if getattr(cfg, key) < 0:
+            raise ValueError(f"{key}={getattr(cfg, key)} is negative; use 0 or more")
+    if not 0 <= cfg.dropout < 1:
+        raise ValueError(f"dropout={cfg.dropout} is no probability below 1; use 0 to 0.9")
     rank, world, device = start_processes(cfg)
     stem = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
     seed = f"_seed{cfg.seed}" if cfg.seed != TrainConfig.seed else ""
@@ -109,6 +117,8 @@ def main(argv):
         raw.load(checkpoint, cfg.out_dir)
         optimizer.load_state_dict(checkpoint["optimizer"])
         step = saved = checkpoint["step"]
+        if step > cfg.max_iters:
+            raise ValueError(f"{path} is at step {step}, beyond max_iters={cfg.max_iters}; give more --max_iters")
     elif cfg.init_from:
         raw.load(origin, cfg.init_from)
     if world > 1:
@@ -127,6 +137,8 @@ def main(argv):
     if log:
         log.say(f"{raw.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, {world} x {device.type}, "
                 f"{str(dtype)[6:]}, {cfg.out_dir}" + (f", from step {step}" if step else "") + f"\n{attention}")
+        if cfg.resume and not step:
+            log.say(f"no checkpoint in {cfg.out_dir} yet: from the start")
 
     def save():
         if log:

@@ -28,6 +28,8 @@ def load(source, column):
         if not paths:
             raise ValueError(f"source={source!r} has no source code, no file with one of {' '.join(sorted(SUFFIXES))}")
         return len(paths), lambda i: paths[i].read_text(encoding="utf-8", errors="replace")
+    if Path(source).is_absolute() or source.startswith("."):
+        raise FileNotFoundError(f"source={source!r} is no folder; name one, or a data set of the hub (owner/name)")
     corpus = hub(source, split="train")
     if column not in corpus.column_names:
         raise ValueError(f"column={column!r} is not in {source}; it has: {', '.join(corpus.column_names)}")

@@ -66,7 +66,7 @@ def command_for(folder):
     """The command that writes the data set of that folder; NAME is for the reader to know."""
     name, _, options = Path(folder).name.partition("@")
     words = [f"--{option}" for option in options.split(",") if option]
-    if not Path(__file__).with_name(f"{name}.py").exists():
+    if name in ("", "shards") or not Path(__file__).with_name(f"{name}.py").exists():
         name, words = "NAME", [f"--out={folder}"]
     return " ".join([f"python -m data.{name}", *words])
 

@@ -146,11 +146,11 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
         decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
         wrong = sum(tuple(a) != tuple(b) for a, b in zip(decoded.tolist(), rows[:, 5:7].tolist()))  # greedy, from the prompt
         assert 0 < wrong < n, "the test needs right and wrong rows"
-        assert line.startswith(f"{task / 'run'} {name}, {n} of {T - 1} tokens: ")
+        assert line.startswith(f"{task / 'run'} {name}, {n} windows of {T - 1} tokens: ")
         assert line.endswith(f"sequence_error {100 * wrong / n:.4f}")
     sample.main([str(runs / "pope"), "--evaluate=val", "--device=cpu"])
     line = capsys.readouterr().out
-    assert f"val, 37 of 16 tokens: loss {by_hand(runs / 'pope', stream, 16, 16, 37):.4f}, ppl" in line and "error" not in line
+    assert f"val, 37 windows of 16 tokens: loss {by_hand(runs / 'pope', stream, 16, 16, 37):.4f}, ppl" in line and "error" not in line
 
 
 @pytest.mark.parametrize("words, message", [
@@ -165,6 +165,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     (["RUN", "--extrapolate=1", "--split=dev"], "has no split 'dev'"),
     (["RUN", "--extrapolate=1000"], "has 600 tokens"),
     (["RUN", "--evaluate=val,dev"], "has no split 'dev'; it has: train, val"),
+    (["RUN", "--evaluate=val", "--data=OTHER"], "holds tokens of "),
     (["RUN", "--prompt=zz"], "'zz' is no symbol of this set"),
     (["RUN", "--temp=1"], "unknown key 'temp' in --temp=1"),
     (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, positions, gates"),
@@ -174,9 +175,11 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     (["RUN", "--figure=frequency", "--text=nowhere.txt"], "text='nowhere.txt' is no file; name one that holds some text"),
     (["RUN", "--figure=frequency", f"--text={os.devnull}"], "is no file; name one that holds some text"),
 ])
-def test_wrong_input(runs, tmp_path, words, message):
-    words = [word.replace("RUN", str(runs / "rope")).replace("EXPE", str(runs / "expe")) for word in words]
+def test_wrong_input(runs, task, tmp_path, words, message):
+    for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe").items():
+        words = [word.replace(name, str(path)) for word in words]
     assert message in fails("sample.py", *words, f"--out={tmp_path / 'ex'}")
+
 
 # pictures
 

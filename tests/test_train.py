@@ -274,6 +274,11 @@ def test_wrong_input(stream, rows, tmp_path):
     assert "schedule='step' is unknown; choose one of cosine, linear, constant" in fails("train.py", *base, out, "--schedule=step")
     assert "device='tpu' is unknown" in fails("train.py", *base, out, "--device=tpu")
     assert "has no split 'dev'" in fails("train.py", *base, out, "--eval_splits=dev")
+    for key in ("block_size", "n_layer", "batch_size", "eval_interval", "log_interval"):
+        assert f"{key}=0 is too small; use 1 or more" in fails("train.py", *base, out, f"--{key}=0")
+    for key in ("max_iters", "micro_batch", "eval_batches", "checkpoint_interval"):
+        assert f"{key}=-1 is negative; use 0 or more" in fails("train.py", *base, out, f"--{key}=-1")
+    assert "dropout=2.0 is no probability" in fails("train.py", *base, out, "--dropout=2")
     assert "no meta.json in" in fails("train.py", *base, out, f"--data={tmp_path}/nothing")
     assert "not prepared and needs a download" in fails("train.py", *base, out, "--data=openwebtext")
     assert "vocab_size=28 is smaller than that of" in fails("train.py", *base, out, "--vocab_size=28")
@@ -287,6 +292,8 @@ def test_wrong_resume(stream, tmp_path):
     run(stream, tmp_path / "a", "--max_iters=2")
     before = (tmp_path / "a" / "ckpt.pt").read_bytes()
     assert "already holds a run; go on with it by --resume=True" in fails("train.py", *base, out)
+    line = fails("train.py", *base, out, "--resume=True", "--max_iters=1")
+    assert "is at step 2, beyond max_iters=1; give more --max_iters" in line
     line = fails("train.py", *base, out, "--resume=True", "--n_layer=3")
     assert "was trained with n_layer=2, this run has 3" in line
     line = fails("train.py", *base, f"--out_dir={tmp_path / 'b'}", f"--init_from={tmp_path / 'a'}", "--n_embd=32")
