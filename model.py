@@ -763,6 +763,8 @@ def pick_device(kind, index=0):
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     choose("device", kind, ("cpu", "cuda", "mps"))
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device='mps' but PyTorch sees none; use --device=cpu")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda' but PyTorch sees no GPU; use --device=cpu")
     return torch.device(kind, index) if kind == "cuda" else torch.device(kind)
