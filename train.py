@@ -225,7 +225,7 @@ def learning_rate(step, cfg):
 
 
 def evaluate(net, split, cfg, rank, world, device, autocast):
-    """The scores of model.evaluate over the same windows each time. The processes share the work."""
+    """The scores of the same windows each time, see model.error_sums. The processes share the work."""
     net.eval()
     starts = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None)
     n = cfg.micro_batch or cfg.batch_size

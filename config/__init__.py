@@ -3,6 +3,7 @@ The configurator: defaults of a dataclass, then a config file of plain assignmen
 
     cfg = load(TrainConfig, sys.argv[1:])    # e.g. ["config/quickstart.py", "--pe=rope"]
 
+A file may begin with another's assignments, `from config.pope_124m import *`, and say only what differs.
 Every key is a field of the dataclass, typed and commented where it is declared; --help prints them all.
 An unknown key or a value of another type is a ValueError, in a file as in a flag.
 """

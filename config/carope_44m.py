@@ -11,24 +11,9 @@ CARoPE Table 1, GPT-tiny: 44M parameters on FineWeb-Edu; perplexity at 512 (as t
 19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. Weight decay
 and betas are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95).
 """
-data = "fineweb_edu"
-pe = "carope"
+from config.carope_124m import *  # noqa: F403
 
 n_layer = 6
 n_head = 8
 n_embd = 512
-block_size = 512
-vocab_size = 50304
-
-batch_size = 1024
 micro_batch = 64
-max_iters = 19000
-learning_rate = 6e-4
-min_lr = 6e-5
-warmup_iters = 750
-weight_decay = 0.1
-beta2 = 0.95
-
-eval_interval = 1000
-eval_batches = 4
-compile = True

@@ -11,27 +11,12 @@ ExPE Tables 1, 3 and 4, medium: 342M parameters on FineWeb-Edu; loss at 1, 2, 4,
 The last command scales the positions by a half, without training: ExPE 2.76, 2.71, 2.68, 2.98, 5.65; ExQPE 2.74, 2.69, 2.65,
 2.76, 4.98. As expe_135m.py, with tied embeddings and an MLP 2816 wide, which gives 342M.
 """
-data = "data/fineweb_edu_mistral"
-pe = "expe"
+from config.expe_135m import *  # noqa: F403
 
 n_layer = 24
 n_head = 16
 n_embd = 1024
-block_size = 512
-norm = "rmsnorm"
-mlp = "swiglu"
 mlp_width = 2816
-bias = False
-
-batch_size = 1024
-micro_batch = 32
-max_iters = 19073
 learning_rate = 3e-4
 min_lr = 3e-5
-warmup_iters = 954  # 5%
-weight_decay = 0.1
-beta2 = 0.95
-
-eval_interval = 1000
-eval_batches = 4
-compile = True
+tie = True

@@ -10,26 +10,9 @@ PoPE Tables 4 and 5 and Figure 2: 253M parameters on OpenWebText; validation per
 The paper's runs take 13.5 (PoPE) and 12.3 (RoPE) hours on eight V100. On PG-19, perplexity stays flat for PoPE up to
 10,240 tokens and explodes for RoPE. Downstream averages: 48.78 and 48.76. Open, and ours: no biases, tied embeddings.
 """
-data = "openwebtext"
-pe = "pope"
+from config.pope_124m import *  # noqa: F403
 
 n_layer = 16
 n_head = 16
 n_embd = 1024
-block_size = 1024
-vocab_size = 50304  # GPT-2's 50257, rounded up for speed
-norm = "rmsnorm"
-bias = False
-
-batch_size = 64
 micro_batch = 8
-max_iters = 100000
-learning_rate = 6e-4
-min_lr = 6e-5
-warmup_iters = 1000
-weight_decay = 0.01
-beta2 = 0.95
-
-eval_interval = 2000
-eval_batches = 8
-compile = True

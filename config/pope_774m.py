@@ -13,26 +13,9 @@ The paper's runs take 38.7 (PoPE) and 36.5 (RoPE) hours on eight V100. On PG-19,
 It fits an 80 GB GPU: weights, gradients and AdamW's two moments take 772M x 16 bytes = 12.4 GB, and a forward pass of
 eight sequences keeps some 34 bytes x 8 x 1024 x 1280 x 36 layers = 13 GB, and 8 x 1024 x 50304 logits x 8 bytes = 3 GB.
 """
-data = "openwebtext"
-pe = "pope"
+from config.pope_124m import *  # noqa: F403
 
 n_layer = 36
 n_head = 20
 n_embd = 1280
-block_size = 1024
-vocab_size = 50304  # GPT-2's 50257, rounded up for speed
-norm = "rmsnorm"
-bias = False
-
-batch_size = 64
 micro_batch = 8
-max_iters = 100000
-learning_rate = 6e-4
-min_lr = 6e-5
-warmup_iters = 1000
-weight_decay = 0.01
-beta2 = 0.95
-
-eval_interval = 2000
-eval_batches = 8
-compile = True
