@@ -13,6 +13,7 @@ import os
 import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -227,12 +228,15 @@ def test_killed_at_random_moments(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(
         f"""
-import random, sys, time
+import os, random, signal, sys, threading, time
 from data import shards
 {inspect.getsource(documents)}
 def corpus():
     return {{"dev": lambda skip: documents(skip, 200, 0.001), "val": lambda skip: documents(200 + skip, 1200, 0.001)}}
 if __name__ == "__main__":
+    death = threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGKILL))
+    death.daemon = True  # it does not keep alive what has come to its end
+    death.start()
     tokens = {{"val": 25_000, "test": 24_999, "train": None}}
     shards.BLOCK = 20_000
     shards.write_documents(sys.argv[1], corpus, "bytes", tokens=tokens, shortest=40, shard_tokens=10000)
@@ -240,18 +244,17 @@ if __name__ == "__main__":
         encoding="utf-8",
     )
     folder, rng, grown = tmp_path / "out", random.Random(0), []
-    while len(grown) < 50:
-        run = subprocess.Popen([sys.executable, script, folder], env={**os.environ, "PYTHONPATH": str(ROOT)})
-        try:
-            # the time grows, so that a slow machine comes to an end too
-            assert run.wait(timeout=rng.uniform(0.4, 1.1) * (1 + len(grown) / 10)) == 0
-            break
-        except subprocess.TimeoutExpired:
-            run.kill()
-            run.wait()
-            grown.append(len(list(folder.glob("*.bin"))) if folder.exists() else 0)
-    print("shards after each kill:", grown)
-    assert len(grown) >= 2 and grown == sorted(grown)  # whole shards stay
+    while len(grown) < 50 and not (folder / "meta.json").exists():
+        # the sleeps of one undisturbed run alone add up to 1.2 s; the time grows, so that a slow machine comes to an end too
+        after = rng.uniform(0, 0.4) * (1 + len(grown) / 5)
+        run = subprocess.run([sys.executable, script, folder, str(after)], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert run.returncode in (0, -signal.SIGKILL)
+        note = folder / "progress.json"
+        noted = json.loads(note.read_text(encoding="utf-8"))["shards"] if note.exists() else {}
+        assert all((folder / name).exists() for name in noted)
+        grown.append(len(noted) if noted else grown[-1] if (folder / "meta.json").exists() else 0)
+    print("shards noted at each end:", grown)
+    assert len(grown) >= 3 and grown == sorted(grown)  # whole shards stay
     parts = {"dev": list(documents(0, 200)), "val": list(documents(200, 1200))}
     check(folder, by_hand(parts, 10000, tokens={"val": 25_000, "test": 24_999, "train": None}, shortest=40))
 
