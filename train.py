@@ -212,6 +212,7 @@ def main(argv):
     elif log:
         log.say(f"stopped by a signal at step {step}: {path}\nnext: the same command with --resume=True")
     if world > 1:
+        time.sleep(0.5)  # gloo's threads let go of their last tensors; while Python shuts down they could only abort (torch 2.13)
         dist.destroy_process_group()
 
 
