@@ -46,8 +46,8 @@ Saturation. Left of the key where every row of a tile has counted to npos - 1 th
 kernels run ordinary attention, with neither gates nor look-ups nor gate gradients. One row that hardly counts keeps
 its whole tile from that.
 
-Memory. The forward pass keeps o and 8 bytes a row. The backward pass borrows 8 bytes per row and tile of 32 keys,
-B H T^2 / 4 bytes in all, and 16 npos bytes a row for the table and its gradient.
+Memory. The forward pass keeps o and 8 bytes a row. The backward pass borrows 16 npos bytes a row for the table and its
+gradient, and 8 bytes per row and tile of 32 keys, T^2 / 4 a head, for as many heads at a time as fit into 256 MB.
 
 Measured by `python kernels.py` (median ms forward, forward + backward; MB at the peak):
 GPU rows: not yet measured.
@@ -418,14 +418,15 @@ def pope_attention(q, k, v, delta, base=10000.0, softplus=True, start=0):
 BITS = tl.constexpr(11)  # of a position's fraction: as many as leave every gate exact in fp16
 UNIT = tl.constexpr(2048)  # 2^BITS, a whole position
 CHUNK = tl.constexpr(4)  # tiles between two looks at whether the rows are saturated
+BORROWED = 2**28  # bytes that the backward pass may borrow for what its two kernels tell each other; one head's at least
 
 
 @triton.jit
-def load_repeated(X, index, D: tl.constexpr, WIDTH: tl.constexpr):
+def load_repeated(X, index, D: tl.constexpr, P: tl.constexpr):
     """Rows of X (T, D), widened with zeros to the power of two that tl.dot asks for."""
-    c = tl.arange(0, WIDTH)
+    c = tl.arange(0, P)
     at = X + index[:, None] * D + c[None, :]
-    if D == WIDTH:
+    if D == P:
         x = tl.load(at)
     else:
         x = tl.load(at, mask=c[None, :] < D, other=0.0)
@@ -509,8 +510,8 @@ def attend(s, v, m, l, acc):
 
 
 @triton.jit
-def cope_forward(Q, K, V, Z, GQ, GK, O, LSE, COUNT, EXIT, scale, T, D: tl.constexpr, WIDTH: tl.constexpr, NPOS: tl.constexpr,
-                   ZTYPE: tl.constexpr, OWN: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def cope_forward(Q, K, V, Z, GQ, GK, O, LSE, COUNT, EXIT, scale, T, D: tl.constexpr, P: tl.constexpr,
+                 NPOS: tl.constexpr, ZTYPE: tl.constexpr, OWN: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """A tile of M rows walks from the diagonal to the left, carrying the units that each row has counted. Stores o,
     the log-sum-exp, the count where the gates were left, and the key left of which they were (EXIT, one per tile)."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
@@ -518,11 +519,11 @@ def cope_forward(Q, K, V, Z, GQ, GK, O, LSE, COUNT, EXIT, scale, T, D: tl.conste
     Q, K, V, O, Z = Q + head * T * D, K + head * T * D, V + head * T * D, O + head * T * D, Z + head * T * NPOS
     i = tile * M + tl.arange(0, M)
     row = tl.minimum(i, T - 1)
-    q = load_repeated(Q, row, D, WIDTH)
+    q = load_repeated(Q, row, D, P)
     if OWN:
         GQ, GK = GQ + head * T * D, GK + head * T * D
-        gq = load_repeated(GQ, row, D, WIDTH)
-    m, l, acc = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, WIDTH), tl.float32)
+        gq = load_repeated(GQ, row, D, P)
+    m, l, acc = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, P), tl.float32)
     count = tl.zeros((M,), tl.int32)
 
     todo = tl.cdiv(tl.minimum(tile * M + M, T), N)  # key tiles left to do: 0 .. todo - 1
@@ -531,33 +532,33 @@ def cope_forward(Q, K, V, Z, GQ, GK, O, LSE, COUNT, EXIT, scale, T, D: tl.conste
         for back in range(0, todo - stop):  # an inner loop, as only those are pipelined
             j = (todo - 1 - back) * N + tl.arange(0, N)
             key = tl.minimum(j, T - 1)
-            s = matmul(q, tl.trans(load_repeated(K, key, D, WIDTH))) * scale
+            s = matmul(q, tl.trans(load_repeated(K, key, D, P))) * scale
             gs = s
             if OWN:
-                gs = matmul(gq, tl.trans(load_repeated(GK, key, D, WIDTH))) * scale
+                gs = matmul(gq, tl.trans(load_repeated(GK, key, D, P))) * scale
             seen = row[:, None] >= j[None, :]
             g, units = gate(gs, seen)
             p = clamp(count[:, None] + running_sum(units.to(tl.float16), True, 1).to(tl.int32), NPOS)
             bias, slope, w = look_up(Z, row[:, None], p, T, NPOS, ZTYPE)
             count += tl.sum(units, 1).to(tl.int32)
-            m, l, acc = attend(tl.where(seen, s + bias, float("-inf")), load_repeated(V, key, D, WIDTH), m, l, acc)
+            m, l, acc = attend(tl.where(seen, s + bias, float("-inf")), load_repeated(V, key, D, P), m, l, acc)
         todo = stop
     last = last_bias(Z, row, NPOS, ZTYPE)
     for n in range(0, todo):
         key = n * N + tl.arange(0, N)
-        s = matmul(q, tl.trans(load_repeated(K, key, D, WIDTH))) * scale + last[:, None]
-        m, l, acc = attend(s, load_repeated(V, key, D, WIDTH), m, l, acc)
+        s = matmul(q, tl.trans(load_repeated(K, key, D, P))) * scale + last[:, None]
+        m, l, acc = attend(s, load_repeated(V, key, D, P), m, l, acc)
 
-    store_rows(O, i, D, acc / l[:, None], T, D, WIDTH)
+    store_rows(O, i, D, acc / l[:, None], T, D, P)
     tl.store(LSE + head * T + i, m + tl.log(l), mask=i < T)
     tl.store(COUNT + head * T + i, count, mask=i < T)
     tl.store(EXIT + head * tl.num_programs(0) + tile, todo * N)
 
 
 @triton.jit
-def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, DELTA, RIGHT, LEFT, scale, T, n_exits, D: tl.constexpr,
-              WIDTH: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr,
-              M: tl.constexpr, N: tl.constexpr):
+def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, DELTA, RIGHT, LEFT, scale, T, n_exits,
+                    first, D: tl.constexpr, P: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr,
+                    OWN: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """dq and d gate_q; a tile of rows walks from left to right, so that a gate's gradient, the sum of dp over all
     keys to its left, is a running sum too. Writes for the dk, dv kernel: DELTA (T,) = do . o, and per key tile and
     row the units counted to its RIGHT and the sum of dp to its LEFT.
@@ -566,23 +567,23 @@ def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, 
     Its last key stores the running sums of ds (1 - w) and of ds w in ENDS[c]; what the run added is their difference
     from the run before, column c + 1 (see cope_backward_op)."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head = tl.program_id(1).to(tl.int64)
+    head = first + tl.program_id(1).to(tl.int64)
     Q, K, V, O, DO, Z = Q + head * T * D, K + head * T * D, V + head * T * D, O + head * T * D, DO + head * T * D, Z + head * T * NPOS
-    tables = head * tl.cdiv(T, N) * T
+    tables = (head - first) * tl.cdiv(T, N) * T
     RIGHT, LEFT = RIGHT + tables, LEFT + tables
     ENDS += head * T * NPOS
     i = tile * M + tl.arange(0, M)
     row, real = tl.minimum(i, T - 1), i < T
-    q, do = load_repeated(Q, row, D, WIDTH), load_repeated(DO, row, D, WIDTH)
-    delta = tl.sum(load_repeated(O, row, D, WIDTH).to(tl.float32) * do.to(tl.float32), 1)
+    q, do = load_repeated(Q, row, D, P), load_repeated(DO, row, D, P)
+    delta = tl.sum(load_repeated(O, row, D, P).to(tl.float32) * do.to(tl.float32), 1)
     tl.store(DELTA + head * T + i, delta, mask=real)
     lse = tl.load(LSE + head * T + row)
     count = tl.load(COUNT + head * T + row)
     if OWN:
         GQ, GK = GQ + head * T * D, GK + head * T * D
-        gq = load_repeated(GQ, row, D, WIDTH)
-        dgq = tl.zeros((M, WIDTH), tl.float32)
-    dq = tl.zeros((M, WIDTH), tl.float32)
+        gq = load_repeated(GQ, row, D, P)
+        dgq = tl.zeros((M, P), tl.float32)
+    dq = tl.zeros((M, P), tl.float32)
     left, low, high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
 
     start = tl.load(EXIT + head * n_exits + tile * M // ROWS) // N
@@ -591,20 +592,20 @@ def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, 
         key = n * N + tl.arange(0, N)
         tl.store(RIGHT + n * T + i, count, mask=real)
         tl.store(LEFT + n * T + i, left, mask=real)
-        k = load_repeated(K, key, D, WIDTH)
+        k = load_repeated(K, key, D, P)
         s = matmul(q, tl.trans(k)) * scale + last[:, None]
-        dw = matmul(do, tl.trans(load_repeated(V, key, D, WIDTH))) - delta[:, None]
+        dw = matmul(do, tl.trans(load_repeated(V, key, D, P))) - delta[:, None]
         ds = (tl.exp(s - lse[:, None]) * dw).to(k.dtype)
         low += tl.sum(ds.to(tl.float32), 1)
         dq = matmul(ds, k, dq)
     for n in range(start, tl.cdiv(tl.minimum(tile * M + M, T), N)):
         j = n * N + tl.arange(0, N)
         key = tl.minimum(j, T - 1)
-        k = load_repeated(K, key, D, WIDTH)
+        k = load_repeated(K, key, D, P)
         s = matmul(q, tl.trans(k)) * scale
         gs = s
         if OWN:
-            gk = load_repeated(GK, key, D, WIDTH)
+            gk = load_repeated(GK, key, D, P)
             gs = matmul(gq, tl.trans(gk)) * scale
         seen = row[:, None] >= j[None, :]
         g, units = gate(gs, seen)
@@ -615,7 +616,7 @@ def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, 
         column = clamp(p, NPOS) >> BITS
         next_column = clamp(p - units.to(tl.int32), NPOS) >> BITS
         bias, slope, w = look_up(Z, row[:, None], clamp(p, NPOS), T, NPOS, ZTYPE)
-        dw = matmul(do, tl.trans(load_repeated(V, key, D, WIDTH))) - delta[:, None]
+        dw = matmul(do, tl.trans(load_repeated(V, key, D, P))) - delta[:, None]
         ds = tl.where(seen, tl.exp(s + bias - lse[:, None]), 0.0) * dw
 
         end = (column != next_column) & real[:, None]
@@ -638,44 +639,44 @@ def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, 
         dq = matmul(ds.to(k.dtype), k, dq)
 
     tl.store(ENDS + row * NPOS, pack(low, high), mask=real)  # column 0 is where every row ends
-    store_rows(DQ + head * T * D, i, D, dq * scale, T, D, WIDTH)
+    store_rows(DQ + head * T * D, i, D, dq * scale, T, D, P)
     if OWN:
-        store_rows(DGQ + head * T * D, i, D, dgq * scale, T, D, WIDTH)
+        store_rows(DGQ + head * T * D, i, D, dgq * scale, T, D, P)
 
 
 @triton.jit
-def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGHT, LEFT, scale, T, n_exits, D: tl.constexpr,
-                WIDTH: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr,
-                M: tl.constexpr, N: tl.constexpr):
+def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGHT, LEFT, scale, T, n_exits,
+                     first, D: tl.constexpr, P: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr,
+                     OWN: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """dk, dv and d gate_k; a tile of N keys visits all rows that see it, CHUNK tiles of M at a time: with gates
     where one of them still counts, without where all are saturated."""
     n = tl.program_id(0)
-    head = tl.program_id(1).to(tl.int64)
+    head = first + tl.program_id(1).to(tl.int64)
     Q, K, V, DO, Z = Q + head * T * D, K + head * T * D, V + head * T * D, DO + head * T * D, Z + head * T * NPOS
-    tables = (head * tl.num_programs(0) + n) * T
+    tables = ((head - first) * tl.num_programs(0) + n) * T
     RIGHT, LEFT, LSE, DELTA = RIGHT + tables, LEFT + tables, LSE + head * T, DELTA + head * T
     j = n * N + tl.arange(0, N)
     key = tl.minimum(j, T - 1)
-    k, v = load_repeated(K, key, D, WIDTH), load_repeated(V, key, D, WIDTH)
-    dk, dv = tl.zeros((N, WIDTH), tl.float32), tl.zeros((N, WIDTH), tl.float32)
+    k, v = load_repeated(K, key, D, P), load_repeated(V, key, D, P)
+    dk, dv = tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32)
     if OWN:
         GQ, GK = GQ + head * T * D, GK + head * T * D
-        gk = load_repeated(GK, key, D, WIDTH)
-        dgk = tl.zeros((N, WIDTH), tl.float32)
+        gk = load_repeated(GK, key, D, P)
+        dgk = tl.zeros((N, P), tl.float32)
 
-    for first in range(n * N // M * M, T, CHUNK * M):
-        tiles = tl.minimum(tl.cdiv(T - first, M), CHUNK)
-        rows = tl.minimum(first + M * tl.arange(0, CHUNK), T - 1)
+    for start in range(n * N // M * M, T, CHUNK * M):
+        tiles = tl.minimum(tl.cdiv(T - start, M), CHUNK)
+        rows = tl.minimum(start + M * tl.arange(0, CHUNK), T - 1)
         if tl.min(tl.load(EXIT + head * n_exits + rows // ROWS), 0) <= n * N:
             for step in range(0, tiles):
-                i = first + step * M + tl.arange(0, M)
+                i = start + step * M + tl.arange(0, M)
                 row, real = tl.minimum(i, T - 1), i < T
-                q, do = load_repeated(Q, row, D, WIDTH), load_repeated(DO, row, D, WIDTH)
+                q, do = load_repeated(Q, row, D, P), load_repeated(DO, row, D, P)
                 lse, delta = tl.load(LSE + row), tl.load(DELTA + row)
                 s = matmul(k, tl.trans(q)) * scale
                 gs = s
                 if OWN:
-                    gq = load_repeated(GQ, row, D, WIDTH)
+                    gq = load_repeated(GQ, row, D, P)
                     gs = matmul(gk, tl.trans(gq)) * scale
                 seen = (i[None, :] >= j[:, None]) & real[None, :]
                 g, units = gate(gs, seen)
@@ -693,9 +694,9 @@ def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGH
                 dk = matmul(ds.to(q.dtype), q, dk)
         else:
             for step in range(0, tiles):
-                i = first + step * M + tl.arange(0, M)
+                i = start + step * M + tl.arange(0, M)
                 row = tl.minimum(i, T - 1)
-                q, do = load_repeated(Q, row, D, WIDTH), load_repeated(DO, row, D, WIDTH)
+                q, do = load_repeated(Q, row, D, P), load_repeated(DO, row, D, P)
                 lse = tl.load(LSE + i, mask=i < T, other=float("inf"))  # a row past T weighs exp(-inf) = 0
                 bias = last_bias(Z, row, NPOS, ZTYPE) - lse
                 weight = tl.exp(matmul(k, tl.trans(q)) * scale + bias[None, :])
@@ -703,10 +704,10 @@ def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGH
                 ds = weight * (matmul(v, tl.trans(do)) - tl.load(DELTA + row)[None, :])
                 dk = matmul(ds.to(q.dtype), q, dk)
 
-    store_rows(DK + head * T * D, j, D, dk * scale, T, D, WIDTH)
-    store_rows(DV + head * T * D, j, D, dv, T, D, WIDTH)
+    store_rows(DK + head * T * D, j, D, dk * scale, T, D, P)
+    store_rows(DV + head * T * D, j, D, dv, T, D, P)
     if OWN:
-        store_rows(DGK + head * T * D, j, D, dgk * scale, T, D, WIDTH)
+        store_rows(DGK + head * T * D, j, D, dgk * scale, T, D, P)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -724,7 +725,7 @@ def cope_tiles(x):
     backward_q, backward_kv = dict(M=32, N=32, num_warps=warps), dict(M=64, N=32, num_warps=8)
     if x.dtype == torch.float32:  # without tensor cores and with twice the registers, these do spill
         forward = backward_kv = backward_q
-    return [dict(tile, WIDTH=width, num_stages=2) for tile in (forward, backward_q, backward_kv)]
+    return [dict(tile, P=width, num_stages=2) for tile in (forward, backward_q, backward_kv)]
 
 
 def pairs(z):
@@ -763,13 +764,17 @@ def cope_backward_op(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torc
     grads = cope_backward_shapes(do, q, k, v, z, gate_q, gate_k, o, lse, count, exits)
     dq, dk, dv, dz, dgq, dgk = (*grads, None, None)[:6]
     ends = q.new_zeros(B, H, T, z.size(-1), dtype=torch.int64)
-    right = count.new_empty(B * H, -(-T // backward_q["N"]), T)
+    tiles = -(-T // backward_q["N"])
+    heads = min(B * H, max(1, BORROWED // (8 * tiles * T)))  # at a time
+    right = count.new_empty(heads, tiles, T)
     left, delta, packed = torch.empty_like(right, dtype=torch.float32), torch.empty_like(lse), pairs(z)
     shared = dict(D=d, NPOS=z.size(-1), ZTYPE=getattr(tl, str(z.dtype)[6:]), OWN=gate_q is not None, ROWS=forward["M"])
-    launch(cope_backward_q, (-(-T // backward_q["M"]), B * H), q, k, v, packed, gate_q, gate_k, o, do, lse, count, exits,
-           dq, dgq, ends, delta, right, left, d**-0.5, T, exits.size(1), **shared, **backward_q)
-    launch(cope_backward_kv, (right.size(1), B * H), q, k, v, packed, gate_q, gate_k, do, lse, exits, dk, dv, dgk, delta,
-           right, left, d**-0.5, T, exits.size(1), **shared, **backward_kv)
+    for first in range(0, B * H, heads):
+        n = min(heads, B * H - first)
+        launch(cope_backward_q, (-(-T // backward_q["M"]), n), q, k, v, packed, gate_q, gate_k, o, do, lse, count, exits,
+               dq, dgq, ends, delta, right, left, d**-0.5, T, exits.size(1), first, **shared, **backward_q)
+        launch(cope_backward_kv, (tiles, n), q, k, v, packed, gate_q, gate_k, do, lse, exits, dk, dv, dgk, delta,
+               right, left, d**-0.5, T, exits.size(1), first, **shared, **backward_kv)
     # what each run of keys added to its own column, and to the one on its right
     low, high = ends.view(torch.float32).unflatten(-1, (-1, 2)).unbind(-1)
     low[..., :-1] -= low[..., 1:].clone()

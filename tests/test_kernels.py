@@ -75,31 +75,33 @@ def pope_inputs(T, d, delta, dtype, device="cpu", B=1, H=2):
 
 
 def pope_errors(T, d, delta, softplus, dtype, device="cpu"):
-    """{tensor: ((mean square, largest) error of the kernels, that of the dense path)}, and whether a second run, which
-    long sequences are spared, gives the same bits."""
-    torch.manual_seed(T + d)
-    inputs, do = pope_inputs(T, d, delta, dtype, device, B=2 if T < 100 else 1)
-    none = torch.zeros(inputs[0].size(1), d, device=device, dtype=torch.float64)
+    """{tensor: ((root mean square, largest) error of the kernels, that of the dense path)} over three draws of the
+    inputs, and whether a second run, which long sequences are spared, gives the same bits."""
     fast = lambda q, k, v, delta=None: kernels.pope_attention(q, k, v, delta, softplus=softplus)
-    exact = differentiate(lambda q, k, v, delta=none: pope_equation(q, k, v, delta, softplus),
-                          [x.double() for x in inputs], do)
-    ours = differentiate(fast, inputs, do)
-    dense = differentiate(lambda q, k, v, delta=None: pope_dense(q, k, v, delta, softplus), inputs, do)
-    assert all(x.dtype == y.dtype and x.shape == y.shape for x, y in zip(ours, dense))
+    slow = lambda q, k, v, delta=None: pope_dense(q, k, v, delta, softplus)
+    found, same = {name: ([], []) for name in NAMES}, True
+    for draw in range(3):
+        torch.manual_seed(1000 * draw + T + d)
+        inputs, do = pope_inputs(T, d, delta, dtype, device, B=2 if T < 100 else 1)
+        none = torch.zeros(inputs[0].size(1), d, device=device, dtype=torch.float64)
+        exact = differentiate(lambda q, k, v, delta=none: pope_equation(q, k, v, delta, softplus),
+                              [x.double() for x in inputs], do)
+        ours, dense = differentiate(fast, inputs, do), differentiate(slow, inputs, do)
+        assert all(x.dtype == y.dtype and x.shape == y.shape for x, y in zip(ours, dense))
+        for name, x, y, z in zip(NAMES, ours, dense, exact):
+            found[name][0].append(x - z)
+            found[name][1].append(y - z)
+        if draw == 0 and (T <= 100 or device != "cpu"):
+            same = all(x.equal(y) for x, y in zip(ours, differentiate(fast, inputs, do)))
     size = lambda x: (x.square().mean().sqrt().item(), x.abs().max().item())
-    errors = {name: (size(x - z), size(y - z)) for name, x, y, z in zip(NAMES, ours, dense, exact)}
-    again = ours if T > 100 and device == "cpu" else differentiate(fast, inputs, do)
-    return errors, all(x.equal(y) for x, y in zip(ours, again))
+    return {name: [size(torch.stack(x)) for x in both] for name, both in found.items() if both[0]}, same
 
 
 def judge(errors):
-    """Twice the dense path's error in the mean square, and twice that for the largest, a matter of luck. The dense path
-    on a CPU keeps o in float32 within; the kernels take the mean of a row's dp from o as it was rounded, as flash
-    attention does, and ddelta, which sums that over all tokens, gets 3."""
+    """Twice the dense path's error in the mean square, and twice that for the largest, a matter of luck."""
     for name, ((mean, top), (dense_mean, dense_top)) in errors.items():
-        room = 3 if name == "ddelta" else 2
-        assert mean <= room * dense_mean + 2e-6, f"{name}: error {mean:.2g}, dense path {dense_mean:.2g} (root mean square)"
-        assert top <= 2 * room * dense_top + 2e-6, f"{name}: error {top:.2g}, dense path {dense_top:.2g} (largest)"
+        assert mean <= 2 * dense_mean + 2e-6, f"{name}: error {mean:.2g}, dense path {dense_mean:.2g} (root mean square)"
+        assert top <= 4 * dense_top + 2e-6, f"{name}: error {top:.2g}, dense path {dense_top:.2g} (largest)"
 
 
 def softplus_error(device="cpu"):
@@ -289,12 +291,15 @@ def interpret_cope():
     square = [dict(tile, M=64, N=64) for tile in gpu_tiles(torch.empty(1, 64, dtype=torch.float16))]  # fewer, for speed
     for seed, (name, case) in enumerate(COPE.items()):
         torch.manual_seed(seed)
-        kernels.cope_tiles = gpu_tiles if case[6] else lambda x: [dict(tile, WIDTH=max(64, x.size(-1))) for tile in square]
+        kernels.cope_tiles = gpu_tiles if case[6] else lambda x: [dict(tile, P=max(64, x.size(-1))) for tile in square]
         results[name] = cope_errors(kernels.cope_attention, case)
     x, do = cope_inputs(*COPE["63, padded head"][:6])
     mine = cope_evaluate(kernels.cope_attention, x, do, "keys", torch.float16)
     traced = torch.compile(kernels.cope_attention, fullgraph=True, backend="eager")
     traced = cope_evaluate(traced, x, do, "keys", torch.float16)
+    kernels.BORROWED = 1  # one head at a time
+    alone = cope_evaluate(kernels.cope_attention, x, do, "keys", torch.float16)
+    results |= {"one head at a time": [name for name in mine if not torch.equal(mine[name], alone[name])]}
     return results | {"models": model_paths(), "one graph": [name for name in mine if not torch.equal(mine[name], traced[name])]}
 
 
@@ -361,8 +366,8 @@ def test_cope(interpreted_cope, case):
 
 
 @needs_triton
-def test_cope_is_one_graph(interpreted_cope):
-    assert interpreted_cope["one graph"] == []
+def test_cope_differs_in_nothing(interpreted_cope):
+    assert interpreted_cope["one graph"] == interpreted_cope["one head at a time"] == []
 
 
 @needs_triton
