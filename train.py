@@ -5,7 +5,7 @@ Train a GPT on one device, or on many under torchrun:
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, shared out
 
 What a step sees is a function of (seed, step) alone: a resumed run, or one on another number of processes, trains
-on the same tokens. SIGTERM or Ctrl-C writes a checkpoint and ends; --resume=True goes on from the last one.
+on the same tokens. SIGTERM or Ctrl-C writes a checkpoint and ends, a second Ctrl-C only ends; --resume=True goes on from the last one.
 """
 import dataclasses
 import importlib
@@ -154,8 +154,13 @@ def main(argv):
         return list(zip(x.split(n), y.split(n)))
 
     stop = [False]  # set by a signal, heeded after the step
+
+    def heed(*_):
+        stop[0] = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # SIGTERM may come twice at once, from a scheduler and from torchrun
+
     for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: stop.__setitem__(0, True))
+        signal.signal(name, heed)
     stopping, micro_batches, began, result = False, batch(step), time.perf_counter(), {}
     while True:
         if step % cfg.eval_interval == 0 or step == cfg.max_iters:

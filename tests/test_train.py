@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -123,6 +124,26 @@ def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
     n = cut["step"] + 5
     again = run(stream, tmp_path / "cut", *flags[1:], f"--max_iters={n}", "--resume=True")
     assert same(again, run(stream, tmp_path / "whole", *flags[1:], f"--max_iters={n}"))
+
+
+def test_a_second_ctrl_c_ends_at_once_and_a_second_sigterm_does_not(stream, tmp_path):
+    """SIGTERM comes twice where a scheduler signals torchrun and its processes, and torchrun passes it on."""
+    slow = "train.evaluate = lambda *_: print('begun', flush=True) or time.sleep(3600)"
+    script = f"import sys, time, train; {slow}; train.main(sys.argv[1:])"
+    command = [sys.executable, "-c", script, f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert "begun" in (line.strip() for line in process.stdout)
+    for _ in range(20):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
+    assert process.poll() is None
+    began = time.monotonic()
+    while process.poll() is None and time.monotonic() - began < 60:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGINT
 
 
 KILLER = """
