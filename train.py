@@ -246,7 +246,7 @@ def evaluate(net, split, cfg, rank, world, device, autocast):
 
 
 class Log:
-    """What a run tells: lines on the screen, the same as records in log.jsonl, and to wandb if asked."""
+    """What a run tells: lines on the screen, records in log.jsonl (steps that a kill undid are there twice), wandb if asked."""
 
     def __init__(self, cfg, device, fresh):
         os.makedirs(cfg.out_dir, exist_ok=True)
