@@ -68,15 +68,10 @@ def main(argv):
         origin = read_checkpoint(cfg.init_from)
         cfg = config.load(TrainConfig, argv, **dataclasses.asdict(model_config(origin)))
     choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
-    if cfg.seed < 0:
-        raise ValueError(f"seed={cfg.seed} is negative; use 0 or more")
     choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
     for key in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
         if getattr(cfg, key) < 1:
             raise ValueError(f"{key}={getattr(cfg, key)} is too small; use 1 or more")
-    for key in ("max_iters", "micro_batch", "eval_batches", "checkpoint_interval"):
-        if getattr(cfg, key) < 0:
-            raise ValueError(f"{key}={getattr(cfg, key)} is negative; use 0 or more")
     if not 0 <= cfg.dropout < 1:
         raise ValueError(f"dropout={cfg.dropout} is no probability below 1; use 0 to 0.9")
     rank, world, device = start_processes(cfg)

@@ -22,6 +22,10 @@ def load(cls, argv, **given):
     if "--help" in argv or "-h" in argv:
         print(usage(cls))
         sys.exit()
+    for word, after in zip(argv, [*argv[1:], "--"]):
+        if word.startswith("--") and "=" not in word:
+            value = "True" if type(getattr(cls, word[2:], "")) is bool else "..." if after.startswith("--") else after
+            raise ValueError(f"flag {word!r} has no value; write {word}={value}")
     values = dict(given)
     files = [word for word in argv if not word.startswith("--")]
     if len(files) > 1:
@@ -35,15 +39,14 @@ def load(cls, argv, **given):
         values["config"] = path
     for word in argv:
         if word.startswith("--"):
-            key, equals, text = word[2:].partition("=")
-            if not equals:
-                raise ValueError(f"flag {word!r} has no value; write --{key}=...")
+            key, _, text = word[2:].partition("=")
             values[key] = typed(cls, key, text, word)
     return cls(**values)
 
 
 def typed(cls, key, value, where):
-    """value as the field's type. Text from a flag is read as a Python literal unless the field is a str."""
+    """value as the field's type. Text from a flag is read as a Python literal unless the field is a str.
+    No int may be negative: each is a size, a number of things or a seed."""
     fields = {f.name: f.type for f in dataclasses.fields(cls)}
     if key not in fields:
         near = difflib.get_close_matches(key, fields, 1)
@@ -51,18 +54,20 @@ def typed(cls, key, value, where):
     want, found = fields[key], value
     if isinstance(value, str) and want is not str:
         try:
-            found = ast.literal_eval(value)
+            found = ast.literal_eval(value.capitalize() if want is bool else value)
         except (ValueError, SyntaxError):
             pass  # stays a str, which is refused below
-    if want is float and type(found) is int:
-        found = float(found)
+    if {want, type(found)} == {int, float} and found % 1 == 0:  # 1 for 1.0, 1e3 for 1000
+        found = want(found)
     if type(found) is not want:
         raise ValueError(f"{key}={value!r} in {where} is not of type {want.__name__}")
+    if want is int and found < 0:
+        raise ValueError(f"{key}={found} in {where} is negative; use 0 or more")
     return found
 
 
 def usage(cls):
-    """A line per field: name, default and the comment beside its declaration."""
+    """The script's docstring, then a line per field: name, default and the comment beside its declaration."""
     comments = {}
     for base in reversed(cls.__mro__[:-1]):
         for line in inspect.getsource(base).splitlines():
@@ -70,7 +75,7 @@ def usage(cls):
             if colon and name.isidentifier() and "  # " in rest:
                 comments[name] = rest.split("  # ", 1)[1]
     rows = [f"  --{f.name}={f.default!r}  {comments.get(f.name, '')}" for f in dataclasses.fields(cls)]
-    return "\n".join([(cls.__doc__ or "").strip(), "", *rows])
+    return "\n".join([sys.modules[cls.__module__].__doc__.strip(), "", cls.__doc__, "", *rows])
 
 
 def known_files():

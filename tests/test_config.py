@@ -42,6 +42,9 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     assert config.load(Small, ["--name=12"]).name == "12"  # a str field takes the text as it is
     assert config.load(Small, ["--name="]).name == ""
     assert config.load(Small, ["--rate=-2"]).rate == -2.0
+    assert config.load(Small, ["--loud=true"]).loud is True and config.load(Small, ["--loud=true", "--loud=FALSE"]).loud is False
+    steps = config.load(Small, ["--steps=2e3"]).steps
+    assert steps == 2000 and type(steps) is int
 
 
 @pytest.mark.parametrize("words, message", [
@@ -53,7 +56,15 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     (["--rate=fast"], "rate='fast' in --rate=fast is not of type float"),
     (["--loud=1"], "loud='1' in --loud=1 is not of type bool"),
     (["--loud=yes"], "is not of type bool"),
-    (["--loud"], "flag '--loud' has no value; write --loud=..."),
+    (["--steps=-1"], "steps=-1 in --steps=-1 is negative; use 0 or more"),
+    (["--steps=-1e3"], "steps=-1000 in --steps=-1e3 is negative"),
+    (["--steps=1e999"], "is not of type int"),
+    (["--loud"], "flag '--loud' has no value; write --loud=True"),
+    (["--loud", "a.py"], "flag '--loud' has no value; write --loud=True"),
+    (["--steps"], "flag '--steps' has no value; write --steps=..."),
+    (["--steps", "--loud=True"], "flag '--steps' has no value; write --steps=..."),
+    (["--steps", "200"], "flag '--steps' has no value; write --steps=200"),
+    (["a.py", "--name", "b"], "flag '--name' has no value; write --name=b"),
     (["missing.py"], "config file 'missing.py' does not exist; there are config/"),
     (["a.py", "b.py"], "expected one config file, got a.py b.py; write options as --key=value"),
 ])
@@ -68,6 +79,7 @@ def test_wrong_flags(words, message):
     ("steps = '1'.upper", "steps=.* in .*some.py is not of type int"),
     ("name = 3", "name=3 in .*some.py is not of type str"),
     ("loud = 1", "loud=1 in .*some.py is not of type bool"),
+    ("steps = -2", "steps=-2 in .*some.py is negative; use 0 or more"),
 ])
 def test_wrong_files(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
@@ -78,7 +90,8 @@ def test_help_prints_every_key_with_its_comment(capsys):
     with pytest.raises(SystemExit) as stop:
         config.load(Small, ["--help"])
     assert not stop.value.code
-    assert "  --steps=3  how many; with a # in it\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "  --steps=3  how many; with a # in it\n" in printed and printed.startswith(f"{__doc__}\n\nKeys of a test.\n\n  --")
     for cls in (TrainConfig, SampleConfig):
         lines = config.usage(cls).splitlines()
         for field in dataclasses.fields(cls):

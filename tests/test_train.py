@@ -298,12 +298,12 @@ def test_wrong_input(stream, rows, tmp_path):
     assert "n_embd=16 does not divide into n_head=3 heads" in fails("train.py", *base, out, "--n_head=3")
     assert "n_embd / n_head = 1 is odd" in fails("train.py", *base, out, "--n_head=16", "--pe=rope")
     assert "schedule='step' is unknown; choose one of cosine, linear, constant" in fails("train.py", *base, out, "--schedule=step")
-    assert "device='tpu' is unknown" in fails("train.py", *base, out, "--device=tpu")
-    assert "has no split 'dev'" in fails("train.py", *base, out, "--eval_splits=dev")
+    assert "device='tpu' is unknown; choose one of auto, cpu, cuda, mps" in fails("train.py", *base, out, "--device=tpu")
+    assert "has no split 'dev'; it has: train, val; change --eval_splits" in fails("train.py", *base, out, "--eval_splits=dev")
     for key in ("block_size", "n_layer", "batch_size", "eval_interval", "log_interval"):
         assert f"{key}=0 is too small; use 1 or more" in fails("train.py", *base, out, f"--{key}=0")
-    for key in ("max_iters", "micro_batch", "eval_batches", "checkpoint_interval"):
-        assert f"{key}=-1 is negative; use 0 or more" in fails("train.py", *base, out, f"--{key}=-1")
+    for key in ("max_iters", "micro_batch", "eval_batches", "checkpoint_interval", "seed"):
+        assert f"{key}=-1 in --{key}=-1 is negative; use 0 or more" in fails("train.py", *base, out, f"--{key}=-1")
     assert "dropout=2.0 is no probability" in fails("train.py", *base, out, "--dropout=2")
     assert "no meta.json in" in fails("train.py", *base, out, f"--data={tmp_path}/nothing")
     assert "not prepared and needs a download" in fails("train.py", *base, out, "--data=openwebtext")
