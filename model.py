@@ -744,6 +744,8 @@ def scores(sums, masked):
 def read_checkpoint(run, device="cpu"):
     """The checkpoint of a run directory: dict(model, optimizer, step, config, meta), tensors and plain values."""
     path = os.path.join(run, "ckpt.pt")
+    if os.path.isfile(run):
+        raise ValueError(f"{run!r} is a file; give the run directory that holds it, {os.path.dirname(run) or '.'}")
     if not os.path.isfile(path):
         what = "has no ckpt.pt yet" if os.path.isdir(run) else "does not exist"
         raise FileNotFoundError(f"run directory {run!r} {what}; train one with `python train.py config/quickstart.py`")
@@ -760,9 +762,9 @@ def model_config(checkpoint, **changes):
 
 def pick_device(kind, index=0):
     """The torch.device of "cpu", "cuda", "mps" or "auto", the fastest that is there."""
+    choose("device", kind, ("auto", "cpu", "cuda", "mps"))
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    choose("device", kind, ("cpu", "cuda", "mps"))
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device='mps' but PyTorch sees none; use --device=cpu")
     if kind == "cuda" and not torch.cuda.is_available():

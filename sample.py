@@ -32,7 +32,7 @@ SEGMENT = 1024  # tokens per forward pass; longer sequences go on from the cache
 
 @dataclass
 class SampleConfig:
-    """Keys of sample.py, after the run directories (see the top of the file)."""
+    """Keys of sample.py, after the run directories."""
 
     prompt: str = ""  # text to go on from; empty: a new document
     num_samples: int = 2  # texts or rows per run
@@ -59,13 +59,15 @@ def main(argv):
     cfg = config.load(SampleConfig, [word for word in argv if word.startswith("--")])
     if not runs:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
+    if cfg.temperature < 0:
+        raise ValueError(f"temperature={cfg.temperature} is negative; use 0 or more")
     device = pick_device(cfg.device)
+    models = {run: load(run, device) for run in runs}  # all of them, before the first is evaluated
     if cfg.extrapolate:
-        return extrapolate(cfg, runs, device)
+        return extrapolate(cfg, models, device)
     if cfg.tasks:
-        return score_tasks(cfg, runs, device)
-    for run in runs:
-        model, checkpoint = load(run, device)
+        return score_tasks(cfg, models)
+    for run, (model, checkpoint) in models.items():
         if cfg.figure:
             picture(cfg, run, model, checkpoint, device)
         elif cfg.evaluate:
@@ -77,7 +79,7 @@ def main(argv):
 
 
 def load(run, device):
-    """(model, checkpoint) of "directory" or "directory@key=value,key=value"."""
+    """(model, checkpoint without its tensors) of "directory" or "directory@key=value,key=value"."""
     directory, _, options = run.partition("@")
     changes = {}
     for option in filter(None, options.split(",")):
@@ -86,7 +88,7 @@ def load(run, device):
     checkpoint = read_checkpoint(directory, device)
     model = GPT(model_config(checkpoint, **changes)).to(device).eval()
     model.load(checkpoint, directory)
-    return model, checkpoint
+    return model, {key: checkpoint[key] for key in ("config", "meta")}
 
 
 def write_text(cfg, run, model, meta, device):
@@ -134,21 +136,20 @@ def open_split(cfg, checkpoint, name):
 
 def evaluate(cfg, run, model, checkpoint, device):
     """A line per split: loss and perplexity and, where only some targets carry loss, their error and that of whole rows."""
-    for name in cfg.evaluate.split(","):
-        split = open_split(cfg, checkpoint, name)
+    for split in [open_split(cfg, checkpoint, name) for name in cfg.evaluate.split(",")]:
         length = split.row_length - 1 if split.rows else checkpoint["config"]["block_size"]
         starts, n = split.windows(length), max(1, 8192 // length)
         parts = (split.read(starts[i : i + n], length) for i in range(0, len(starts), n))
         sums = error_sums(model, ([torch.from_numpy(a).to(device) for a in part] for part in parts))
         found = ", ".join(f"{k} {v:.4f}" for k, v in scores(sums, split.meta["loss"] == "mask").items())
-        print(f"{run} {name}, {len(starts):,} windows of {length} tokens: {found}", flush=True)
+        print(f"{run} {split.split}, {len(starts):,} windows of {length} tokens: {found}", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------
 # downstream tasks, by EleutherAI's lm-evaluation-harness
 
 
-def score_tasks(cfg, runs, device):
+def score_tasks(cfg, models):
     """The harness's table of scores per run; the same goes to RUN/tasks.jsonl, a line of JSON each time."""
     try:
         import lm_eval
@@ -163,8 +164,7 @@ def score_tasks(cfg, runs, device):
             near = difflib.get_close_matches(name, manager.all_tasks, 1)
             raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; "
                              + (f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them"))
-    for run in runs:
-        model, checkpoint = load(run, device)
+    for run, (model, checkpoint) in models.items():
         found = lm_eval.simple_evaluate(for_harness(model, checkpoint["meta"]), tasks=names, num_fewshot=cfg.fewshot or None,
                                         limit=cfg.task_limit or None, task_manager=manager, log_samples=False)
         print(f"{run}\n{make_table(found)}", flush=True)
@@ -258,21 +258,19 @@ def for_harness(model, meta):
 # extrapolation: trained short, tested long
 
 
-def extrapolate(cfg, runs, device):
+def extrapolate(cfg, models, device):
     """A table of losses, runs by lengths, as CSV and as a picture."""
     words = cfg.extrapolate.split(",")
     if not all(word.isdigit() and int(word) > 0 for word in words):
         raise ValueError(f"extrapolate={cfg.extrapolate!r} is no list of multiples; write e.g. --extrapolate=1,2,4,8")
     multiples = sorted({int(word) for word in words})
     table, curves = [], {}
-    width = max(map(len, runs))
-    for run in runs:
-        model, checkpoint = load(run, device)
+    width = max(map(len, models))
+    texts = [spans(cfg, checkpoint, multiples[-1] * checkpoint["config"]["block_size"]) for _, checkpoint in models.values()]
+    print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split\n{'':{width}}"
+          + "".join(f"{f'{m}x':>17}" for m in multiples))
+    for (run, (model, checkpoint)), (x, y) in zip(models.items(), texts):
         trained, cells = checkpoint["config"]["block_size"], []
-        x, y = spans(cfg, checkpoint, multiples[-1] * trained)
-        if not table:
-            print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split\n{'':{width}}"
-                  + "".join(f"{f'{m}x':>17}" for m in multiples))
         limit = min((pe.limit for pe in model.firsts.values() if pe.limit), default=math.inf)
         for m in multiples:
             length = m * trained
@@ -324,9 +322,10 @@ def token_losses(model, x, y):
 
 def draw(cfg, table, curves):
     """Loss against length, and against position within the longest length."""
-    plt = pyplot()
-    if plt is None:
-        return
+    try:
+        plt = pyplot()
+    except ImportError as error:
+        return print(error)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
     rows = {run: [row for row in table if row["run"] == run and row["loss"] != ""] for run in curves}
     for i, run in enumerate(sorted(curves, key=lambda run: -rows[run][-1]["loss"])):
@@ -357,14 +356,12 @@ def label(run):
 
 
 def pyplot():
-    """matplotlib.pyplot that draws into files, or None and a line that says what is missing."""
+    """matplotlib.pyplot that draws into files. Raises ImportError without the library."""
     try:
-        import matplotlib
+        import matplotlib.pyplot as plt
     except ImportError:
-        return print("no picture: pip install matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+        raise ImportError("no picture without one more package: pip install matplotlib") from None
+    plt.switch_backend("Agg")
     return plt
 
 
@@ -378,23 +375,24 @@ FIGURES = dict(frequency="magnitude of q and k at each frequency, mean over the 
 
 def picture(cfg, run, model, checkpoint, device):
     """Draw <run>_<figure>.png on the first tokens of a text: 256, or what the model was trained on where that is less."""
-    title, frequency = choose("figure", cfg.figure, FIGURES), cfg.figure == "frequency"
+    title, plt = choose("figure", cfg.figure, FIGURES), pyplot()
     code, n = tokenizer(checkpoint["meta"]), min(256, model.cfg.block_size)
     if cfg.text:
-        if not os.path.isfile(cfg.text):
-            raise FileNotFoundError(f"text={cfg.text!r} is no file; name one that holds some text")
-        with open(cfg.text, encoding="utf-8") as file:
-            ids = code.encode(file.read())[:n]
+        try:
+            with open(cfg.text, encoding="utf-8") as file:
+                ids = code.encode(file.read())[:n]
+        except (OSError, UnicodeDecodeError):
+            raise ValueError(f"text={cfg.text!r} is no file of UTF-8 text; name one") from None
     else:
         split = open_split(cfg, checkpoint, cfg.split)
         ids = split.read([0], max(n, split.row_length - 1))[0][0, :n].tolist()
     if not ids:
         raise ValueError(f"text={cfg.text!r} is empty; name a file that holds some text")
     idx = torch.tensor([ids], device=device)
-    found, plt = norms(model, idx) if frequency else maps(model, idx, cfg.figure), pyplot()
-    if plt is None:
-        return
-    figure = draw_norms(plt, found, model.cfg.base) if frequency else draw_maps(plt, found, lines([code.decode([i]) for i in ids]))
+    if cfg.figure == "frequency":
+        figure = draw_norms(plt, norms(model, idx), model.cfg.base)
+    else:
+        figure = draw_maps(plt, maps(model, idx, cfg.figure), lines([code.decode([i]) for i in ids]))
     figure.suptitle(f"{label(run)}: {title}")
     path = os.path.join(os.path.dirname(cfg.out), f"{label(run)}_{cfg.figure}.png")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

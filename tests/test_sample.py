@@ -78,7 +78,7 @@ def test_picture(runs, tmp_path):
 def test_no_matplotlib(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     sample.main([str(runs / "pope"), "--extrapolate=1", "--eval_tokens=64", f"--out={tmp_path / 'ex'}"])
-    assert "no picture: pip install matplotlib" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("no picture without one more package: pip install matplotlib\n")
     assert os.path.exists(tmp_path / "ex.csv")
 
 
@@ -156,6 +156,10 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
 @pytest.mark.parametrize("words, message", [
     ([], "no run directory given; e.g. python sample.py out/quickstart_pope"),
     (["nowhere"], "run directory 'nowhere' does not exist; train one with"),
+    (["RUN/ckpt.pt"], "ckpt.pt' is a file; give the run directory that holds it, RUN"),
+    (["RUN", "--temperature=-1"], "temperature=-1.0 is negative; use 0 or more"),
+    (["RUN", "--top_k=-1"], "top_k=-1 in --top_k=-1 is negative; use 0 or more"),
+    (["RUN@n_layer=-1"], "@n_layer=-1 is negative; use 0 or more"),
     (["RUN@rope_scale=2"], "unknown key 'rope_scale' in "),
     (["RUN@rope_scaling=cubic"], "rope_scaling='cubic' is unknown; choose one of none, linear, ntk, yarn"),
     (["RUN@n_embd=32"], "holds another architecture"),
@@ -172,13 +176,26 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     (["RUN", "--figure=gates"], "figure='gates' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
     (["RUN", "--figure=positions"], "figure='positions' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
     (["EXPE", "--figure=frequency"], "figure='frequency' shows rope, carope or pope, but the run has pe='expe'"),
-    (["RUN", "--figure=frequency", "--text=nowhere.txt"], "text='nowhere.txt' is no file; name one that holds some text"),
-    (["RUN", "--figure=frequency", f"--text={os.devnull}"], "is no file; name one that holds some text"),
+    (["RUN", "--figure=frequency", "--text=nowhere.txt"], "text='nowhere.txt' is no file of UTF-8 text; name one"),
+    (["RUN", "--figure=frequency", "--text=RUN/ckpt.pt"], "ckpt.pt' is no file of UTF-8 text; name one"),
+    (["RUN", "--figure=frequency", f"--text={os.devnull}"], "is empty; name a file that holds some text"),
 ])
 def test_wrong_input(runs, task, tmp_path, words, message):
     for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe").items():
-        words = [word.replace(name, str(path)) for word in words]
+        words, message = [word.replace(name, str(path)) for word in words], message.replace(name, str(path))
     assert message in fails("sample.py", *words, f"--out={tmp_path / 'ex'}")
+
+
+@pytest.mark.parametrize("words, message", [
+    (["nowhere", "--extrapolate=1"], "run directory 'nowhere' does not exist"),
+    (["nowhere", "--evaluate=val"], "run directory 'nowhere' does not exist"),
+    (["TASK", "--extrapolate=1"], "holds rows of 8 tokens; extrapolation needs a stream of text"),
+    (["--evaluate=val,dev"], "has no split 'dev'"),
+])
+def test_what_is_missing_is_said_before_anything_is_evaluated(runs, task, words, message, capsys):
+    capsys.readouterr()
+    assert message in fails("sample.py", str(runs / "rope"), *(word.replace("TASK", str(task / "run")) for word in words))
+    assert capsys.readouterr().out == ""
 
 
 # pictures
@@ -324,10 +341,10 @@ def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
         assert ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean() > 0.05  # colours, of which axes and letters have none
 
 
-def test_figure_without_matplotlib(runs, tmp_path, monkeypatch, capsys):
+def test_figure_without_matplotlib(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    sample.main([str(runs / "cope"), "--figure=gates", f"--out={tmp_path / 'x'}"])
-    assert capsys.readouterr().out == "no picture: pip install matplotlib\n" and not os.listdir(tmp_path)
+    line = fails("sample.py", str(runs / "cope"), "--figure=gates", "--text=nowhere.txt")  # nothing is read or computed before
+    assert line == "ImportError: no picture without one more package: pip install matplotlib"
 
 
 def test_empty_text(runs, tmp_path):
