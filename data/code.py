@@ -6,8 +6,8 @@
 
 The paper's mix is Llama 2's and private. Here another can be named whose column `column` holds a file per row, and that
 needs no login or has one (`hf auth login`). Llama's tokenizer (32,000 tokens; needs `pip install tokenizers`),
-end-of-text after each file; every hundredth file is val. Files of one project lie in both splits, so that val is easier
-than code from elsewhere.
+end-of-text after each file. The split is by file, every hundredth is val: a folder wants some hundred files, or val is
+one or two of them. Files of one project lie in both splits, so that val is easier than code from elsewhere.
 """
 
 from pathlib import Path

@@ -69,6 +69,8 @@ def tokenise(sequence):
 def prepare(folder, source: str = None):
     """Write the set into `folder`. Raises ValueError for a file that is broken or lacks a chromosome, or a failed download."""
     path = Path(source) if source else download(URL, Path(folder) / URL.rpartition("/")[2])
+    if not path.is_file():
+        raise ValueError(f"source={source!r} is no file; give a FASTA file of the whole genome")
     size, current, rest, nucleotides = path.stat().st_size, None, b"", 0
     counts = {name: np.zeros(2, dtype=np.int64) for name in SPLIT}  # of each chromosome: tokens, and N among them
     with open(path, "rb") as raw:

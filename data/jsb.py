@@ -58,13 +58,17 @@ def prepare(folder, length: int = 2048, source: str = None):
     if length < 4 or length % 4:
         raise ValueError(f"length={length} is no number of whole time steps of four voices; make it a multiple of 4")
     path = Path(source) if source else download(URL, Path(folder) / "Jsb16thSeparated.json", SHA256)
-    pieces = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} holds no chorales that can be read ({type(error).__name__}); give Jsb16thSeparated.json") from None
     writer = Writer(folder)
-    for theirs, ours in SPLITS.items():
-        for piece in pieces[theirs]:
-            writer.write(ours, *rows(serialise(piece), length))
+    for split, part in pieces.items():
+        for piece in part:
+            writer.write(split, *rows(serialise(piece), length))
     writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
-    print(f"{folder}: " + ", ".join(f"{len(pieces[theirs])} {ours}" for theirs, ours in SPLITS.items()) + " pieces")
+    print(f"{folder}: " + ", ".join(f"{len(part)} {split}" for split, part in pieces.items()) + " pieces")
 
 
 if __name__ == "__main__":

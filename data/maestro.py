@@ -77,7 +77,7 @@ def files(source):
     else:
         try:
             archive = zipfile.ZipFile(source)
-        except zipfile.BadZipFile as error:
+        except (OSError, zipfile.BadZipFile) as error:
             raise ValueError(f"{source} is no zip that can be read ({error}); give MAESTRO's zip or folder") from None
         names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]
         found = {Path(name).name: lambda name=name: archive.read(name) for name in names}

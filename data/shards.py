@@ -87,7 +87,7 @@ class Split:
         self.names = sorted(name for name in self.meta["shards"] if split_of(name) == split)
         if not self.names:
             known = ", ".join(sorted({split_of(name) for name in self.meta["shards"]}))
-            raise ValueError(f"{folder} has no split {split!r}; it has: {known}")
+            raise ValueError(f"{folder} has no split {split!r}; it has: {known}; change --eval_splits, --evaluate or --split")
         for path in folder.glob("*.bin"):
             if split_of(path.name) == split and path.name not in self.names:
                 raise self._broken(path.name, "is not in meta.json, another run left it")
@@ -592,7 +592,7 @@ def options(prepare, text):
         try:
             found[name] = types[name](value)
         except (KeyError, ValueError):
-            known = ", ".join(f"{name} ({kind.__name__})" for name, kind in types.items())
+            known = ", ".join(f"{name} ({kind.__name__})" for name, kind in types.items()) or "none"
             raise ValueError(f"data option {option!r} is unknown or of another type; there are: {known}") from None
     return found
 

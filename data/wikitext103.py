@@ -36,11 +36,14 @@ def read(source):
     found = {}
     for split, (name, _) in NAMES.items():
         for path in (Path(source) / file for file in (f"wiki.{name}.raw", f"wiki.{name}.tokens", f"{name}.txt")):
-            if path.exists():
+            if path.is_file():
                 found[split] = lambda path=path: open(path, encoding="utf-8", newline="\n")
                 break
     if not found:
         raise FileNotFoundError(f"source={source!r} has no wiki.train.raw, wiki.train.tokens or train.txt, nor of valid or test")
+    for split in NAMES:
+        if split not in found:
+            print(f"{source} has no {split} file; that split is left out")
     return found
 
 

@@ -502,13 +502,15 @@ def test_wikitext103_from_rows(tmp_path, monkeypatch):
     check(whole, by_hand({split: ["".join(lines)] for split, lines in want.items()}, 10**9, None), None)
 
 
-def test_wikitext103_from_a_folder_of_less(tmp_path):
+def test_wikitext103_from_a_folder_of_less(tmp_path, capsys):
     with pytest.raises(FileNotFoundError) as error:
         wikitext103.prepare(tmp_path / "out", source=str(tmp_path), tokenizer="bytes")
     one_line(error, str(tmp_path), "wiki.train.raw")
     lines = wiki(60)
     (tmp_path / "valid.txt").write_bytes("".join(lines).encode())
     wikitext103.prepare(tmp_path / "out", source=str(tmp_path), limit=3, tokenizer="bytes")
+    printed = capsys.readouterr().out
+    assert all(f"{tmp_path} has no {split} file; that split is left out\n" in printed for split in ("train", "test"))
     heads = [i for i, line in enumerate(lines) if line.startswith(" = ")]
     check(tmp_path / "out", by_hand({"val": ["".join(lines[: heads[2]])]}, 10**9, None), None)
 

@@ -90,6 +90,16 @@ def test_jsb_refuses_what_is_not_it(tmp_path):
         with pytest.raises(ValueError) as error:
             jsb.prepare(tmp_path / "out", source=str(tmp_path / "j.json"))
         one_line(error, str(step), "Jsb16thSeparated.json")
+    for content in ("<html>", "[1]", "{}", "\xe9"):
+        (tmp_path / "j.json").write_text(content, encoding="latin-1")
+        with pytest.raises(ValueError) as error:
+            jsb.prepare(tmp_path / "out", source=str(tmp_path / "j.json"))
+        one_line(error, "j.json holds no chorales", "Jsb16thSeparated.json")
+    for source in (tmp_path, tmp_path / "none"):
+        for script in (jsb, human_genome):
+            with pytest.raises(ValueError) as error:
+                script.prepare(tmp_path / "out", source=str(source))
+            one_line(error, str(source), "; give ")
     for length in (0, 2, 2047):
         with pytest.raises(ValueError) as error:
             jsb.prepare(tmp_path / "out", length=length)
@@ -284,7 +294,7 @@ def test_maestro_refuses_what_does_not_fit(tmp_path, monkeypatch):
         maestro.prepare(tmp_path / "out")
     one_line(error, "328 tokens", "403", "pip install miditok==3.0.5.post1")
     monkeypatch.undo()
-    for name, parts in (("two", ["2 MIDI files"]), ("none.zip", ["no zip"])):
+    for name, parts in (("two", ["2 MIDI files"]), ("none.zip", ["no zip"]), ("nowhere", ["no zip"])):
         (tmp_path / "two").mkdir(exist_ok=True)
         for i in (1, 2):
             (tmp_path / "two" / f"{i}.mid").write_bytes(midi([(0, 60, 3, 4)]))

@@ -309,6 +309,7 @@ def test_wrong_input(stream, rows, tmp_path):
     assert "not prepared and needs a download" in fails("train.py", *base, out, "--data=openwebtext")
     assert "vocab_size=28 is smaller than that of" in fails("train.py", *base, out, "--vocab_size=28")
     assert "block_size >= 11" in fails("train.py", *base, out, f"--data={rows}", "--block_size=10")
+    assert "data option 'x=1' is unknown or of another type; there are: none" in fails("train.py", *base, out, "--data=stdlib@x=1")
     assert "run directory 'nowhere' does not exist" in fails("train.py", *base, out, "--init_from=nowhere")
     assert not os.path.exists(tmp_path / "a" / "ckpt.pt")
 
