@@ -27,7 +27,8 @@ import config
 from data.shards import Split, locate, tokenizer
 from model import GPT, PE, CoPE, GPTConfig, choose, error_sums, heads, model_config, pick_device, read_checkpoint, scores
 
-SEGMENT = 1024  # tokens per forward pass; longer sequences go on from the cache, so that memory stays bounded
+BATCH = 8192  # tokens per forward pass
+SEGMENT = 1024  # of them from one sequence; a longer one goes on from the cache, so that memory stays bounded
 
 
 @dataclass
@@ -112,10 +113,10 @@ def write_rows(cfg, run, model, checkpoint, device):
         last = int((y[i] != -1).nonzero().max())  # what follows is padding
         words = [symbol([int(x[i, 0])])]
         for t in range(last + 1):  # position t answers for token t + 1
-            said, right = symbol([int(answers[i, t])]), symbol([int(y[i, t])]) if y[i, t] != -1 else None
-            if right is None:
+            if y[i, t] == -1:
                 words.append(symbol([int(x[i, t + 1])]))
             else:
+                said, right = symbol([int(answers[i, t])]), symbol([int(y[i, t])])
                 words.append(f"[{said}]" if said == right else f"[{said}, not {right}]")
         right, total = int((answers[i] == y[i]).sum()), int((y[i] != -1).sum())
         between = " " if isinstance(checkpoint["meta"]["tokenizer"], dict) else ""
@@ -138,7 +139,7 @@ def evaluate(cfg, run, model, checkpoint, device):
     """A line per split: loss and perplexity and, where only some targets carry loss, their error and that of whole rows."""
     for split in [open_split(cfg, checkpoint, name) for name in cfg.evaluate.split(",")]:
         length = split.row_length - 1 if split.rows else checkpoint["config"]["block_size"]
-        starts, n = split.windows(length), max(1, 8192 // length)
+        starts, n = split.windows(length), max(1, BATCH // length)
         parts = (split.read(starts[i : i + n], length) for i in range(0, len(starts), n))
         sums = error_sums(model, ([torch.from_numpy(a).to(device) for a in part] for part in parts))
         found = ", ".join(f"{k} {v:.4f}" for k, v in scores(sums, split.meta["loss"] == "mask").items())
@@ -214,7 +215,7 @@ def for_harness(model, meta):
             windows.sort(key=lambda window: -len(window[1]))  # so that little of a batch is padding
             bar = tqdm(total=len(windows), desc="log-likelihoods", disable=disable_tqdm)
             while windows:
-                rows = max(1, 8192 // len(windows[0][1]))
+                rows = max(1, BATCH // len(windows[0][1]))
                 batch, windows = windows[:rows], windows[rows:]
                 # padding goes to the right, where no token sees it, and -1 is no target
                 x = pad_sequence([w[:-1] for _, w, _ in batch], True, 0).to(device)
@@ -274,18 +275,17 @@ def extrapolate(cfg, models, device):
         limit = min((pe.limit for pe in model.firsts.values() if pe.limit), default=math.inf)
         for m in multiples:
             length = m * trained
-            row = dict(run=run, multiple=m, length=length, loss="", ppl="")
+            table.append(dict(run=run, multiple=m, length=length, loss="", ppl=""))
             if length > limit:
                 cells.append(f"ends at {limit}")
-                table.append(row)
                 continue
             whole = x.size(1) // length * length  # windows of this length tile each span
-            loss = torch.cat([token_losses(model, a, b) for a, b in batches(
-                x[:, :whole].reshape(-1, length), y[:, :whole].reshape(-1, length), device)])
-            mean = loss.mean().item()
-            cells.append(f"{mean:.4f} ({math.exp(min(mean, 700)):.2f})")
-            table.append(row | dict(loss=round(mean, 5), ppl=round(math.exp(min(mean, 700)), 4)))
-            curves[run] = loss.mean(0)  # by position, of the longest length that it can
+            losses = token_losses(model, x[:, :whole].reshape(-1, length), y[:, :whole].reshape(-1, length), device)
+            loss = losses.mean().item()
+            ppl = math.exp(min(loss, 700))
+            cells.append(f"{loss:.4f} ({ppl:.2f})")
+            table[-1] |= dict(loss=round(loss, 5), ppl=round(ppl, 4))
+            curves[run] = losses.mean(0)  # by position, of the longest length that it can
         print(f"{run:{width}}" + "".join(f"{cell:>17}" for cell in cells), flush=True)
     os.makedirs(os.path.dirname(cfg.out) or ".", exist_ok=True)
     with open(cfg.out + ".csv", "w", newline="") as file:
@@ -301,23 +301,20 @@ def spans(cfg, checkpoint, length):
     split = open_split(cfg, checkpoint, cfg.split)
     if split.rows:
         raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens; extrapolation needs a stream of text")
-    x, y = split.read(split.windows(length, max(1, cfg.eval_tokens // length)), length)
-    return torch.from_numpy(x), torch.from_numpy(y)
-
-
-def batches(x, y, device):
-    n = max(1, 8192 // min(x.size(1), SEGMENT))
-    return ((a.to(device), b.to(device)) for a, b in zip(x.split(n), y.split(n)))
+    return [torch.from_numpy(a) for a in split.read(split.windows(length, max(1, cfg.eval_tokens // length)), length)]
 
 
 @torch.no_grad()
-def token_losses(model, x, y):
+def token_losses(model, x, y, device):
     """Loss in nats of every token of the (B, T) targets, on the CPU."""
-    cache, losses = model.new_cache(), []
-    for a, b in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):
-        logits = model(a, b, cache=cache)[0]
-        losses.append(F.cross_entropy(logits.transpose(1, 2).float(), b, ignore_index=-1, reduction="none").cpu())
-    return torch.cat(losses, 1)
+    rows, n = [], max(1, BATCH // min(x.size(1), SEGMENT))
+    for xs, ys in zip(x.split(n), y.split(n)):
+        cache, losses = model.new_cache(), []
+        for a, b in zip(xs.to(device).split(SEGMENT, 1), ys.to(device).split(SEGMENT, 1)):
+            logits = model(a, b, cache=cache)[0]
+            losses.append(F.cross_entropy(logits.transpose(1, 2).float(), b, ignore_index=-1, reduction="none").cpu())
+        rows.append(torch.cat(losses, 1))
+    return torch.cat(rows)
 
 
 def draw(cfg, table, curves):
