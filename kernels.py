@@ -397,16 +397,16 @@ def pope_backward_of(ctx, do, _):
 pope_forward_op.register_autograd(pope_backward_of, setup_context=pope_save)
 
 
-def pope_attention(q, k, v, delta, base=10000.0, softplus=True, start=0):
+def pope_attention(q, k, v, delta, base=10000.0, softplus=True):
     """Causal PoPE attention, see the top of this file. q, k, v (B, H, T, d) as projected, of one dtype; delta (H, d) or
-    None; start: position of the first token. Returns (B, H, T, d); q, k, v and delta get gradients."""
+    None. Returns (B, H, T, d); q, k, v and delta get gradients. Where the first token stands makes no difference."""
     if not q.shape == k.shape == v.shape or not q.dtype == k.dtype == v.dtype:
         shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, k, v))
         raise ValueError(f"pope_attention wants q, k, v of one shape and dtype, got {shapes}")
     T, d = q.shape[2:]
     theta = base ** (-torch.arange(d, device=q.device, dtype=torch.float64) / d)
     # in float64, as a float32 angle is off by 1e-3 at position 16384; the table itself is float32
-    angle = torch.arange(start, start + T, device=q.device, dtype=torch.float64)[:, None] * theta  # (T, d)
+    angle = torch.arange(T, device=q.device, dtype=torch.float64)[:, None] * theta  # (T, d)
     delta = torch.zeros(q.size(1), d, device=q.device) if delta is None else delta.float()
     return pope_forward_op(q, k, v, delta, angle.cos().float(), angle.sin().float(), softplus)[0]
 
