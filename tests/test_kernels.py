@@ -204,6 +204,7 @@ COPE = {
     "separate, half saturated": (257, 64, 16, "float16", "separate", 0, True),
     "separate, soon saturated": (257, 48, 64, "float32", "separate", 5, False),
     "separate, never saturated": (257, 32, 64, "float32", "separate", -5, False),
+    "some rows saturated": (257, 32, 4, "float32", "mixed", 0, True),
     "values": (257, 32, 16, "float32", "values", 0, False),
     "rotated": (257, 64, 16, "float16", "rotated", 0, False),
     "large table": (130, 32, 256, "float32", "keys", 0, False),
@@ -233,13 +234,15 @@ def cope_inputs(T, d, npos, dtype, gates, centre, B=1, H=2, device="cpu"):
         q[..., 0] = k[..., 0] = (abs(centre) * d**0.5) ** 0.5
         q[..., 0] *= 1 if centre > 0 else -1
     gate_q[..., 0], gate_k[..., 0] = centre, d**0.5
+    if gates == "mixed":  # the rows of every fourth tile hardly count
+        gate_q[..., 0] = torch.where(torch.arange(T) // 32 % 4 == 3, -5.0, 5.0)
     x = dict(q=q, k=k, v=v, z=torch.randn(B, H, T, npos))
     if gates == "rotated":
         angle = torch.arange(T)[:, None] * 100.0 ** -torch.linspace(0, 1, d // 2)
         turn = lambda a: torch.view_as_real(torch.view_as_complex(a.unflatten(-1, (-1, 2)).contiguous())
                                             * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
         x |= dict(q=turn(q), k=turn(k), gate_q=q, gate_k=k)
-    if gates == "separate":
+    if gates in ("separate", "mixed"):
         x |= dict(gate_q=gate_q, gate_k=gate_k)
     return {name: a.to(device, getattr(torch, dtype)) for name, a in x.items()}, do.to(device, getattr(torch, dtype))
 
@@ -275,7 +278,7 @@ def cope_errors(f, case, device="cpu"):
 
 
 def cope_judge(result, gates):
-    fed = {"separate": ("gate_q", "gate_k"), "rotated": ("gate_q", "gate_k"), "keys": ("q", "k"), "values": ("q", "v")}[gates]
+    fed = {"keys": ("q", "k"), "values": ("q", "v")}.get(gates, ("gate_q", "gate_k"))
     for name, (rms, largest) in result.items():
         (near, far, dense, rounding, size), (near_max, _, dense_max, _, size_max) = rms, largest
         tiny = 1e-6  # where the exact answer is 0
