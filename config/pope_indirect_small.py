@@ -6,7 +6,8 @@ PoPE Table 1, Indirect Indexing, small: strings of 6 to 8 of 8 letters and shift
     python sample.py out/pope_indirect_small_pope --split=test
 
 The last line is the row: the token_error of test, 10,000 rows. Copying the letter that was asked for, which is right when
-the shift is 0, is wrong for 66%.
+the shift is 0, is wrong for 66%. A base of 100 suits the 15 positions; with the usual 10000, at which most frequencies hardly
+turn, PoPE learned the task within 5000 steps for one seed of three.
 """
 data = "indirect_indexing@letters=8,shortest=6,longest=8,shift=1,train=500000,val=1000"
 pe = "pope"
@@ -19,6 +20,7 @@ norm = "rmsnorm"
 bias = False
 tie = False
 pope_delta = "uniform"
+base = 100.0
 
 batch_size = 128
 max_iters = 5000
