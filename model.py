@@ -699,12 +699,12 @@ class GPT(nn.Module):
             n -= self.firsts["learned"].wpe.weight.numel()
         return n
 
-    def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12):
-        """Share of the peak FLOP/s (default: an A100's in bf16) when fwdbwd_per_iter sequences take dt seconds.
-        Counts 6 N + 12 L C T per token (PaLM appendix B); what a PE adds to the attention is not counted."""
-        cfg = self.cfg
-        per_token = 6 * self.get_num_params() + 12 * cfg.n_layer * cfg.n_embd * cfg.block_size
-        return per_token * cfg.block_size * fwdbwd_per_iter / dt / peak
+    def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12, length=0):
+        """Share of the peak FLOP/s (default: an A100's in bf16) when fwdbwd_per_iter sequences take dt seconds; length: T,
+        tokens in each, 0: block_size. Counts 6 N + 12 L C T per token (PaLM appendix B); what a PE adds is not counted."""
+        T = length or self.cfg.block_size
+        per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
+        return per_token * T * fwdbwd_per_iter / dt / peak
 
     def load(self, checkpoint, run):
         """Take the weights of read_checkpoint(run); ValueError if they are not this model's."""

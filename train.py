@@ -229,7 +229,7 @@ def evaluate(net, split, cfg, rank, world, device, autocast):
     """The scores of the same windows each time, see model.error_sums. The processes share the work."""
     net.eval()
     starts = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None)
-    n = cfg.micro_batch or cfg.batch_size
+    n = cfg.micro_batch or cfg.batch_size // world  # no more at once than in training
     parts = [starts[i : i + n] for i in range(rank * n, len(starts), world * n)]
     with autocast:
         sums = error_sums(net, ([to(device, a) for a in split.read(part, cfg.block_size)] for part in parts))
@@ -276,7 +276,7 @@ class Log:
         if world > 1:
             line += f" ({record['tokens_per_s'] / world:,.0f} a process)"
         if self.peak:
-            record["mfu"] = model.estimate_mfu(cfg.batch_size / world, dt, self.peak)
+            record["mfu"] = model.estimate_mfu(cfg.batch_size / world, dt, self.peak, length)
             line += f" mfu {100 * record['mfu']:.0f}%"
         left = int(dt * (cfg.max_iters - step))
         self.write(record)

@@ -191,3 +191,31 @@ def test_parameter_counts_of_the_papers(path, millions, changes):
     count = meta(config.load(TrainConfig, [f"config/{path}.py"]), **changes).get_num_params(non_embedding=False)
     digits = 1 if isinstance(millions, float) and millions < 1000 else 0 if millions < 1000 else -2
     assert round(count / 1e6, digits) == millions
+
+
+@pytest.mark.parametrize("path, values", [  # as printed; what is left out here is open
+    # learning_rate, min_lr, warmup_iters, max_iters, batch_size, dropout, weight_decay, grad_clip, beta2: PoPE Tables 6, 7
+    ("pope_indirect", (2e-4, 2e-5, 4000, 100_000, 64, 0.0, 0.01, 1.0, 0.99)),
+    *((path, (6e-4, 6e-5, 1000, 100_000, 64, 0.0, 0.01, 1.0, 0.95)) for path in ("pope_124m", "pope_253m", "pope_774m")),
+    ("pope_jsb", (6e-4, 6e-5, 10, 3000, 4, 0.2, 0.01, 1.0, 0.99)),
+    ("pope_maestro", (6e-4, 6e-5, 500, 60_000, 16, 0.1, 0.01, 1.0, 0.99)),
+    ("pope_genome", (2.5e-4, 2.5e-5, 4000, 100_000, 64, 0.1, 0.01, 1.0, 0.999)),
+    # learning_rate, min_lr, warmup_iters, max_iters, batch_size: CARoPE section 3; CoPE section A and Table 2; ExPE Tables 5, 8
+    *((path, (6e-4, 6e-5, 750, 19_000, 524_288 // 512)) for path in ("carope_124m", "carope_44m")),
+    ("cope_flip_flop", (3e-4, 0.0, 50, 10_000, 16)),
+    ("expe_35m", (1e-3, 3e-6, round(0.1 * 2289), 2289, 512)),
+])
+def test_hyperparameters_of_the_papers(path, values):
+    cfg = config.load(TrainConfig, [f"config/{path}.py"])
+    keys = "learning_rate min_lr warmup_iters max_iters batch_size dropout weight_decay grad_clip beta2".split()
+    assert tuple(getattr(cfg, key) for key in keys[: len(values)]) == values and cfg.beta1 == 0.9
+
+
+def test_defaults_of_the_papers():
+    """The configs leave out what these say: PoPE section 3, CoPE Listing 1 and section 5, ExPE sections 2.1 and 2.3, T5."""
+    cfg = GPTConfig()
+    assert (cfg.base, cfg.pope_softplus, cfg.pope_delta) == (10_000, True, "zero")
+    assert (cfg.cope_npos, cfg.cope_gates, cfg.cope_scale_z, cfg.share_table) == (64, "keys", False, True)
+    assert (cfg.expe_l, cfg.expe_S, cfg.expe_theta, cfg.expe_theta2, cfg.expe_v) == (0, 0, 2**-11, 2**-4, False)
+    assert (cfg.t5_buckets, cfg.t5_max_distance, cfg.rel_capped) == (32, 128, False)
+    assert meta(TrainConfig(vocab_size=50257)).get_num_params(non_embedding=False) == 124_439_808  # GPT-2's

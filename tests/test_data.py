@@ -81,7 +81,8 @@ def test_batch_is_a_function_of_seed_and_step(tmp_path):
             assert any(text[i : i + 16] == row and text[i + 1 : i + 17] == target for i in range(4984))
     rows = {tuple(row) for x, _ in straight for row in x.tolist()}
     assert len(rows) > 70  # steps differ; a few of the 80 windows may coincide
-    assert not np.array_equal(split.batch(0, 4, 16, seed=4)[0], straight[0][0])
+    for step in (0, 1):  # nor is one seed's batch another's of the step after
+        assert not np.array_equal(split.batch(0, 4, 16, seed=4)[0], straight[step][0])
 
 
 @pytest.mark.parametrize("make", [stream, table])
@@ -140,6 +141,8 @@ def test_epochs_hold_every_row_once(tmp_path, batch_size):
     assert len(set(orders)) == 6
     assert np.array_equal(x, values[x[:, 0], :-1])
     assert np.array_equal(y, np.where(loss, values, -1)[x[:, 0], 1:])
+    first, other = (split.batch(0, 23, 100, seed=seed)[0][:, 0].tolist() for seed in (9, 10))
+    assert tuple(first) == orders[0] and other != first
     again = Split(tmp_path, "train").batch(steps - 1, batch_size, 5, seed=9)  # no earlier epoch was ever drawn
     assert np.array_equal(again[0], batches[-1][0])
 

@@ -17,7 +17,7 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "llama": dict(pe="rope", norm="rmsnorm", mlp="swiglu", bias=False, tie=False),
     "rope-linear": dict(pe="rope", rope_scaling="linear", rope_factor=4.0),
     "rope-ntk": dict(pe="rope", rope_scaling="ntk", rope_factor=4.0),
-    "rope-yarn": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=64, base=100.0),
+    "rope-yarn": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=256, base=1000.0),  # 41 to 0.2 turns
     "relative-short": dict(pe="relative", rel_max=5),
     "relative-capped": dict(pe="relative", rel_max=5, rel_capped=True),
     "relative-per-layer": dict(pe="relative", share_table=False),
@@ -295,19 +295,20 @@ def test_pope_delta_is_bounded_but_never_frozen():
 
 def test_phases_are_float32_in_a_bfloat16_model():
     """Bfloat16 has 8 bits: position 4001 would be 4000, and the phase of RoPE's first pair wrong by a radian."""
-    for pe, d in (("rope", 8), ("pope", 16)):
+    for pe in ("rope", "carope", "pope"):
         encoding = build(pe).bfloat16().h[0].attn.pes[0]
-        q = torch.ones(1, 4, 1, 8).bfloat16()
-        theta = [10000 ** (-2 * c / 8) for c in range(4)] if pe == "rope" else [10000 ** (-c / 8) for c in range(8)]
+        theta = [10000 ** (-c / 8) for c in range(8)] if pe == "pope" else [10000 ** (-2 * c / 8) for c in range(4)]
         for n in (4001, 9999):
-            if pe == "rope":
+            T = n if pe == "carope" else 1  # its phase is a sum over the tokens so far, of frequencies as RoPE's where x = 0
+            q, x = torch.ones(1, 4, T, 8).bfloat16(), torch.zeros(1, T, 32).bfloat16()
+            if pe != "pope":
                 want = [math.cos(n * t) - math.sin(n * t) for t in theta] + [math.sin(n * t) + math.cos(n * t) for t in theta]
             else:
                 phase = [n * t + x for t, x in zip(theta, encoding.delta[0].tolist())]
                 mu = math.log1p(math.e)
                 want = [mu * math.cos(p) for p in phase] + [mu * math.sin(p) for p in phase]
-            k = encoding.rotate(q, q, torch.zeros(1, 1, 32), torch.tensor([n]), None)[1]
-            assert np.abs(k[0, 0, 0].detach().double().numpy() - want).max() < 0.02
+            k = encoding.rotate(q, q, x, torch.tensor([n]), None)[1]
+            assert np.abs(k[0, 0, -1].detach().double().numpy() - want).max() < 0.02
 
 
 def test_carope_phase_is_float32_under_autocast():
@@ -338,7 +339,39 @@ def test_shared_tables():
     assert len({id(b.attn.pes[0].table) for b in GPT(GPTConfig(**SMALL | dict(pe="t5"))).h}) == 1
 
 
+def test_biases_start_at_zero_and_vectors_small():
+    """With the weights of `nope` a fresh T5 or CoPE computes the same; what is no bias starts as small as embeddings do."""
+    plain, idx = build("nope"), tokens(2, 16)
+    for changes in (dict(pe="t5"), dict(pe="cope"), dict(pe="cope_alibi", cope_slopes="learned")):
+        net = GPT(GPTConfig(**SMALL | changes)).eval()
+        net.load_state_dict(plain.state_dict(), strict=False)
+        assert (full(net, idx) - full(plain, idx)).abs().max() < 1e-5
+    for pe, name in (("relative", "a"), ("cope_mlp", "W2")):
+        vectors = getattr(GPT(GPTConfig(**SMALL | dict(pe=pe, block_size=500))).h[0].attn.pes[0], name)
+        assert abs(vectors.std() - 0.02) < 0.003
+
+
+def test_learned_expe_has_one_set_of_constants():
+    """For all blocks (its paper: "only two learned parameters"), starting from the given values or from random ones."""
+    for pe, given in (("expe", dict(S=0.5, theta=0.25)), ("exqpe", dict(S=0.5, theta=0.25, theta2=0.125))):
+        options = SMALL | dict(pe=pe) | {f"expe_{name}": value for name, value in given.items()}
+        fixed, init, random = (GPT(GPTConfig(**options | dict(expe_learned=how))) for how in ("no", "init", "random"))
+        count = fixed.get_num_params() + len(given)
+        assert init.get_num_params() == random.get_num_params() == count
+        start, drawn = ({name: getattr(net.h[2].attn.pes[0], name).item() for name in given} for net in (init, random))
+        assert start == given and len({*given.values(), *drawn.values()}) == 2 * len(given)
+
+
 # --- the GPT around them --------------------------------------------------------------------------
+
+
+def test_dropout_on_embeddings_and_both_branches():
+    net, seen = build(dict(pe="nope", dropout=0.25, n_layer=1)).train(), []
+    net.h[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    for module in (net.h[0].attn, net.h[0].mlp):
+        module.register_forward_hook(lambda module, args, out: seen.append(out))
+    net(tokens(8, 16))
+    assert len(seen) == 3 and all(abs((x == 0).float().mean() - 0.25) < 0.04 for x in seen)
 
 
 def test_optimizer_groups():
@@ -440,6 +473,13 @@ def test_mfu():
     assert n == net.get_num_params(non_embedding=False) - 16 * 32
     flops = 4 * 16 * (6 * n + 12 * 3 * 32 * 16)  # 4 sequences of 16 tokens
     assert math.isclose(net.estimate_mfu(4, 0.5, 1e9), flops / 0.5 / 1e9)
+
+
+def test_auto_takes_the_fastest_device(monkeypatch):
+    for cuda, mps, want in ((True, True, "cuda:3"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+        assert model.pick_device("auto", 3) == torch.device(want)
 
 
 # --- wrong input ----------------------------------------------------------------------------------
