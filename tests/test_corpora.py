@@ -164,6 +164,11 @@ def test_the_disk_is_looked_at_first(tmp_path, monkeypatch):
     with pytest.raises(ValueError) as error:
         openwebtext.prepare(tmp_path / "out", tokenizer="bytes", load=lambda: 1 / 0)
     one_line(error, "18.1 GB", "18.0 GB")
+    for free, moment in ((20_000, 5), (18_000, 0)):  # after an interruption: 1000 tokens are there, the other 9000 fit
+        monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=free))
+        with death_at(monkeypatch, moment) as died:
+            write_documents(tmp_path / "half", lambda: {"train": part(0, 60)}, "bytes", expect=10_000, shard_tokens=500)
+        assert bool(died) == bool(moment)
 
 
 
@@ -267,6 +272,14 @@ def test_progress_tells_rate_and_time_left(tmp_path, capsys, monkeypatch):
     lines = [line.strip() for line in capsys.readouterr().out.split("\r")]
     want = [f"{100 * i / 9:.0f}%, {i},000,000 tokens, 250,000 a second, 0:00:{4 * (9 - i):02d} left" for i in range(1, 6)]
     assert lines[1:] == [*want, f"{tmp_path / 'known'}: train 5,000,000 tokens of 5 words"]
+    # after an interruption: two of the five texts are there, and one is looked at again; so three in 16 s
+    how = dict(expect=9_000_000, shard_tokens=1_000_000)
+    source = lambda skip: iter(["x" * 999_999] * (5 - skip))
+    with death_at(monkeypatch, 5):
+        write_documents(tmp_path / "again", lambda: {"train": source}, "bytes", **how)
+    capsys.readouterr()
+    write_documents(tmp_path / "again", lambda: {"train": source}, "bytes", **how)
+    assert "\r56%, 5,000,000 tokens, 187,500 a second, 0:00:21 left" in capsys.readouterr().out
     write_documents(tmp_path / "unknown", lambda: {"train": source}, "bytes")
     line = capsys.readouterr().out
     assert "5,000,000 tokens, 250,000 a second" in line and "left" not in line

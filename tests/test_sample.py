@@ -94,6 +94,8 @@ def test_text(runs, capsys):
     sample.main([str(runs / "pope"), "--temperature=0.0", "--num_samples=2", "--max_new_tokens=5"])
     greedy = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("---")]
     assert greedy[0] == greedy[1] and len(greedy[0]) == 5  # from the separator, which is not printed
+    sample.main([str(runs / "pope"), "--temperature=5.0", "--top_k=1", "--num_samples=1", "--max_new_tokens=5"])
+    assert capsys.readouterr().out.split("\n")[1].split() == greedy[0]
 
 
 @pytest.fixture(scope="module")

@@ -289,7 +289,7 @@ def test_learning_rate_schedules():
 
 def test_first_step_is_adamw(stream, tmp_path):
     """One step against Adam's formula on PyTorch's gradients: clipping, warm-up, decay groups and all."""
-    flags = ["--max_iters=1", "--dropout=0.0", "--warmup_iters=3", "--weight_decay=0.5", "--grad_clip=0.01", "--beta1=0.8",
+    flags = ["--max_iters=1", "--dropout=0.0", "--warmup_iters=3", "--weight_decay=50.0", "--grad_clip=0.01", "--beta1=0.8",
              "--beta2=0.9", "--seed=7"]
     after = run(stream, tmp_path / "a", *flags)
     torch.manual_seed(7)
@@ -302,7 +302,7 @@ def test_first_step_is_adamw(stream, tmp_path):
     for (name, p), state in zip(groups, after["optimizer"]["state"].values(), strict=True):
         g = p.grad * (0.01 / norm)
         assert torch.allclose(state["exp_avg"], 0.2 * g, 1e-3, 1e-8) and torch.allclose(state["exp_avg_sq"], 0.1 * g * g, 1e-3, 1e-12)
-        decay = 0.5 if decays(name, p) else 0.0
+        decay = 50 if decays(name, p) else 0
         want = (p * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)).detach()
         want = want.clamp(-2 * math.pi, 0) if "delta" in name else want
         assert (after["model"][name] - want).abs().max() < 1e-4, name
