@@ -333,7 +333,10 @@ def vocabulary(tmp_path_factory):
     return path
 
 
-def test_a_tokenizer_file(vocabulary):
+def test_a_tokenizer_file(vocabulary, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 6, "</s>": 2}, unk_token="a")).save(str(tmp_path / "gaps.json"))
+    assert load_encoding(str(tmp_path / "gaps.json")).n_vocab == 7
     encoding = load_encoding(vocabulary)
     assert (encoding.n_vocab, encoding.eot_token) == (400, 1)
     text = "def naïve(): return 'κόσμε 🐍' </s> <s>" * 9

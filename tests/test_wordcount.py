@@ -76,6 +76,11 @@ def test_same_seed_same_bytes_and_what_does_not_fit(stories, tmp_path, capsys):
     contents("d", length=250)
     left = int(re.search(r"(\d+) left out, longer than a row", capsys.readouterr().out.splitlines()[-1])[1])
     assert 0 < left == 300 - sum(len(examples(tmp_path / "d", split)[0]) for split in ("train", "val"))
+    every = examples(tmp_path / "a", "train")[0] + examples(tmp_path / "a", "val")[0]
+    longest = max(len(f"{text} {answer}") + 1 for text, answer in every)  # bytes, and the end: the last is no input
+    for name, length, out in (("f", longest - 1, 0), ("g", longest - 2, 1)):
+        contents(name, length=length)
+        assert ("left out" in capsys.readouterr().out) == out
     contents("e", limit=40)
     assert sum(len(examples(tmp_path / "e", split)[0]) for split in ("train", "val")) == 40
 
