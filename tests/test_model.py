@@ -473,6 +473,7 @@ def test_mfu():
     assert n == net.get_num_params(non_embedding=False) - 16 * 32
     flops = 4 * 16 * (6 * n + 12 * 3 * 32 * 16)  # 4 sequences of 16 tokens
     assert math.isclose(net.estimate_mfu(4, 0.5, 1e9), flops / 0.5 / 1e9)
+    assert math.isclose(net.estimate_mfu(4, 0.5), flops / 0.5 / 312e12)  # the A100's data sheet
 
 
 def test_auto_takes_the_fastest_device(monkeypatch):
