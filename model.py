@@ -43,9 +43,9 @@ class GPTConfig:
     base: float = 10000.0  # theta, the base wavelength of sinusoidal, rope, carope, pope
     rope_scaling: str = "none"  # none | linear | ntk | yarn: stretch rope at test time ...
     rope_factor: float = 1.0  # ... to this many times the trained length
-    share_table: bool = True  # relative, cope: one table for the whole model, not one per layer
+    share_table: bool = True  # relative, cope (not cope_mlp, cope_alibi): one table for the model, not one per layer
     rel_max: int = 0  # relative: distances with an embedding; 0: block_size
-    rel_capped: bool = False  # relative: distances past the table use its last row, else none
+    rel_capped: bool = False  # relative: distances past the table use its last row, else they add nothing
     t5_buckets: int = 32  # t5: distance buckets, half of them one distance wide
     t5_max_distance: int = 128  # t5: from here on all distances share the last bucket
     cope_npos: int = 64  # cope, cope_mlp: number of positions; p is clamped to npos - 1
@@ -71,14 +71,14 @@ class GPTConfig:
 # what several of the classes below use
 
 
-def frequencies(base, d, step, device):
-    """theta_c = base^(-c/d), c = 0, step, 2 step .. < d. Float32, made anew: a buffer would follow .bfloat16()."""
-    return base ** (-torch.arange(0, d, step, device=device).float() / d)
+def frequencies(base, n, device):
+    """theta_c = base^(-c/n), c = 0..n-1. Float32, made anew: a buffer would follow .bfloat16()."""
+    return base ** (-torch.arange(n, device=device).float() / n)
 
 
 def turn(x, angle):
-    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d) by angle (.., T, d/2) radians, in float32."""
-    a, b = x.float().chunk(2, -1)
+    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d) by float32 angle (.., T, d/2) radians, in float32."""
+    a, b = x.chunk(2, -1)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
 
@@ -116,16 +116,9 @@ def choose(name, value, options):
 
 
 class PE(nn.Module):
-    """`nope`: no positional encoding at all. The causal mask alone tells a token what came before it.
+    """`nope`: no positional encoding at all. The causal mask alone tells a token what came before it."""
 
-    The hooks are embed, enter, rotate, and bias(q, x, v, cache) -> f, called once per block with q (B, H, T, d) before
-    rotation, x (B, T, C) the attention's input, v (B, H, S, d) the values of all keys. f(logits, rows, dist), called per
-    chunk of queries, returns what to add to the logits, any shape that broadcasts to (B, H, t, n): for the queries
-    q[:, :, rows] and the first n keys, given their scaled dot products before rotation and dist (t, n), how far back each
-    key lies (negative: the future, masked later); dist[:, 0] is the query's own position, counted from key 0."""
-
-    bias = None  # no method unless a class defines it, so that PyTorch's fused attention can be used
-    kernel = None  # or a method that stands in for rotate or bias and the softmax, by kernels.py: GPT.use_kernels
+    kernel = None  # or a method that stands in for rotate or logit_bias and the softmax, by kernels.py: GPT.use_kernels
     limit = None  # or the number of positions past which the method is not defined
 
     def __init__(self, cfg, first=None):
@@ -145,6 +138,16 @@ class PE(nn.Module):
         """q, k (B, H, T, d) of the new tokens, before k enters the cache; x (B, T, C) the attention's input."""
         return q, k
 
+    # None, so that PyTorch's fused attention can be used, or a method logit_bias(q, x, v, cache) -> f, called once per block
+    # with q (B, H, T, d) before rotation, x (B, T, C) the attention's input, v (B, H, S, d) the values of all keys. For each
+    # chunk of queries f(qk, rows, dist) returns what to add to their logits, any shape that broadcasts to (B, H, t, n): rows
+    # tells which t queries they are, n how many keys they may see; qk are their scaled dot products before rotation, dist
+    # (t, n) how far back each key lies (negative: the future, masked later, but what is nan there spoils the gradients)
+    logit_bias = None
+
+    def project(self):
+        """Brings bounded parameters back into their bounds; the optimizer calls it after each step."""
+
 
 class Learned(PE):
     """`learned` absolute embeddings, added to the tokens' (GPT-2; Vaswani section 3.5). Ends at block_size."""
@@ -160,8 +163,8 @@ class Learned(PE):
 
 
 class Sinusoidal(PE):
-    """`sinusoidal` absolute encodings: PE[2i] = sin(pos / base^(2i/C)), PE[2i+1] = cos(same), added to the
-    embeddings, which are multiplied by sqrt(C) first (Vaswani sections 3.4, 3.5)."""
+    """`sinusoidal` absolute encodings: dimensions 2c, 2c + 1 are sin, cos of pos * theta_c, theta_c = base^(-2c/C),
+    added to the embeddings, which are multiplied by sqrt(C) first (Vaswani sections 3.4, 3.5)."""
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
@@ -169,7 +172,7 @@ class Sinusoidal(PE):
             raise ValueError(f"sinusoidal pairs sines and cosines, but n_embd={cfg.n_embd} is odd; change it")
 
     def embed(self, x, pos):
-        angle = pos.float()[:, None] * frequencies(self.cfg.base, x.size(-1), 2, x.device)  # (T, C/2)
+        angle = pos.float()[:, None] * frequencies(self.cfg.base, x.size(-1) // 2, x.device)  # (T, C/2)
         return x * x.size(-1) ** 0.5 + torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(x.dtype)
 
 
@@ -181,12 +184,12 @@ class Relative(PE):
         shared = first is not None and cfg.share_table
         self.a = first.a if shared else nn.Parameter(0.02 * torch.randn(cfg.rel_max or cfg.block_size, self.d))
 
-    def bias(self, q, x, v, cache):
+    def logit_bias(self, q, x, v, cache):
         R = len(self.a)
 
-        def f(logits, rows, dist):
+        def f(qk, rows, dist):
             z = (q[:, :, rows] @ self.a.T).float() * self.d**-0.5  # (B, H, t, R): q.a for every distance
-            b = z.gather(-1, dist.clamp(0, R - 1).expand_as(logits))  # (B, H, t, n)
+            b = z.gather(-1, dist.clamp(0, R - 1).expand_as(qk))  # (B, H, t, n)
             return b if self.cfg.rel_capped else b.masked_fill(dist >= R, 0.0)
 
         return f
@@ -203,11 +206,11 @@ class T5(PE):
                              "distance beyond half of them")
         self.table = nn.Parameter(torch.zeros(cfg.t5_buckets, cfg.n_head)) if first is None else first.table
 
-    def bias(self, q, x, v, cache):
+    def logit_bias(self, q, x, v, cache):
         n, exact = self.cfg.t5_buckets, self.cfg.t5_buckets // 2
         span = math.log(self.cfg.t5_max_distance / exact)
 
-        def f(logits, rows, dist):
+        def f(qk, rows, dist):
             far = exact + ((dist.clamp(min=exact).float() / exact).log() / span * (n - exact)).long()
             bucket = torch.where(dist < exact, dist.clamp(min=0), far.clamp(max=n - 1))  # (t, n)
             return self.table[bucket].permute(2, 0, 1).float()  # (H, t, n)
@@ -218,15 +221,16 @@ class T5(PE):
 class ALiBi(PE):
     """`alibi`: - m_h (i - j), a fixed slope per head and nothing learned (ALiBi section 3)."""
 
-    def bias(self, q, x, v, cache):
+    def logit_bias(self, q, x, v, cache):
         m = alibi_slopes(self.cfg.n_head, x.device)
-        return lambda logits, rows, dist: -m * dist
+        return lambda qk, rows, dist: -m * dist
 
 
 class RoPE(PE):
     """`rope`: dimensions (c, c + d/2) of q and k turn by the angle pos * theta_c, theta_c = base^(-2c/d), so
-    that position enters q.k through the distance alone (RoPE eq. 34). Test-time scaling to s times the trained length:
-    linear: pos / s; ntk: base * s^(d/(d-2)); yarn: fast pairs as trained, slow ones linear (YaRN section 3)."""
+    that position enters q.k through the distance alone (RoPE eq. 16; its pairs are neighbours, the same up to the order of
+    the dimensions). Test-time scaling to `factor` times the trained length: linear: pos / factor; ntk: base *
+    factor^(d/(d-2)); yarn: fast pairs as trained, slow ones linear (YaRN section 3)."""
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
@@ -237,24 +241,24 @@ class RoPE(PE):
             raise ValueError(f"rope_factor={cfg.rope_factor} does nothing without rope_scaling; choose linear, ntk or yarn")
 
     def rotate(self, q, k, x, pos, cache):
-        how, s, base, gain = self.cfg.rope_scaling, self.cfg.rope_factor, self.cfg.base, 1.0
+        how, factor, base, gain = self.cfg.rope_scaling, self.cfg.rope_factor, self.cfg.base, 1.0
         if how == "ntk":
-            base = base * s ** (self.d / (self.d - 2))
-        theta = frequencies(base, self.d, 2, x.device)  # (d/2,)
+            base = base * factor ** (self.d / (self.d - 2))
+        theta = frequencies(base, self.d // 2, x.device)  # (d/2,)
         if how == "linear":
-            theta = theta / s
+            theta = theta / factor
         if how == "yarn":
             turns = self.cfg.block_size * theta / (2 * math.pi)  # of each pair within the trained length
             keep = ((turns - 1) / (32 - 1)).clamp(0, 1)  # alpha = 1, beta = 32
-            theta = theta * (keep + (1 - keep) / s)
-            gain = 0.1 * math.log(s) + 1  # on q and on k: sharpens the softmax (YaRN eq. 22)
+            theta = theta * (keep + (1 - keep) / factor)
+            gain = 0.1 * math.log(factor) + 1  # on q and on k: sharpens the softmax (YaRN eq. 22)
         angle = pos.float()[:, None] * theta  # (T, d/2)
         return turn(q, angle) * gain, turn(k, angle) * gain
 
 
 class CARoPE(PE):
     """`carope`: RoPE whose phases are sums of learned, token- and head-dependent frequencies
-    phi_c(m) = sum_{t<=m} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE section 2).
+    phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE section 2).
     x is the block's attention input. The paper asks for a start as RoPE, which its formula cannot give:
     the constant b makes f = base^(-2/d) at W = 0, where f^c are RoPE's frequencies. Pair 0 stays content-free."""
 
@@ -288,7 +292,7 @@ class PoPE(PE):
         self.delta = None if start is None else nn.Parameter(start * torch.rand(cfg.n_head, self.d))
 
     def rotate(self, q, k, x, pos, cache):
-        angle = angle_k = pos.float()[:, None] * frequencies(self.cfg.base, self.d, 1, x.device)  # (T, d)
+        angle = angle_k = pos.float()[:, None] * frequencies(self.cfg.base, self.d, x.device)  # (T, d)
         if self.delta is not None:
             angle_k = angle + self.delta.float()[:, None]  # (H, T, d)
         return self.polar(q, angle), self.polar(k, angle_k)  # (B, H, T, 2d)
@@ -299,7 +303,7 @@ class PoPE(PE):
         return pope_attention(q, k, v, self.delta, self.cfg.base, self.cfg.pope_softplus)
 
     def polar(self, x, angle):
-        mu = F.softplus(x.float()) if self.cfg.pope_softplus else x.float()
+        mu = F.softplus(x.float()) if self.cfg.pope_softplus else x
         return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
 
     @torch.no_grad()
@@ -329,23 +333,23 @@ class CoPE(PE):
             return extend(cache, "k_g", heads(self.W_g(x), self.cfg.n_head))
         return v if self.cfg.cope_gates == "values" else None
 
-    def bias(self, q, x, v, cache):
+    def logit_bias(self, q, x, v, cache):
         keys, lookup = self.gate_keys(x, v, cache), self.lookup(q)
 
-        def f(logits, rows, dist):
+        def f(qk, rows, dist):
             if keys is not None:
-                logits = (q[:, :, rows] @ keys[:, :, : dist.size(1)].mT).float() * self.d**-0.5
-            g = logits.masked_fill(dist < 0, -math.inf).sigmoid()  # (B, H, t, n)
+                qk = (q[:, :, rows] @ keys[:, :, : dist.size(1)].mT).float() * self.d**-0.5
+            g = qk.masked_fill(dist < 0, -math.inf).sigmoid()  # (B, H, t, n)
             p = g.flip(-1).cumsum(-1).flip(-1)  # summed from the query leftwards, as exact as it gets
             return lookup(p, rows)
 
         return f
 
-    def z(self, q):
-        return (q @ self.e).float() * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)  # (B, H, T, npos)
+    def z(self, q, e):
+        return (q @ e).float() * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)  # (B, H, T, npos)
 
     def lookup(self, q):
-        z = self.z(q)
+        z = self.z(q, self.e)
 
         def at(p, rows):
             p = p.clamp(max=self.cfg.cope_npos - 1)
@@ -359,8 +363,8 @@ class CoPE(PE):
 
         keys = self.gate_keys(x, v)
         if keys is None and k is raw_k:
-            return cope_attention(q, k, v, self.z(q))
-        return cope_attention(q, k, v, self.z(raw_q), raw_q, raw_k if keys is None else keys)
+            return cope_attention(q, k, v, self.z(q, self.e))
+        return cope_attention(q, k, v, self.z(raw_q, self.e), raw_q, raw_k if keys is None else keys)
 
 
 class CoPE_MLP(CoPE):
@@ -375,7 +379,7 @@ class CoPE_MLP(CoPE):
         self.W2 = nn.Parameter(0.02 * torch.randn(N, self.d))
 
     def lookup(self, q):
-        u, npos = (q @ self.W2.T).float() * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0), self.cfg.cope_npos
+        u, npos = self.z(q, self.W2.T), self.cfg.cope_npos
 
         def at(p, rows):
             p = p.clamp(max=npos - 1)[..., None] / npos  # (B, H, t, n, 1)
@@ -414,10 +418,9 @@ class ExPE(PE):
             raise ValueError(f"expe_l={self.l} does not fit n_embd={cfg.n_embd}; choose 1 to {cfg.n_embd}")
         choose("expe_learned", cfg.expe_learned, ("no", "random", "init"))
         for name, value in self.constants().items():
-            if cfg.expe_learned == "random":
-                value = torch.randn((), device="cpu").item()
             if cfg.expe_learned != "no":  # one S and theta for all blocks: "only two learned parameters"
-                value = nn.Parameter(torch.tensor(value)) if first is None else getattr(first, name)
+                start = torch.randn(()) if cfg.expe_learned == "random" else torch.tensor(value)
+                value = nn.Parameter(start) if first is None else getattr(first, name)
             setattr(self, name, value)
 
     def constants(self):
@@ -485,7 +488,7 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
         self.hard = cfg.hard_attention
-        self.fast = None  # which of them computes the attention with its Triton kernel, see GPT.use_kernels
+        self.fast_index = None  # which of them computes the attention with its Triton kernel, see GPT.use_kernels
         if sum(type(pe).rotate is not PE.rotate for pe in pes) > 1:
             turning = ", ".join(name for name, cls in PES.items() if cls.rotate is not PE.rotate)
             raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of {turning}")
@@ -498,19 +501,20 @@ class Attention(nn.Module):
         q, k = (heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = heads(self.c_v(x_v), self.H)
         raw_q, raw_k = q, k
-        fast = self.pes[self.fast] if self.fast is not None and cache is None else None  # decoding: PyTorch's
+        # decoding is PyTorch's
+        fast = self.pes[self.fast_index] if self.fast_index is not None and cache is None else None
         for pe in self.pes:
             if pe is not fast:
                 q, k = pe.rotate(q, k, x, pos, cache)
         rotated = q is not raw_q or k is not raw_k
         k, v = extend(cache, "k", k), extend(cache, "v", v)  # (B, H, S, d), k 2d wide for PoPE
 
-        biased = [pe for pe in self.pes if pe.bias is not None]
+        biased = [pe for pe in self.pes if pe.logit_bias is not None]
         if fast is not None:
             y = fast.kernel(q, k, v, raw_q, raw_k, x)
         elif biased or self.hard:  # the raw keys are kept apart only where k was turned
-            raw = (raw_q, extend(cache, "raw_k", raw_k)) if rotated else None
-            y = self.dense(q, k, v, raw, [pe.bias(raw_q, x, v, cache) for pe in biased])
+            raw = (raw_q, extend(cache, "raw_k", raw_k)) if rotated and biased else None
+            y = self.dense(q, k, v, raw, [pe.logit_bias(raw_q, x, v, cache) for pe in biased])
         else:
             y = self.fused(q, k, v)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
@@ -537,11 +541,11 @@ class Attention(nn.Module):
             rows = slice(i, min(i + CHUNK, T))
             n = S - T + rows.stop  # keys up to the chunk's last query
             dist = key[S - T + i : n, None] - key[:n]  # (t, n), negative in the future
-            logits = unrotated = (q[:, :, rows] @ k[:, :, :n].mT).float() * self.d**-0.5  # (B, H, t, n)
+            logits = qk = (q[:, :, rows] @ k[:, :, :n].mT).float() * self.d**-0.5  # (B, H, t, n)
             if raw is not None:
-                unrotated = (raw[0][:, :, rows] @ raw[1][:, :, :n].mT).float() * self.d**-0.5
+                qk = (raw[0][:, :, rows] @ raw[1][:, :, :n].mT).float() * self.d**-0.5
             for bias in biases:
-                logits = logits + bias(unrotated, rows, dist)
+                logits = logits + bias(qk, rows, dist)
             a = logits.masked_fill(dist < 0, -math.inf).softmax(-1)
             if self.hard:  # forward all or nothing, backward the softmax (straight-through; the paper does not say)
                 a = F.one_hot(a.argmax(-1), n) + a - a.detach()
@@ -648,11 +652,11 @@ class GPT(nn.Module):
             label = "pytorch"
             for i, pe in enumerate(attn.pes):
                 if pe.kernel is not None:
-                    others = [o for o in attn.pes if o is not pe and (o.bias is not None or isinstance(o, PoPE))]
-                    why_not = kernels.why_not(self.wte.weight.device, attn.d, self.cfg.dropout, dtype)
-                    why_not = "mixed" if others else "hard attention" if attn.hard else why_not
+                    others = [o for o in attn.pes if o is not pe and (o.logit_bias is not None or isinstance(o, PoPE))]
+                    why_not = ("mixed" if others else "hard attention" if attn.hard else
+                               kernels.why_not(self.wte.weight.device, attn.d, self.cfg.dropout, dtype))
                     name = type(pe).__name__.lower()
-                    attn.fast, label = (i, f"triton {name}") if why_not is None else (None, f"pytorch ({name}: {why_not})")
+                    attn.fast_index, label = (i, f"triton {name}") if why_not is None else (None, f"pytorch ({name}: {why_not})")
             used[label] = None
         return "attention: " + ", ".join(used)
 
@@ -683,14 +687,9 @@ class GPT(nn.Module):
         groups = [dict(params=[p for p in params if p in decay], weight_decay=weight_decay),
                   dict(params=[p for p in params if p not in decay], weight_decay=0.0)]
         optimizer = torch.optim.AdamW(groups, learning_rate, betas, fused=device_type in ("cuda", "cpu"))
-        optimizer.register_step_post_hook(lambda *_: self.project())
+        pes = [module for module in self.modules() if isinstance(module, PE)]
+        optimizer.register_step_post_hook(lambda *_: [pe.project() for pe in pes])
         return optimizer
-
-    def project(self):
-        """Bring bounded parameters (PoPE's delta) back into their bounds; the optimizer calls it after each step."""
-        for module in self.modules():
-            if isinstance(module, PoPE):
-                module.project()
 
     def get_num_params(self, non_embedding=True):
         """Number of parameters, without learned absolute positions unless non_embedding is False."""

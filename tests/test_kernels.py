@@ -356,7 +356,7 @@ def test_a_model_says_why_not(monkeypatch):
     net = model.GPT(model.GPTConfig(block_size=8, vocab_size=11, n_layer=2, n_head=2, n_embd=64, pe="pope"))
     reason = "no GPU" if kernels.triton.__version__ else "no triton"
     assert net.use_kernels(torch.bfloat16) == f"attention: pytorch (pope: {reason})"
-    assert all(block.attn.fast is None for block in net.h)
+    assert all(block.attn.fast_index is None for block in net.h)
 
 
 @pytest.fixture(scope="module")

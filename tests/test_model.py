@@ -206,8 +206,8 @@ def test_gates_see_q_before_a_method_that_turns_q_alone(monkeypatch):
     plain.load_state_dict(net.state_dict())
     for gpt in (net, plain):
         cope = gpt.h[0].attn.pes[0]
-        made = cope.bias
-        cope.bias = lambda *a, made=made: lambda logits, *b, f=made(*a): seen.append(logits) or f(logits, *b)
+        made = cope.logit_bias
+        cope.logit_bias = lambda *a, made=made: lambda logits, *b, f=made(*a): seen.append(logits) or f(logits, *b)
         full(gpt, idx)
     assert torch.equal(*seen) and not torch.equal(full(net, idx), full(plain, idx))
 
@@ -226,7 +226,7 @@ def test_dense_equals_fused_attention():
     net, idx = build("rope"), tokens(2, 16)
     want = full(net, idx)
     for block in net.h:
-        block.attn.pes[0].bias = lambda q, x, v, cache: lambda logits, rows, dist: 0.0
+        block.attn.pes[0].logit_bias = lambda q, x, v, cache: lambda logits, rows, dist: 0.0
     assert (full(net, idx) - want).abs().max() < 1e-5
 
 
