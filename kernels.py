@@ -139,7 +139,7 @@ def store_rows(x, rows, stride, tile, T, D: tl.constexpr, P: tl.constexpr):
 
 # ---------------------------------------------------------------------------------------------------
 # PoPE. In its kernels t are queries and s keys, M and N how many of them a tile has; D is the head width and P the
-# power of two that holds it. A vector 2d wide is a pair of tiles, cosines (.._c) and sines (.._s).
+# power of two that holds it. A vector 2d wide is a pair of tiles, cosines (.._x) and sines (.._y).
 
 
 @triton.jit
@@ -157,32 +157,32 @@ def magnitude(x, SOFTPLUS: tl.constexpr):
 def phases(cos, sin, delta, rows, h, T, D: tl.constexpr, P: tl.constexpr):
     """Cosine and sine of rows * theta - delta by the addition theorem. cos, sin (T, D); delta (H, 2, D) holds its
     cosines and sines, or is None."""
-    c, s = load_rows(cos, rows, D, T, D, P), load_rows(sin, rows, D, T, D, P)
+    cosine, sine = load_rows(cos, rows, D, T, D, P), load_rows(sin, rows, D, T, D, P)
     if delta is not None:
         cols = tl.arange(0, P)
-        delta_c = tl.load(delta + h * 2 * D + cols, mask=cols < D, other=0.0)[None, :]
-        delta_s = tl.load(delta + h * 2 * D + D + cols, mask=cols < D, other=0.0)[None, :]
-        c, s = c * delta_c + s * delta_s, s * delta_c - c * delta_s
-    return c, s
+        delta_x = tl.load(delta + h * 2 * D + cols, mask=cols < D, other=0.0)[None, :]
+        delta_y = tl.load(delta + h * 2 * D + D + cols, mask=cols < D, other=0.0)[None, :]
+        cosine, sine = cosine * delta_x + sine * delta_y, sine * delta_x - cosine * delta_y
+    return cosine, sine
 
 
 @triton.jit
 def polar(x, stride, cos, sin, delta, rows, h, T, SOFTPLUS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
     """The pair mu(x[rows]) (cos, sin), in float32."""
     mu = magnitude(load_rows(x, rows, stride, T, D, P).to(tl.float32), SOFTPLUS)
-    c, s = phases(cos, sin, delta, rows, h, T, D, P)
-    return mu * c, mu * s
+    cosine, sine = phases(cos, sin, delta, rows, h, T, D, P)
+    return mu * cosine, mu * sine
 
 
 @triton.jit
-def polar_gradient(g_c, g_s, x, stride, cos, sin, delta, rows, h, T, SOFTPLUS: tl.constexpr, D: tl.constexpr,
+def polar_gradient(g_x, g_y, x, stride, cos, sin, delta, rows, h, T, SOFTPLUS: tl.constexpr, D: tl.constexpr,
                    P: tl.constexpr):
     """The gradients of x[rows] and of the phases, from those of the pair. x and the tables are read a second time
     rather than held in registers all through the loop before."""
     x = load_rows(x, rows, stride, T, D, P).to(tl.float32)
-    c, s = phases(cos, sin, delta, rows, h, T, D, P)
-    dx = g_c * c + g_s * s
-    return dx * tl.sigmoid(x) if SOFTPLUS else dx, magnitude(x, SOFTPLUS) * (g_s * c - g_c * s)
+    cosine, sine = phases(cos, sin, delta, rows, h, T, D, P)
+    dx = g_x * cosine + g_y * sine
+    return dx * tl.sigmoid(x) if SOFTPLUS else dx, magnitude(x, SOFTPLUS) * (g_y * cosine - g_x * sine)
 
 
 @triton.jit
@@ -191,9 +191,9 @@ def load_pair(x, rows, T, D: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def store_pair(x, rows, c, s, T, D: tl.constexpr, P: tl.constexpr):
-    store_rows(x, rows, 2 * D, c, T, D, P)
-    store_rows(x + D, rows, 2 * D, s, T, D, P)
+def store_pair(x, rows, a, b, T, D: tl.constexpr, P: tl.constexpr):
+    store_rows(x, rows, 2 * D, a, T, D, P)
+    store_rows(x + D, rows, 2 * D, b, T, D, P)
 
 
 @triton.jit
@@ -206,8 +206,8 @@ def pope_keys(k, k2, cos, sin, T, H, kb, kh, kt, SOFTPLUS: tl.constexpr, D: tl.c
               N: tl.constexpr):
     """k (B, H, T, D) -> k2 (B, H, T, 2D), which is k'."""
     s, bh = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
-    k_c, k_s = polar(k + bh // H * kb + bh % H * kh, kt, cos, sin, None, s, 0, T, SOFTPLUS, D, P)
-    store_pair(k2 + bh * T * 2 * D, s, k_c, k_s, T, D, P)
+    k_x, k_y = polar(k + bh // H * kb + bh % H * kh, kt, cos, sin, None, s, 0, T, SOFTPLUS, D, P)
+    store_pair(k2 + bh * T * 2 * D, s, k_x, k_y, T, D, P)
 
 
 @triton.jit
@@ -220,15 +220,15 @@ def pope_forward(q, k2, v, o, lse, cos, sin, delta, scale, T, H, qb, qh, qt, vb,
     b, h = bh // H, bh % H
     k2 += bh * T * 2 * D
     v += b * vb + h * vh
-    q_c, q_s = polar(q + b * qb + h * qh, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
-    q_c, q_s = q_c.to(k2.dtype.element_ty), q_s.to(k2.dtype.element_ty)
+    q_x, q_y = polar(q + b * qb + h * qh, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
+    q_x, q_y = q_x.to(k2.dtype.element_ty), q_y.to(k2.dtype.element_ty)
     top = tl.full((M,), float("-inf"), tl.float32)  # of the scores so far; finite once key 0 was seen
     total, acc = tl.zeros((M,), tl.float32), tl.zeros((M, P), tl.float32)
     for diagonal in tl.static_range(2):  # first the keys that all queries of the tile see, then those under the mask
         for s0 in range(t0 if diagonal else 0, tl.minimum(t0 + M, T) if diagonal else t0, N):
             s = s0 + tl.arange(0, N)
-            k_c, k_s = load_pair(k2, s, T, D, P)
-            a = matmul(q_s, tl.trans(k_s), matmul(q_c, tl.trans(k_c)))
+            k_x, k_y = load_pair(k2, s, T, D, P)
+            a = matmul(q_y, tl.trans(k_y), matmul(q_x, tl.trans(k_x)))
             if diagonal:
                 a = tl.where(t[:, None] >= s[None, :], a, float("-inf"))
             higher = tl.maximum(top, tl.max(a, 1) * scale)
@@ -253,29 +253,30 @@ def pope_backward_q(q, k2, v, o, do, dq, q2, ddelta, lse, mean, cos, sin, delta,
     q += b * qb + h * qh
     k2 += bh * T * 2 * D
     v += b * vb + h * vh
-    q_c, q_s = polar(q, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
-    q_c, q_s = q_c.to(k2.dtype.element_ty), q_s.to(k2.dtype.element_ty)
-    store_pair(q2 + bh * T * 2 * D, t, q_c, q_s, T, D, P)
+    q_x, q_y = polar(q, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
+    q_x, q_y = q_x.to(k2.dtype.element_ty), q_y.to(k2.dtype.element_ty)
+    store_pair(q2 + bh * T * 2 * D, t, q_x, q_y, T, D, P)
     g = load_rows(do + b * gb + h * gh, t, gt, T, D, P)
-    average = tl.sum(load_rows(o + b * ob + h * oh, t, ot, T, D, P).to(tl.float32) * g.to(tl.float32), 1)
-    tl.store(mean + bh * T + t, average, mask=t < T)
-    norm = tl.load(lse + bh * T + t, mask=t < T, other=float("inf"))  # no weights past the last query
-    g_c, g_s = tl.zeros((M, P), tl.float32), tl.zeros((M, P), tl.float32)
+    row_mean = tl.sum(load_rows(o + b * ob + h * oh, t, ot, T, D, P).to(tl.float32) * g.to(tl.float32), 1)
+    tl.store(mean + bh * T + t, row_mean, mask=t < T)
+    row_lse = tl.load(lse + bh * T + t, mask=t < T, other=float("inf"))  # no weights past the last query
+    g_x, g_y = tl.zeros((M, P), tl.float32), tl.zeros((M, P), tl.float32)
     for diagonal in tl.static_range(2):
         for s0 in range(t0 if diagonal else 0, tl.minimum(t0 + M, T) if diagonal else t0, N):
             s = s0 + tl.arange(0, N)
-            k_c, k_s = load_pair(k2, s, T, D, P)
-            p = tl.exp2(matmul(q_s, tl.trans(k_s), matmul(q_c, tl.trans(k_c))) * scale - norm[:, None])
+            k_x, k_y = load_pair(k2, s, T, D, P)
+            p = tl.exp2(matmul(q_y, tl.trans(k_y), matmul(q_x, tl.trans(k_x))) * scale - row_lse[:, None])
             if diagonal:
                 p = tl.where(t[:, None] >= s[None, :], p, 0.0)
             dp = matmul(g, tl.trans(load_rows(v, s, vt, T, D, P)))
-            da = (p * (dp - average[:, None])).to(k_c.dtype)
-            g_c, g_s = matmul(da, k_c, g_c), matmul(da, k_s, g_s)
-    dx, dphase = polar_gradient(g_c, g_s, q, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
-    store_rows(dq + (b * T * H + h) * D, t, H * D, dx * (scale * LN2), T, D, P)
+            da = (p * (dp - row_mean[:, None])).to(k_x.dtype)
+            g_x, g_y = matmul(da, k_x, g_x), matmul(da, k_y, g_y)
+    dx, dphase = polar_gradient(g_x, g_y, q, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
+    inv_sqrt_d = scale * LN2  # scale is log2(e) / sqrt(d)
+    store_rows(dq + (b * T * H + h) * D, t, H * D, dx * inv_sqrt_d, T, D, P)
     cols = tl.arange(0, P)  # past T the tables were read as zero, so those rows add nothing
     part = ddelta + (bh * tl.num_programs(0) + tile) * D + cols
-    tl.store(part, -tl.sum(dphase, 0) * (scale * LN2), mask=cols < D)
+    tl.store(part, -tl.sum(dphase, 0) * inv_sqrt_d, mask=cols < D)
 
 
 @triton.jit
@@ -287,25 +288,25 @@ def pope_backward_kv(k, q2, k2, v, do, dk, dv, lse, mean, cos, sin, scale, T, H,
     b, h = bh // H, bh % H
     q2 += bh * T * 2 * D
     do += b * gb + h * gh
-    k_c, k_s = load_pair(k2 + bh * T * 2 * D, s, T, D, P)
-    x = load_rows(v + b * vb + h * vh, s, vt, T, D, P)
-    g_c, g_s, g_v = tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32)
+    k_x, k_y = load_pair(k2 + bh * T * 2 * D, s, T, D, P)
+    v_tile = load_rows(v + b * vb + h * vh, s, vt, T, D, P)
+    g_x, g_y, g_v = tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32)
     below = tl.minimum(tl.cdiv(s0 + N, M) * M, T)  # from this query on, all see the whole tile
     for diagonal in tl.static_range(2):
         for t0 in range(s0 // M * M if diagonal else below, below if diagonal else T, M):
             t = t0 + tl.arange(0, M)
-            q_c, q_s = load_pair(q2, t, T, D, P)
-            norm = tl.load(lse + bh * T + t, mask=t < T, other=float("inf"))
-            p = tl.exp2(matmul(k_s, tl.trans(q_s), matmul(k_c, tl.trans(q_c))) * scale - norm[None, :])
+            q_x, q_y = load_pair(q2, t, T, D, P)
+            row_lse = tl.load(lse + bh * T + t, mask=t < T, other=float("inf"))
+            p = tl.exp2(matmul(k_y, tl.trans(q_y), matmul(k_x, tl.trans(q_x))) * scale - row_lse[None, :])
             if diagonal:
                 p = tl.where(t[None, :] >= s[:, None], p, 0.0)
             g = load_rows(do, t, gt, T, D, P)
             g_v = matmul(p.to(g.dtype), g, g_v)
-            average = tl.load(mean + bh * T + t, mask=t < T, other=0.0)
-            da = (p * (matmul(x, tl.trans(g)) - average[None, :])).to(q_c.dtype)
-            g_c, g_s = matmul(da, q_c, g_c), matmul(da, q_s, g_s)
-    dx, _ = polar_gradient(g_c, g_s, k + b * kb + h * kh, kt, cos, sin, None, s, 0, T, SOFTPLUS, D, P)
-    store_rows(dk + (b * T * H + h) * D, s, H * D, dx * (scale * LN2), T, D, P)
+            row_mean = tl.load(mean + bh * T + t, mask=t < T, other=0.0)
+            da = (p * (matmul(v_tile, tl.trans(g)) - row_mean[None, :])).to(q_x.dtype)
+            g_x, g_y = matmul(da, q_x, g_x), matmul(da, q_y, g_y)
+    dx, _ = polar_gradient(g_x, g_y, k + b * kb + h * kh, kt, cos, sin, None, s, 0, T, SOFTPLUS, D, P)
+    store_rows(dk + (b * T * H + h) * D, s, H * D, dx * (scale * LN2), T, D, P)  # scale is log2(e) / sqrt(d)
     store_rows(dv + (b * T * H + h) * D, s, H * D, g_v, T, D, P)
 
 
@@ -337,7 +338,7 @@ def write_keys(k, cos, sin, softplus):
     return k2
 
 
-def turned(delta):
+def cos_sin(delta):
     return torch.stack((delta.cos(), delta.sin()), 1)  # (H, 2, d)
 
 
@@ -351,7 +352,7 @@ def pope_forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, delta: to
     o, lse = empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32)
     options = pope_options(q, pope_forward)
     launch(pope_forward, (triton.cdiv(T, options["M"]), B * H), q, write_keys(k, cos, sin, softplus), v, o, lse, cos,
-           sin, turned(delta), d**-0.5 / math.log(2), T, H, *q.stride()[:3], *v.stride()[:3],
+           sin, cos_sin(delta), d**-0.5 / math.log(2), T, H, *q.stride()[:3], *v.stride()[:3],
            SOFTPLUS=softplus, **options)
     return o, lse
 
@@ -367,7 +368,7 @@ def pope_backward_op(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torc
     q2, options = torch.empty_like(k2), pope_options(q, pope_backward_q)
     tiles = triton.cdiv(T, options["M"])
     ddelta = lse.new_empty(B, H, tiles, d)
-    launch(pope_backward_q, (tiles, B * H), q, k2, v, o, do, dq, q2, ddelta, lse, mean, cos, sin, turned(delta), scale,
+    launch(pope_backward_q, (tiles, B * H), q, k2, v, o, do, dq, q2, ddelta, lse, mean, cos, sin, cos_sin(delta), scale,
            T, H, *q.stride()[:3], *vs, *o.stride()[:3], *gs, SOFTPLUS=softplus, **options)
     options = pope_options(q, pope_backward_kv)
     launch(pope_backward_kv, (triton.cdiv(T, options["N"]), B * H), k, q2, k2, v, do, dk, dv, lse, mean, cos, sin,
@@ -556,11 +557,11 @@ def cope_forward(Q, K, V, Z, GQ, GK, O, LSE, COUNT, EXIT, scale, T, D: tl.conste
 
 
 @triton.jit
-def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, DELTA, RIGHT, LEFT, scale, T, n_exits,
+def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, MEAN, RIGHT, LEFT, scale, T, n_exits,
                     first, D: tl.constexpr, P: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr,
                     OWN: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """dq and d gate_q; a tile of rows walks from left to right, so that a gate's gradient, the sum of dp over all
-    keys to its left, is a running sum too. Writes for the dk, dv kernel: DELTA (T,) = do . o, and per key tile and
+    keys to its left, is a running sum too. Writes for the dk, dv kernel: MEAN (T,) = do . o, and per key tile and
     row the units counted to its RIGHT and the sum of dp to its LEFT.
 
     dz without a scattered sum: p falls along a row, in steps of one at most, so the keys with floor p = c are a run.
@@ -575,8 +576,8 @@ def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, 
     i = tile * M + tl.arange(0, M)
     row, real = tl.minimum(i, T - 1), i < T
     q, do = load_repeated(Q, row, D, P), load_repeated(DO, row, D, P)
-    delta = tl.sum(load_repeated(O, row, D, P).to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(DELTA + head * T + i, delta, mask=real)
+    row_mean = tl.sum(load_repeated(O, row, D, P).to(tl.float32) * do.to(tl.float32), 1)
+    tl.store(MEAN + head * T + i, row_mean, mask=real)
     lse = tl.load(LSE + head * T + row)
     count = tl.load(COUNT + head * T + row)
     if OWN:
@@ -594,7 +595,7 @@ def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, 
         tl.store(LEFT + n * T + i, left, mask=real)
         k = load_repeated(K, key, D, P)
         s = matmul(q, tl.trans(k)) * scale + last[:, None]
-        dw = matmul(do, tl.trans(load_repeated(V, key, D, P))) - delta[:, None]
+        dw = matmul(do, tl.trans(load_repeated(V, key, D, P))) - row_mean[:, None]
         ds = (tl.exp(s - lse[:, None]) * dw).to(k.dtype)
         low += tl.sum(ds.to(tl.float32), 1)
         dq = matmul(ds, k, dq)
@@ -616,7 +617,7 @@ def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, 
         column = clamp(p, NPOS) >> BITS
         next_column = clamp(p - units.to(tl.int32), NPOS) >> BITS
         bias, slope, w = look_up(Z, row[:, None], clamp(p, NPOS), T, NPOS, ZTYPE)
-        dw = matmul(do, tl.trans(load_repeated(V, key, D, P))) - delta[:, None]
+        dw = matmul(do, tl.trans(load_repeated(V, key, D, P))) - row_mean[:, None]
         ds = tl.where(seen, tl.exp(s + bias - lse[:, None]), 0.0) * dw
 
         end = (column != next_column) & real[:, None]
@@ -645,7 +646,7 @@ def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, 
 
 
 @triton.jit
-def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGHT, LEFT, scale, T, n_exits,
+def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, MEAN, RIGHT, LEFT, scale, T, n_exits,
                      first, D: tl.constexpr, P: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr,
                      OWN: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """dk, dv and d gate_k; a tile of N keys visits all rows that see it, CHUNK tiles of M at a time: with gates
@@ -654,7 +655,7 @@ def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGH
     head = first + tl.program_id(1).to(tl.int64)
     Q, K, V, DO, Z = Q + head * T * D, K + head * T * D, V + head * T * D, DO + head * T * D, Z + head * T * NPOS
     tables = ((head - first) * tl.num_programs(0) + n) * T
-    RIGHT, LEFT, LSE, DELTA = RIGHT + tables, LEFT + tables, LSE + head * T, DELTA + head * T
+    RIGHT, LEFT, LSE, MEAN = RIGHT + tables, LEFT + tables, LSE + head * T, MEAN + head * T
     j = n * N + tl.arange(0, N)
     key = tl.minimum(j, T - 1)
     k, v = load_repeated(K, key, D, P), load_repeated(V, key, D, P)
@@ -672,7 +673,7 @@ def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGH
                 i = start + step * M + tl.arange(0, M)
                 row, real = tl.minimum(i, T - 1), i < T
                 q, do = load_repeated(Q, row, D, P), load_repeated(DO, row, D, P)
-                lse, delta = tl.load(LSE + row), tl.load(DELTA + row)
+                lse, row_mean = tl.load(LSE + row), tl.load(MEAN + row)
                 s = matmul(k, tl.trans(q)) * scale
                 gs = s
                 if OWN:
@@ -684,7 +685,7 @@ def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGH
                 bias, slope, w = look_up(Z, row[None, :], clamp(p, NPOS), T, NPOS, ZTYPE)
                 weight = tl.where(seen, tl.exp(s + bias - lse[None, :]), 0.0)
                 dv = matmul(weight.to(q.dtype), do, dv)
-                ds = weight * (matmul(v, tl.trans(do)) - delta[None, :])
+                ds = weight * (matmul(v, tl.trans(do)) - row_mean[None, :])
                 dg = tl.load(LEFT + row)[None, :] + running_sum((ds * slope).to(q.dtype), False, 0)
                 dgs = tl.where(seen, dg * g * (1 - g), 0.0)
                 if OWN:
@@ -701,7 +702,7 @@ def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, DELTA, RIGH
                 bias = last_bias(Z, row, NPOS, ZTYPE) - lse
                 weight = tl.exp(matmul(k, tl.trans(q)) * scale + bias[None, :])
                 dv = matmul(weight.to(q.dtype), do, dv)
-                ds = weight * (matmul(v, tl.trans(do)) - tl.load(DELTA + row)[None, :])
+                ds = weight * (matmul(v, tl.trans(do)) - tl.load(MEAN + row)[None, :])
                 dk = matmul(ds.to(q.dtype), q, dk)
 
     store_rows(DK + head * T * D, j, D, dk * scale, T, D, P)
@@ -767,13 +768,13 @@ def cope_backward_op(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torc
     tiles = -(-T // backward_q["N"])
     heads = min(B * H, max(1, BORROWED // (8 * tiles * T)))  # at a time
     right = count.new_empty(heads, tiles, T)
-    left, delta, packed = torch.empty_like(right, dtype=torch.float32), torch.empty_like(lse), pairs(z)
+    left, mean, packed = torch.empty_like(right, dtype=torch.float32), torch.empty_like(lse), pairs(z)
     shared = dict(D=d, NPOS=z.size(-1), ZTYPE=getattr(tl, str(z.dtype)[6:]), OWN=gate_q is not None, ROWS=forward["M"])
     for first in range(0, B * H, heads):
         n = min(heads, B * H - first)
         launch(cope_backward_q, (-(-T // backward_q["M"]), n), q, k, v, packed, gate_q, gate_k, o, do, lse, count, exits,
-               dq, dgq, ends, delta, right, left, d**-0.5, T, exits.size(1), first, **shared, **backward_q)
-        launch(cope_backward_kv, (tiles, n), q, k, v, packed, gate_q, gate_k, do, lse, exits, dk, dv, dgk, delta,
+               dq, dgq, ends, mean, right, left, d**-0.5, T, exits.size(1), first, **shared, **backward_q)
+        launch(cope_backward_kv, (tiles, n), q, k, v, packed, gate_q, gate_k, do, lse, exits, dk, dv, dgk, mean,
                right, left, d**-0.5, T, exits.size(1), first, **shared, **backward_kv)
     # what each run of keys added to its own column, and to the one on its right
     low, high = ends.view(torch.float32).unflatten(-1, (-1, 2)).unbind(-1)

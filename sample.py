@@ -297,7 +297,8 @@ def extrapolate(cfg, models, device):
 
 
 def spans(cfg, checkpoint, length):
-    """(x, y), each (n, length): stretches of the split, of which every length evaluates all the targets."""
+    """(x, y), each (n, length): stretches of the split, which windows of every length tile, but for a rest where a length
+    does not divide the longest."""
     split = open_split(cfg, checkpoint, cfg.split)
     if split.rows:
         raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens; extrapolation needs a stream of text")
