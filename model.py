@@ -38,7 +38,7 @@ class GPTConfig:
     mlp: str = "gelu"  # gelu | swiglu
     mlp_width: int = 0  # hidden width of the MLP; 0: 4 C for gelu, 8/3 C rounded up to 64s for swiglu
     tie: bool = True  # the output layer uses the token embeddings' weights
-    pe: str = "learned"  # a name of PES; `a+b`: both in a layer; `a,b,c`: a pattern tiled over the layers
+    pe: str = "learned"  # a name of PES; `a+b`: both in a layer; `a,b,c`: a pattern tiled over the layers (embeddings: once)
     # options of the positional encodings, named by the papers' symbols
     base: float = 10000.0  # theta, the base wavelength of sinusoidal, rope, carope, pope
     rope_scaling: str = "none"  # none | linear | ntk | yarn: stretch rope at test time ...
@@ -112,7 +112,7 @@ def choose(name, value, options):
 
 
 # ---------------------------------------------------------------------------------------------------
-# positional encodings: a PE overrides the hooks where it acts; what it leaves alone is the identity
+# positional encodings: a PE overrides the hooks where it acts, embed, enter, rotate, logit_bias; the others do nothing
 
 
 class PE(nn.Module):
