@@ -755,8 +755,8 @@ def read_checkpoint(run, device="cpu"):
 
 
 def model_config(checkpoint, **changes):
-    """The GPTConfig of a checkpoint, with test-time options changed."""
-    return GPTConfig(**{f.name: checkpoint["config"][f.name] for f in fields(GPTConfig)} | changes)
+    """The GPTConfig of a checkpoint, with test-time options changed; an option that is younger than the checkpoint is off."""
+    return GPTConfig(**{f.name: checkpoint["config"].get(f.name, f.default) for f in fields(GPTConfig)} | changes)
 
 
 def pick_device(kind, index=0):

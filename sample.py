@@ -326,6 +326,7 @@ def draw(cfg, table, curves):
         return print(error)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
     rows = {run: [row for row in table if row["run"] == run and row["loss"] != ""] for run in curves}
+    lowest = min(row["loss"] for run in rows for row in rows[run])
     for i, run in enumerate(sorted(curves, key=lambda run: -rows[run][-1]["loss"])):
         style = dict(color=f"C{i % 10}", linestyle=("-", "--", ":")[i // 10 % 3], linewidth=1.6)
         left.plot([row["length"] for row in rows[run]], [row["loss"] for row in rows[run]],
@@ -333,8 +334,9 @@ def draw(cfg, table, curves):
         bin = max(1, rows[run][0]["length"] // 4)  # a mean over a quarter of the trained length, against the noise
         y = curves[run][: len(curves[run]) // bin * bin].view(-1, bin).mean(1)
         right.plot((torch.arange(len(y)) + 0.5) * bin, y, **style)
-    losses = [row["loss"] for run in rows for row in rows[run]]
-    left.set_ylim(min(losses) - 0.05, min(max(losses), 1.7 * min(losses)) + 0.05)  # what explodes leaves the picture
+        lowest = min(lowest, y.min().item())
+    highest = max(row["loss"] for run in rows for row in rows[run])
+    left.set_ylim(lowest - 0.05, min(highest, 1.7 * lowest) + 0.05)  # what explodes leaves the picture
     lengths = sorted({row["length"] for row in table})
     left.set_xscale("log", base=2)
     left.set_xticks(lengths, lengths)
@@ -373,7 +375,7 @@ FIGURES = dict(frequency="magnitude of q and k at each frequency, mean over the 
 
 def picture(cfg, run, model, checkpoint, device):
     """Draw <run>_<figure>.png on the first tokens of a text: 256, or what the model was trained on where that is less."""
-    title, plt = choose("figure", cfg.figure, FIGURES), pyplot()
+    title = choose("figure", cfg.figure, FIGURES)
     code, n = tokenizer(checkpoint["meta"]), min(256, model.cfg.block_size)
     if cfg.text:
         try:
@@ -387,10 +389,11 @@ def picture(cfg, run, model, checkpoint, device):
     if not ids:
         raise ValueError(f"text={cfg.text!r} is empty; name a file that holds some text")
     idx = torch.tensor([ids], device=device)
+    found, plt = norms(model, idx) if cfg.figure == "frequency" else maps(model, idx, cfg.figure), pyplot()
     if cfg.figure == "frequency":
-        figure = draw_norms(plt, norms(model, idx), model.cfg.base)
+        figure = draw_norms(plt, found, model.cfg.base)
     else:
-        figure = draw_maps(plt, maps(model, idx, cfg.figure), lines([code.decode([i]) for i in ids]))
+        figure = draw_maps(plt, found, lines([code.decode([i]) for i in ids]))
     figure.suptitle(f"{label(run)}: {title}")
     path = os.path.join(os.path.dirname(cfg.out), f"{label(run)}_{cfg.figure}.png")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

@@ -72,6 +72,9 @@ def main(argv):
     for key in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
         if getattr(cfg, key) < 1:
             raise ValueError(f"{key}={getattr(cfg, key)} is too small; use 1 or more")
+    for key in ("learning_rate", "min_lr", "weight_decay", "grad_clip"):
+        if getattr(cfg, key) < 0:
+            raise ValueError(f"{key}={getattr(cfg, key)} is negative; use 0 or more")
     if not 0 <= cfg.dropout < 1:
         raise ValueError(f"dropout={cfg.dropout} is no probability below 1; use 0 to 0.9")
     rank, world, device = start_processes(cfg)
@@ -128,7 +131,7 @@ def main(argv):
     model = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
-    log = Log(cfg, device, fresh=step == 0) if rank == 0 else None
+    log = Log(cfg, device) if rank == 0 else None
     if log:
         log.say(f"{raw.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, {world} x {device.type}, "
                 f"{str(dtype)[6:]}, {cfg.out_dir}" + (f", from step {step}" if step else "") + f"\n{attention}")
@@ -243,9 +246,9 @@ def evaluate(net, split, cfg, rank, world, device, autocast):
 class Log:
     """What a run tells: lines on the screen, records in log.jsonl (steps that a kill undid are there twice), wandb if asked."""
 
-    def __init__(self, cfg, device, fresh):
+    def __init__(self, cfg, device):
         os.makedirs(cfg.out_dir, exist_ok=True)
-        self.cfg, self.file = cfg, open(os.path.join(cfg.out_dir, "log.jsonl"), "w" if fresh else "a")
+        self.cfg, self.file = cfg, open(os.path.join(cfg.out_dir, "log.jsonl"), "a")
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self.peak = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
         self.wandb = None

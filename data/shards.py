@@ -63,7 +63,7 @@ def locate(data):
 
 
 def command_for(folder):
-    """The command that writes the data set of that folder; NAME is for the reader to know."""
+    """The command that writes the data set of that folder; NAME, one of data/*.py, is for the reader to know."""
     name, _, options = Path(folder).name.partition("@")
     words = [f"--{option}" for option in options.split(",") if option]
     if name in ("", "shards") or not Path(__file__).with_name(f"{name}.py").exists():
@@ -81,7 +81,10 @@ class Split:
     def __init__(self, folder, split):
         folder = Path(folder)
         if not (folder / "meta.json").exists():
-            raise FileNotFoundError(f"no meta.json in {folder}; write the data with `{command_for(folder)}`")
+            command, here = command_for(folder), Path(__file__)
+            names = ", ".join(sorted({path.stem for path in here.parent.glob("[a-z]*.py")} - {here.stem}))
+            raise FileNotFoundError(f"no meta.json in {folder}; write the data with `{command}`"
+                                    + (f"; NAME is one of {names}" if "data.NAME" in command else ""))
         self.folder, self.split = folder, split
         self.meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.names = sorted(name for name in self.meta["shards"] if split_of(name) == split)

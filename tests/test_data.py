@@ -201,6 +201,7 @@ def test_missing_set_names_its_command(tmp_path):
         with pytest.raises(FileNotFoundError) as error:
             Split(tmp_path / name, "train")
         one_line(error, command)
+        assert ("; NAME is one of c4, code, counting, " in str(error.value)) == ("NAME" in command)
 
 
 def test_files_that_are_not_those_of_meta(tmp_path):

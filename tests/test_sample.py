@@ -345,7 +345,7 @@ def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
 
 def test_figure_without_matplotlib(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    line = fails("sample.py", str(runs / "cope"), "--figure=gates", "--text=nowhere.txt")  # nothing is read or computed before
+    line = fails("sample.py", str(runs / "cope"), "--figure=gates")
     assert line == "ImportError: no picture without one more package: pip install matplotlib"
 
 

@@ -262,7 +262,7 @@ def test_speed(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     cfg = train.TrainConfig(vocab_size=9, n_layer=2, n_embd=24, batch_size=4, log_interval=2, out_dir=str(tmp_path / "b"))
     net = GPT(GPTConfig(vocab_size=9, n_layer=2, n_embd=24, pe="nope"))
-    train.Log(cfg, torch.device("cuda"), fresh=True).progress(2, 1.0, 1e-3, 3.0, net, 2, 11)
+    train.Log(cfg, torch.device("cuda")).progress(2, 1.0, 1e-3, 3.0, net, 2, 11)
     record = log(tmp_path / "b")[-1]
     per_token = 6 * sum(p.numel() for p in net.parameters()) + 12 * 2 * 24 * 11
     assert (record["ms"], record["mfu"]) == (1500, pytest.approx(2 * 11 * per_token / 1.5 / 989e12))
@@ -376,6 +376,7 @@ def test_wrong_input(stream, rows, tmp_path):
     assert "has no split 'dev'; it has: train, val; change --eval_splits" in fails("train.py", *base, out, "--eval_splits=dev")
     for key in ("block_size", "n_layer", "batch_size", "eval_interval", "log_interval"):
         assert f"{key}=0 is too small; use 1 or more" in fails("train.py", *base, out, f"--{key}=0")
+    assert "learning_rate=-1.0 is negative; use 0 or more" in fails("train.py", *base, out, "--learning_rate=-1")
     for key in ("max_iters", "micro_batch", "eval_batches", "checkpoint_interval", "seed"):
         assert f"{key}=-1 in --{key}=-1 is negative; use 0 or more" in fails("train.py", *base, out, f"--{key}=-1")
     assert "dropout=2.0 is no probability" in fails("train.py", *base, out, "--dropout=2")
