@@ -361,10 +361,10 @@ class CoPE(PE):
     def kernel(self, q, k, v, raw_q, raw_k, x):
         from kernels import cope_attention
 
-        keys = self.gate_keys(x, v)
-        if keys is None and k is raw_k:
-            return cope_attention(q, k, v, self.z(q, self.e))
-        return cope_attention(q, k, v, self.z(raw_q, self.e), raw_q, raw_k if keys is None else keys)
+        z, keys = self.z(raw_q, self.e), self.gate_keys(x, v)
+        if keys is None and q is raw_q and k is raw_k:
+            return cope_attention(q, k, v, z)
+        return cope_attention(q, k, v, z, raw_q, raw_k if keys is None else keys)
 
 
 class CoPE_MLP(CoPE):

@@ -326,7 +326,6 @@ def draw(cfg, table, curves):
         return print(error)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
     rows = {run: [row for row in table if row["run"] == run and row["loss"] != ""] for run in curves}
-    lowest = min(row["loss"] for run in rows for row in rows[run])
     for i, run in enumerate(sorted(curves, key=lambda run: -rows[run][-1]["loss"])):
         style = dict(color=f"C{i % 10}", linestyle=("-", "--", ":")[i // 10 % 3], linewidth=1.6)
         left.plot([row["length"] for row in rows[run]], [row["loss"] for row in rows[run]],
@@ -334,8 +333,7 @@ def draw(cfg, table, curves):
         bin = max(1, rows[run][0]["length"] // 4)  # a mean over a quarter of the trained length, against the noise
         y = curves[run][: len(curves[run]) // bin * bin].view(-1, bin).mean(1)
         right.plot((torch.arange(len(y)) + 0.5) * bin, y, **style)
-        lowest = min(lowest, y.min().item())
-    highest = max(row["loss"] for run in rows for row in rows[run])
+    lowest, highest = min(left.dataLim.ymin, right.dataLim.ymin), left.dataLim.ymax
     left.set_ylim(lowest - 0.05, min(highest, 1.7 * lowest) + 0.05)  # what explodes leaves the picture
     lengths = sorted({row["length"] for row in table})
     left.set_xscale("log", base=2)
@@ -389,16 +387,17 @@ def picture(cfg, run, model, checkpoint, device):
     if not ids:
         raise ValueError(f"text={cfg.text!r} is empty; name a file that holds some text")
     idx = torch.tensor([ids], device=device)
-    found, plt = norms(model, idx) if cfg.figure == "frequency" else maps(model, idx, cfg.figure), pyplot()
     if cfg.figure == "frequency":
-        figure = draw_norms(plt, found, model.cfg.base)
+        found = norms(model, idx)
+        figure = draw_norms(pyplot(), found, model.cfg.base)
     else:
-        figure = draw_maps(plt, found, lines([code.decode([i]) for i in ids]))
+        found = maps(model, idx, cfg.figure)
+        figure = draw_maps(pyplot(), found, lines([code.decode([i]) for i in ids]))
     figure.suptitle(f"{label(run)}: {title}")
     path = os.path.join(os.path.dirname(cfg.out), f"{label(run)}_{cfg.figure}.png")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     figure.savefig(path, dpi=100)
-    plt.close(figure)
+    pyplot().close(figure)
     print(f"wrote {path}")
 
 

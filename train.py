@@ -5,7 +5,8 @@ Train a GPT on one device, or on many under torchrun:
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, shared out
 
 What a step sees is a function of (seed, step) alone: a resumed run, or one on another number of processes, trains
-on the same tokens. SIGTERM or Ctrl-C writes a checkpoint and ends, a second Ctrl-C only ends; --resume=True goes on from the last one.
+on the same tokens. SIGTERM or Ctrl-C writes a checkpoint and ends, a second Ctrl-C only ends; --resume=True goes on
+from the last checkpoint.
 """
 import dataclasses
 import importlib
@@ -308,7 +309,7 @@ def prepare(data, folder):
     module = importlib.import_module("data." + name)
     arguments = options(module.prepare, text)
     if module.DOWNLOAD:
-        raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; run `{command_for(folder)}`")
+        raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; run {command_for(folder)}")
     module.prepare(folder, **arguments)
 
 

@@ -63,12 +63,12 @@ def locate(data):
 
 
 def command_for(folder):
-    """The command that writes the data set of that folder; NAME, one of data/*.py, is for the reader to know."""
+    """The command that writes the data set of that folder, `quoted`; which script it is may be for the reader to know."""
     name, _, options = Path(folder).name.partition("@")
-    words = [f"--{option}" for option in options.split(",") if option]
-    if name in ("", "shards") or not Path(__file__).with_name(f"{name}.py").exists():
-        name, words = "NAME", [f"--out={folder}"]
-    return " ".join([f"python -m data.{name}", *words])
+    scripts = sorted({path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"shards"})
+    if name not in scripts:
+        return f"`python -m data.NAME --out={folder}`; NAME is one of {', '.join(scripts)}"
+    return f"`{' '.join([f'python -m data.{name}', *(f'--{option}' for option in options.split(',') if option)])}`"
 
 
 class Split:
@@ -81,10 +81,7 @@ class Split:
     def __init__(self, folder, split):
         folder = Path(folder)
         if not (folder / "meta.json").exists():
-            command, here = command_for(folder), Path(__file__)
-            names = ", ".join(sorted({path.stem for path in here.parent.glob("[a-z]*.py")} - {here.stem}))
-            raise FileNotFoundError(f"no meta.json in {folder}; write the data with `{command}`"
-                                    + (f"; NAME is one of {names}" if "data.NAME" in command else ""))
+            raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command_for(folder)}")
         self.folder, self.split = folder, split
         self.meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.names = sorted(name for name in self.meta["shards"] if split_of(name) == split)
@@ -163,7 +160,7 @@ class Split:
         return x, y
 
     def _broken(self, name, fault):
-        again = f"delete {self.folder} and write it again with `{command_for(self.folder)}`"
+        again = f"delete {self.folder} and write it again with {command_for(self.folder)}"
         return ValueError(f"{self.folder / name} {fault}; {again}")
 
     def _map(self, name, count, dtype):

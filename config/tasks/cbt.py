@@ -1,5 +1,6 @@
 """
-Children's Book Test: 20 sentences of a book, a 21st with a word left out, ten candidates for it. cbt.yaml names the data.
+Children's Book Test: 20 sentences of a book, a 21st with a word left out (XXXXX in the data), ten candidates for it. cbt.yaml
+names the data.
 
 The candidates are compared by the mean log-likelihood per token of the candidate and the rest of its sentence, given
 all that comes before; the score is the mean accuracy over the kinds of words: common nouns, named entities,
