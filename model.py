@@ -14,8 +14,7 @@ Papers     PoPE "Decoupling the What and Where With Polar Coordinate Positional 
            Shaw arXiv:1803.02155; Vaswani arXiv:1706.03762; YaRN arXiv:2309.00071
 """
 import math
-import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
@@ -704,68 +703,3 @@ class GPT(nn.Module):
         T = length or self.cfg.block_size
         per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
-
-    def load(self, checkpoint, run):
-        """Take the weights of read_checkpoint(run); ValueError if they are not this model's."""
-        theirs, ours = checkpoint["model"], self.state_dict()
-        for name in sorted(theirs.keys() | ours.keys()):
-            a, b = (tuple(side[name].shape) if name in side else "absent" for side in (theirs, ours))
-            if a != b:
-                raise ValueError(f"{run} holds another architecture: {name} is {a} there and {b} here; "
-                                 "give the options it was trained with")
-        self.load_state_dict(theirs)
-
-
-@torch.no_grad()
-def error_sums(model, batches):
-    """Over batches of (x, y), what forward takes: float64 (5,) of sums: loss in nats, targets, wrong argmaxes, rows
-    with a wrong one, rows. Every target sees the right tokens before it, so a row without a wrong argmax is what greedy
-    decoding writes, and the share of rows with one is its whole-sequence error."""
-    sums = torch.zeros(5, dtype=torch.float64)
-    for x, y in batches:
-        logits, loss = model(x, y)
-        targets, wrong = y != -1, (logits.argmax(-1) != y) & (y != -1)
-        n = targets.sum()
-        loss = torch.where(n > 0, loss * n, 0.0)  # a batch without targets has no mean
-        part = torch.stack([loss, n, wrong.sum(), wrong.any(1).sum()])
-        sums += torch.cat((part.cpu(), torch.tensor([len(x)])))
-    return sums
-
-
-def scores(sums, masked):
-    """error_sums as a dict: loss in nats per target, perplexity and, where only some targets carry loss, the percentage
-    of wrong targets and that of rows with one."""
-    loss, targets, wrong, wrong_rows, rows = sums.tolist()
-    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
-    return result | (dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows) if masked else {})
-
-
-def read_checkpoint(run, device="cpu"):
-    """The checkpoint of a run directory: dict(model, optimizer, step, config, meta), tensors and plain values."""
-    path = os.path.join(run, "ckpt.pt")
-    if os.path.isfile(run):
-        raise ValueError(f"{run!r} is a file; give the run directory that holds it, {os.path.dirname(run) or '.'}")
-    if not os.path.isfile(path):
-        what = "has no ckpt.pt yet" if os.path.isdir(run) else "does not exist"
-        raise FileNotFoundError(f"run directory {run!r} {what}; train one with `python train.py config/quickstart.py`")
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} is not a checkpoint that can be read ({type(error).__name__}); train it anew") from error
-
-
-def model_config(checkpoint, **changes):
-    """The GPTConfig of a checkpoint, with test-time options changed; an option that is younger than the checkpoint is off."""
-    return GPTConfig(**{f.name: checkpoint["config"].get(f.name, f.default) for f in fields(GPTConfig)} | changes)
-
-
-def pick_device(kind, index=0):
-    """The torch.device of "cpu", "cuda", "mps" or "auto", the fastest that is there."""
-    choose("device", kind, ("auto", "cpu", "cuda", "mps"))
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device='mps' but PyTorch sees none; use --device=cpu")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda' but PyTorch sees no GPU; use --device=cpu")
-    return torch.device(kind, index) if kind == "cuda" else torch.device(kind)

@@ -25,7 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 import config
 from data.shards import Split, locate, tokenizer
-from model import GPT, PE, CoPE, GPTConfig, choose, error_sums, heads, model_config, pick_device, read_checkpoint, scores
+from model import GPT, PE, CoPE, GPTConfig, choose, heads
+from train import error_sums, load_weights, model_config, pick_device, read_checkpoint, scores
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # of them from one sequence; a longer one goes on from the cache, so that memory stays bounded
@@ -88,7 +89,7 @@ def load(run, device):
         changes[key] = config.typed(GPTConfig, key, text, run)
     checkpoint = read_checkpoint(directory, device)
     model = GPT(model_config(checkpoint, **changes)).to(device).eval()
-    model.load(checkpoint, directory)
+    load_weights(model, checkpoint, directory)
     return model, {key: checkpoint[key] for key in ("config", "meta")}
 
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import config
 from data.shards import Split, command_for, locate, options
-from model import GPT, GPTConfig, choose, error_sums, model_config, pick_device, read_checkpoint, scores
+from model import GPT, GPTConfig, choose
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "RTX 4090": 165e12}  # dense bf16, data sheets
@@ -113,13 +113,13 @@ def main(argv):
             if ours[key] != theirs[key]:
                 raise ValueError(f"{path} was trained with {key}={theirs[key]!r}, this run has {ours[key]!r}; "
                                  "resume with the same model, or write elsewhere by --out_dir=...")
-        raw.load(checkpoint, cfg.out_dir)
+        load_weights(raw, checkpoint, cfg.out_dir)
         optimizer.load_state_dict(checkpoint["optimizer"])
         step = saved = checkpoint["step"]
         if step > cfg.max_iters:
             raise ValueError(f"{path} is at step {step}, beyond max_iters={cfg.max_iters}; give more --max_iters")
     elif cfg.init_from:
-        raw.load(origin, cfg.init_from)
+        load_weights(raw, origin, cfg.init_from)
     if world > 1:
         steps = [None] * world
         dist.all_gather_object(steps, step)
@@ -230,7 +230,7 @@ def learning_rate(step, cfg):
 
 
 def evaluate(net, split, cfg, rank, world, device, autocast):
-    """The scores of the same windows each time, see model.error_sums. The processes share the work."""
+    """The scores of the same windows each time, see error_sums. The processes share the work."""
     net.eval()
     starts = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None)
     n = cfg.micro_batch or cfg.batch_size // world  # no more at once than in training
@@ -322,6 +322,72 @@ def bf16(cfg, device):
 def to(device, array):
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@torch.no_grad()
+def error_sums(model, batches):
+    """Over batches of (x, y), what forward takes: float64 (5,) of sums: loss in nats, targets, wrong argmaxes, rows
+    with a wrong one, rows. Every target sees the right tokens before it, so a row without a wrong argmax is what greedy
+    decoding writes, and the share of rows with one is its whole-sequence error."""
+    sums = torch.zeros(5, dtype=torch.float64)
+    for x, y in batches:
+        logits, loss = model(x, y)
+        targets, wrong = y != -1, (logits.argmax(-1) != y) & (y != -1)
+        n = targets.sum()
+        loss = torch.where(n > 0, loss * n, 0.0)  # a batch without targets has no mean
+        part = torch.stack([loss, n, wrong.sum(), wrong.any(1).sum()])
+        sums += torch.cat((part.cpu(), torch.tensor([len(x)])))
+    return sums
+
+
+def scores(sums, masked):
+    """error_sums as a dict: loss in nats per target, perplexity and, where only some targets carry loss, the percentage
+    of wrong targets and that of rows with one."""
+    loss, targets, wrong, wrong_rows, rows = sums.tolist()
+    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
+    return result | (dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows) if masked else {})
+
+
+def read_checkpoint(run, device="cpu"):
+    """The checkpoint of a run directory: dict(model, optimizer, step, config, meta), tensors and plain values."""
+    path = os.path.join(run, "ckpt.pt")
+    if os.path.isfile(run):
+        raise ValueError(f"{run!r} is a file; give the run directory that holds it, {os.path.dirname(run) or '.'}")
+    if not os.path.isfile(path):
+        what = "has no ckpt.pt yet" if os.path.isdir(run) else "does not exist"
+        raise FileNotFoundError(f"run directory {run!r} {what}; train one with `python train.py config/quickstart.py`")
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path} is not a checkpoint that can be read ({type(error).__name__}); train it anew") from error
+
+
+def load_weights(model, checkpoint, run):
+    """Give the model the weights of read_checkpoint(run); ValueError if they are not this model's."""
+    theirs, ours = checkpoint["model"], model.state_dict()
+    for name in sorted(theirs.keys() | ours.keys()):
+        a, b = (tuple(side[name].shape) if name in side else "absent" for side in (theirs, ours))
+        if a != b:
+            raise ValueError(f"{run} holds another architecture: {name} is {a} there and {b} here; "
+                             "give the options it was trained with")
+    model.load_state_dict(theirs)
+
+
+def model_config(checkpoint, **changes):
+    """The GPTConfig of a checkpoint, with test-time options changed; an option that is younger than the checkpoint is off."""
+    return GPTConfig(**{f.name: checkpoint["config"].get(f.name, f.default) for f in dataclasses.fields(GPTConfig)} | changes)
+
+
+def pick_device(kind, index=0):
+    """The torch.device of "cpu", "cuda", "mps" or "auto", the fastest that is there."""
+    choose("device", kind, ("auto", "cpu", "cuda", "mps"))
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device='mps' but PyTorch sees none; use --device=cpu")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda' but PyTorch sees no GPU; use --device=cpu")
+    return torch.device(kind, index) if kind == "cuda" else torch.device(kind)
 
 
 if __name__ == "__main__":

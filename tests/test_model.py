@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model
-from model import GPT, PE, PES, GPTConfig, error_sums, scores
+from model import GPT, PE, PES, GPTConfig
+from train import error_sums, load_weights, pick_device, scores
 
 SMALL = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32)
 # every method, every option that changes what is computed, and the mixes
@@ -480,7 +481,7 @@ def test_auto_takes_the_fastest_device(monkeypatch):
     for cuda, mps, want in ((True, True, "cuda:3"), (False, True, "mps"), (False, False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-        assert model.pick_device("auto", 3) == torch.device(want)
+        assert pick_device("auto", 3) == torch.device(want)
 
 
 # --- wrong input ----------------------------------------------------------------------------------
@@ -515,6 +516,6 @@ def test_wrong_config(changes, message):
 def test_checkpoint_of_another_architecture():
     ours, theirs = build("rope"), build("rope", n_embd=64)
     with pytest.raises(ValueError, match=r"out/x holds another architecture: h.0.attn.c_proj.bias is \(64,\) there and \(32,\) here"):
-        ours.load(dict(model=theirs.state_dict()), "out/x")
+        load_weights(ours, dict(model=theirs.state_dict()), "out/x")
     with pytest.raises(ValueError, match="h.0.attn.pes.0.delta is .* there and absent here"):
-        ours.load(dict(model=build("pope").state_dict()), "out/x")
+        load_weights(ours, dict(model=build("pope").state_dict()), "out/x")

@@ -13,7 +13,8 @@ from conftest import TINY, fails
 import sample
 import train
 from data.shards import Split, Writer
-from model import GPT, GPTConfig, model_config, read_checkpoint
+from model import GPT, GPTConfig
+from train import load_weights, model_config, read_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def by_hand(run, stream, length, longest, count, **changes):
     """Mean loss over windows of this length that tile `count` stretches of the longest length."""
     checkpoint = read_checkpoint(str(run))
     net = GPT(model_config(checkpoint, **changes)).eval()
-    net.load(checkpoint, "run")
+    load_weights(net, checkpoint, "run")
     tokens = np.fromfile(os.path.join(stream, "val_000000.bin"), "<u2").astype(int)
     terms = []
     for start in Split(stream, "val").windows(longest, count):
@@ -122,7 +123,7 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
     assert lines[0].endswith("long split; the model's answers are [right] or [wrong, not right]")
     checkpoint = read_checkpoint(str(task / "run"))
     net = GPT(model_config(checkpoint)).eval()
-    net.load(checkpoint, "run")
+    load_weights(net, checkpoint, "run")
     rows = np.fromfile(task / "data" / "long_000000.bin", "<u2").reshape(24, 12).astype(int)
     seen = set()
     for i, row in enumerate(rows):
@@ -142,7 +143,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     found = capsys.readouterr().out.splitlines()
     checkpoint = read_checkpoint(str(task / "run"))
     net = GPT(model_config(checkpoint)).eval()
-    net.load(checkpoint, "run")
+    load_weights(net, checkpoint, "run")
     for line, name, n, T in zip(found, ("val", "long"), (40, 24), (8, 12)):
         rows = np.fromfile(task / "data" / f"{name}_000000.bin", "<u2").reshape(n, T).astype(int)
         decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()

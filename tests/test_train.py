@@ -18,7 +18,8 @@ from conftest import TINY, fails
 
 import train
 from data.shards import Split, Writer
-from model import GPT, GPTConfig, model_config, read_checkpoint
+from model import GPT, GPTConfig
+from train import load_weights, model_config, read_checkpoint
 
 
 def run(data, out, *flags):
@@ -210,7 +211,7 @@ def test_killed_at_twenty_random_moments(stream, tmp_path):
 def test_evaluation_by_hand(rows, stream, tmp_path):
     checkpoint = run(rows, tmp_path / "a", "--max_iters=3", "--eval_batches=0")
     net = GPT(model_config(checkpoint)).eval()
-    net.load(checkpoint, "a")
+    load_weights(net, checkpoint, "a")
     split, targets, total, wrong, wrong_rows = Split(rows, "val"), 0, 0.0, 0, 0
     tokens = np.fromfile(os.path.join(rows, "val_000000.bin"), "<u2").reshape(10, 12).astype(int)
     loss = np.fromfile(os.path.join(rows, "val_000000.loss"), "u1").reshape(10, 12)
@@ -233,7 +234,7 @@ def test_evaluation_by_hand(rows, stream, tmp_path):
     # of a stream: 2 batches of 4 windows, from the first token to the last
     checkpoint = run(stream, tmp_path / "b", "--max_iters=3")
     net = GPT(model_config(checkpoint)).eval()
-    net.load(checkpoint, "b")
+    load_weights(net, checkpoint, "b")
     tokens = torch.from_numpy(np.fromfile(os.path.join(stream, "val_000000.bin"), "<u2").astype(int))
     windows = [tokens[start : start + 17][None] for start in (0, 83, 166, 249, 333, 416, 499, 583)]
     total = sum(net(w[:, :-1], w[:, 1:])[1].item() for w in windows)
