@@ -825,9 +825,17 @@ def cope_attention(q, k, v, z, gate_q=None, gate_k=None):
 # may a model use them?
 
 
-def why_not(device, head_dim, dropout=0.0, dtype=None):
-    """Why the kernels cannot serve such an attention, in a few words, or None if they can."""
-    device = torch.device(device)
+def why_not(pe, head_dim, device, dtype, dropout=0.0, hard_attention=False):
+    """Why no kernel computes the attention of a layer, in a few words, or None if one does. pe: the layer's methods,
+    such as "cope+rope"."""
+    device, names = torch.device(device), set(pe.split("+"))
+    mixed = names - {"nope", "learned", "sinusoidal", "expe", "exqpe"}
+    if not names & {"pope", "cope"}:
+        return "no kernel for it"
+    if mixed not in ({"pope"}, {"cope"}, {"cope", "rope"}, {"cope", "carope"}):
+        return "mixed"
+    if hard_attention:
+        return "hard attention"
     if triton.__version__ is None:
         return "no triton"
     if not INTERPRET:
@@ -841,7 +849,7 @@ def why_not(device, head_dim, dropout=0.0, dtype=None):
         return "dropout"
     if dtype == torch.float32 and not INTERPRET:
         return "float32"  # right, but without tensor cores and with registers spilled
-    if dtype not in (None, torch.float16, torch.bfloat16, torch.float32):
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"{dtype} inputs"
     return None
 

@@ -1,17 +1,23 @@
 """
-A GPT whose positional encoding is one switch: `GPTConfig(pe="pope")`, `pe="cope+rope"`, ...
+A GPT whose positional encoding (PE) is one switch: `GPTConfig(pe="pope")`, `pe="cope+rope"`, ...
 
-Read it top to bottom: the config, one small class per positional encoding (PE), the table PES that
-names them, and a plain GPT that calls a PE at the four places where one can act. Only torch is needed.
+Read it top to bottom: the config, a plain GPT that calls its PEs at the places where one can act, the PEs themselves,
+one small class each, and the table PES that names them. Only torch is needed. A forward pass goes
 
-Shapes     B batch, T queries (the new tokens), S keys (cached + new), C = n_embd, H = n_head,
-           d = C / H, the head width; a comment such as `# (B, H, T, d)` gives the shape of its line
-Symbols    t or i: position of a query; s or j: of a key; theta: frequency; theta_c: that of dimension c;
-           phi: phase; delta: PoPE's learned phase; g, p, e, z: CoPE's gates, positions, table and q.e
+    wte -> embed -> [ norm -> enter -> c_qk, c_v -> rotate -> cache -> scores + logit_bias -> softmax -> c_proj
+                      norm -> MLP ] x n_layer -> norm -> lm_head
+
+where embed, enter, rotate and logit_bias are hooks of `class PE`. A method overrides those where it acts.
+
+Shapes     B batch, T queries (the new tokens), S keys (cached and new), t and s: as many of them as a chunk holds,
+           C = n_embd, H = n_head, d = C / H; a comment such as `# (B, H, T, d)` gives the shape of its line
+Symbols    i: position of a query; j: of a key; theta_c: frequency of dimension or pair c; phi: phase; a capital
+           letter that a paper gives to a matrix is a matrix here. A paper's other symbols stay in its class:
+           delta, mu (PoPE); g, p, e, z (CoPE); m (ALiBi); expe_S, expe_theta (ExPE); f (CARoPE, FoX)
 Papers     PoPE "Decoupling the What and Where With Polar Coordinate Positional Embedding";
-           CoPE arXiv:2405.18719; ExPE "Exact Positional Encodings"; CARoPE "Context-aware Rotary
-           Position Embedding"; RoPE arXiv:2104.09864; ALiBi arXiv:2108.12409; T5 arXiv:1910.10683;
-           Shaw arXiv:1803.02155; Vaswani arXiv:1706.03762; YaRN arXiv:2309.00071
+           CoPE arXiv:2405.18719; ExPE "Exact Positional Encodings"; CARoPE "Context-aware Rotary Position
+           Embedding"; FoX arXiv:2503.02130; RoPE arXiv:2104.09864; YaRN arXiv:2309.00071; ALiBi arXiv:2108.12409;
+           T5 arXiv:1910.10683; Shaw arXiv:1803.02155; Vaswani arXiv:1706.03762
 """
 import math
 from dataclasses import dataclass
@@ -37,18 +43,22 @@ class GPTConfig:
     mlp: str = "gelu"  # gelu | swiglu
     mlp_width: int = 0  # hidden width of the MLP; 0: 4 C for gelu, 8/3 C rounded up to 64s for swiglu
     tie: bool = True  # the output layer uses the token embeddings' weights
-    pe: str = "learned"  # a name of PES; `a+b`: both in a layer; `a,b,c`: a pattern tiled over the layers (embeddings: once)
-    # options of the positional encodings, named by the papers' symbols
-    base: float = 10000.0  # theta, the base wavelength of sinusoidal, rope, carope, pope
-    rope_scaling: str = "none"  # none | linear | ntk | yarn: stretch rope at test time ...
-    rope_factor: float = 1.0  # ... to this many times the trained length
-    share_table: bool = True  # relative, cope (not cope_mlp, cope_alibi): one table for the model, not one per layer
-    rel_max: int = 0  # relative: distances with an embedding; 0: block_size
-    rel_capped: bool = False  # relative: distances past the table use its last row, else they add nothing
+    pe: str = "learned"  # a name of PES; `a+b`: both in a layer; `a,b,c`: a pattern tiled over the layers
+
+    # options of the positional encodings, by method
+    base: float = 10000.0  # sinusoidal, rope, carope, pope: the c-th of n frequencies is base^(-c/n)
+    share_table: bool = True  # relative, cope: one table for the model, not one per layer
+    sinusoidal_scale: bool = True  # multiply the token embeddings by sqrt(C) (Vaswani; ExPE's eq. 13 does not)
+    rel_max: int = 0  # relative: distances with a vector of their own; 0: block_size
+    rel_capped: bool = False  # relative: farther ones take the last vector, else they add nothing
     t5_buckets: int = 32  # t5: distance buckets, half of them one distance wide
     t5_max_distance: int = 128  # t5: from here on all distances share the last bucket
+    rope_scaling: str = "none"  # none | linear | ntk | yarn: stretch rope at test time ...
+    rope_factor: float = 1.0  # ... to this many times the trained length
+    rope_trained: int = 0  # yarn: the trained length, where block_size is no longer that; 0: block_size
     cope_npos: int = 64  # cope, cope_mlp: number of positions; p is clamped to npos - 1
-    cope_gates: str = "keys"  # keys | sep-keys | values: what q is compared with to count a token
+    cope_gates: str = "keys"  # keys | sep-keys | values: the vectors that q is compared with to count a token
+    cope_per_head: bool = False  # cope: a table for each head, not one for all of them
     cope_scale_z: bool = False  # divide q.e by sqrt(d) too (the official code; the paper's Listing 1 does not)
     cope_mlp_width: int = 64  # cope_mlp: N, hidden width
     cope_slopes: str = "alibi"  # cope_alibi: alibi (its rule) | geometric (m0, m0/2, ...) | learned (from 0)
@@ -57,8 +67,8 @@ class GPTConfig:
     pope_delta: str = "zero"  # zero | uniform: start of the learned phase delta | none: no delta
     expe_l: int = 0  # expe, exqpe: l, overridden dimensions; 0: C / 8
     expe_S: float = 0.0  # S, added to every value
-    expe_theta: float = 1 / 2048  # theta (expe), theta_1 (exqpe): step from a dimension to the next
-    expe_theta2: float = 1 / 16  # theta_2 (exqpe): step of one dimension per position
+    expe_theta: float = 1 / 2048  # theta (expe), theta_1 (exqpe): growth from a dimension to the next
+    expe_theta2: float = 1 / 16  # theta_2 (exqpe): growth of one dimension per position
     expe_v: bool = False  # override the input of the values too
     expe_once: bool = False  # only before the first block, not in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
@@ -66,33 +76,27 @@ class GPTConfig:
     expe_scale: float = 1.0  # test time: multiply all of it but S by this (0.5: twice the length)
 
 
-# ---------------------------------------------------------------------------------------------------
-# what several of the classes below use
+def choose(name, value, options):
+    """options[value] (value itself where options is a tuple), or a ValueError that lists them."""
+    if value not in options:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
+    return options[value] if isinstance(options, dict) else value
 
 
-def frequencies(base, n, device):
-    """theta_c = base^(-c/n), c = 0..n-1. Float32, made anew: a buffer would follow .bfloat16()."""
-    return base ** (-torch.arange(n, device=device).float() / n)
-
-
-def turn(x, angle):
-    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d) by float32 angle (.., T, d/2) radians, in float32."""
-    a, b = x.chunk(2, -1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
-
-
-def alibi_slopes(H, device):
-    """(H, 1, 1): 2^(-8h/H), h = 1..H; no power of two: those of the next smaller power, then every other one of
-    the next larger (ALiBi section 3 and its footnote)."""
-    n = 2 ** int(math.log2(H))
-    h = torch.arange(H, device=device)
-    return 2.0 ** -torch.where(h < n, (h + 1) * (8 / n), (h - n + 0.5) * (8 / n))[:, None, None]
+def wide(x):
+    """The dtype in which logits and phases are computed: float32, or float64 where x is float64."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def heads(x, H):
     """(B, T, C) -> (B, H, T, d)"""
     return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def dots(q, k, d):
+    """q . k / sqrt(d) for (B, H, t, .) and (B, H, s, .) -> (B, H, t, s). d is the head width, also where PoPE has
+    made q and k twice as wide."""
+    return (q @ k.mT).to(wide(q)) * d**-0.5
 
 
 def extend(cache, name, new):
@@ -103,394 +107,27 @@ def extend(cache, name, new):
     return cache[name]
 
 
-def choose(name, value, options):
-    """options[value] (value itself where options is a tuple), or a ValueError that lists them."""
-    if value not in options:
-        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
-    return options[value] if isinstance(options, dict) else value
-
-
-# ---------------------------------------------------------------------------------------------------
-# positional encodings: a PE overrides the hooks where it acts, embed, enter, rotate, logit_bias; the others do nothing
-
-
-class PE(nn.Module):
-    """`nope`: no positional encoding at all. The causal mask alone tells a token what came before it."""
-
-    kernel = None  # or a method that stands in for rotate or logit_bias and the softmax, by kernels.py: GPT.use_kernels
-    limit = None  # or the number of positions past which the method is not defined
-
-    def __init__(self, cfg, first=None):
-        """first: the object of this class in the first layer that has one (None there), to share with."""
-        super().__init__()
-        self.cfg, self.d = cfg, cfg.n_embd // cfg.n_head
-
-    def embed(self, x, pos):
-        """x (B, T, C), the token embeddings, once per model; pos (T,) positions. Returns x."""
-        return x
-
-    def enter(self, x, x_v, pos):
-        """The inputs (B, T, C) of the q, k projections and of the v projection, in every block."""
-        return x, x_v
-
-    def rotate(self, q, k, x, pos, cache):
-        """q, k (B, H, T, d) of the new tokens, before k enters the cache; x (B, T, C) the attention's input."""
-        return q, k
-
-    # None, so that PyTorch's fused attention can be used, or a method logit_bias(q, x, v, cache) -> f, called once per block
-    # with q (B, H, T, d) before rotation, x (B, T, C) the attention's input, v (B, H, S, d) the values of all keys. For each
-    # chunk of queries f(qk, rows, dist) returns what to add to their logits, any shape that broadcasts to (B, H, t, n): rows
-    # tells which t queries they are, n how many keys they may see; qk are their scaled dot products before rotation, dist
-    # (t, n) how far back each key lies (negative: the future, masked later, but what is nan there spoils the gradients)
-    logit_bias = None
-
-    def project(self):
-        """Brings bounded parameters back into their bounds; the optimizer calls it after each step."""
-
-
-class Learned(PE):
-    """`learned` absolute embeddings, added to the tokens' (GPT-2; Vaswani section 3.5). Ends at block_size."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        if first is None:  # it acts on the embeddings alone, so one table serves the model
-            self.wpe = nn.Embedding(cfg.block_size, cfg.n_embd)
-        self.limit = cfg.block_size
-
-    def embed(self, x, pos):
-        return x + self.wpe(pos)
-
-
-class Sinusoidal(PE):
-    """`sinusoidal` absolute encodings: dimensions 2c, 2c + 1 are sin, cos of pos * theta_c, theta_c = base^(-2c/C),
-    added to the embeddings, which are multiplied by sqrt(C) first (Vaswani sections 3.4, 3.5)."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        if cfg.n_embd % 2:
-            raise ValueError(f"sinusoidal pairs sines and cosines, but n_embd={cfg.n_embd} is odd; change it")
-
-    def embed(self, x, pos):
-        angle = pos.float()[:, None] * frequencies(self.cfg.base, x.size(-1) // 2, x.device)  # (T, C/2)
-        return x * x.size(-1) ** 0.5 + torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(x.dtype)
-
-
-class Relative(PE):
-    """`relative`: q_i . (k_j + a[i-j]) / sqrt(d), a learned vector per distance, on keys (Shaw eq. 4)."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        shared = first is not None and cfg.share_table
-        self.a = first.a if shared else nn.Parameter(0.02 * torch.randn(cfg.rel_max or cfg.block_size, self.d))
-
-    def logit_bias(self, q, x, v, cache):
-        R = len(self.a)
-
-        def f(qk, rows, dist):
-            z = (q[:, :, rows] @ self.a.T).float() * self.d**-0.5  # (B, H, t, R): q.a for every distance
-            b = z.gather(-1, dist.clamp(0, R - 1).expand_as(qk))  # (B, H, t, n)
-            return b if self.cfg.rel_capped else b.masked_fill(dist >= R, 0.0)
-
-        return f
-
-
-class T5(PE):
-    """`t5`: a learned bias per head and bucket of distances, one table for all layers (T5 section 2.1).
-    Half of the buckets hold one distance each, the others widen logarithmically up to t5_max_distance."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        if not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance:
-            raise ValueError(f"t5_buckets={cfg.t5_buckets}, t5_max_distance={cfg.t5_max_distance}: need 4 buckets or more, and a "
-                             "distance beyond half of them")
-        self.table = nn.Parameter(torch.zeros(cfg.t5_buckets, cfg.n_head)) if first is None else first.table
-
-    def logit_bias(self, q, x, v, cache):
-        n, exact = self.cfg.t5_buckets, self.cfg.t5_buckets // 2
-        span = math.log(self.cfg.t5_max_distance / exact)
-
-        def f(qk, rows, dist):
-            far = exact + ((dist.clamp(min=exact).float() / exact).log() / span * (n - exact)).long()
-            bucket = torch.where(dist < exact, dist.clamp(min=0), far.clamp(max=n - 1))  # (t, n)
-            return self.table[bucket].permute(2, 0, 1).float()  # (H, t, n)
-
-        return f
-
-
-class ALiBi(PE):
-    """`alibi`: - m_h (i - j), a fixed slope per head and nothing learned (ALiBi section 3)."""
-
-    def logit_bias(self, q, x, v, cache):
-        m = alibi_slopes(self.cfg.n_head, x.device)
-        return lambda qk, rows, dist: -m * dist
-
-
-class RoPE(PE):
-    """`rope`: dimensions (c, c + d/2) of q and k turn by the angle pos * theta_c, theta_c = base^(-2c/d), so
-    that position enters q.k through the distance alone (RoPE eq. 16; its pairs are neighbours, the same up to the order of
-    the dimensions). Test-time scaling to `factor` times the trained length: linear: pos / factor; ntk: base *
-    factor^(d/(d-2)); yarn: fast pairs as trained, slow ones linear (YaRN section 3)."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        if self.d % 2:
-            raise ValueError(f"rope turns pairs of dimensions, but n_embd / n_head = {self.d} is odd; change n_head")
-        how = choose("rope_scaling", cfg.rope_scaling, ("none", "linear", "ntk", "yarn"))
-        if how == "none" and cfg.rope_factor != 1:
-            raise ValueError(f"rope_factor={cfg.rope_factor} does nothing without rope_scaling; choose linear, ntk or yarn")
-
-    def rotate(self, q, k, x, pos, cache):
-        how, factor, base, gain = self.cfg.rope_scaling, self.cfg.rope_factor, self.cfg.base, 1.0
-        if how == "ntk":
-            base = base * factor ** (self.d / (self.d - 2))
-        theta = frequencies(base, self.d // 2, x.device)  # (d/2,)
-        if how == "linear":
-            theta = theta / factor
-        if how == "yarn":
-            turns = self.cfg.block_size * theta / (2 * math.pi)  # of each pair within the trained length
-            keep = ((turns - 1) / (32 - 1)).clamp(0, 1)  # alpha = 1, beta = 32
-            theta = theta * (keep + (1 - keep) / factor)
-            gain = 0.1 * math.log(factor) + 1  # on q and on k: sharpens the softmax (YaRN eq. 22)
-        angle = pos.float()[:, None] * theta  # (T, d/2)
-        return turn(q, angle) * gain, turn(k, angle) * gain
-
-
-class CARoPE(PE):
-    """`carope`: RoPE whose phases are sums of learned, token- and head-dependent frequencies
-    phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE section 2).
-    x is the block's attention input. The paper asks for a start as RoPE, which its formula cannot give:
-    the constant b makes f = base^(-2/d) at W = 0, where f^c are RoPE's frequencies. Pair 0 stays content-free."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        if self.d % 2:
-            raise ValueError(f"carope turns pairs of dimensions, but n_embd / n_head = {self.d} is odd; change n_head")
-        self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
-        y = cfg.base ** (2 / self.d) - 1  # b = ln(e^y - 1), so that softplus(b) = y
-        self.b = y + math.log(-math.expm1(-y))
-
-    def rotate(self, q, k, x, pos, cache):
-        with torch.autocast(x.device.type, enabled=False):  # a phase summed in bf16 is off by radians
-            log_f = -torch.log1p(F.softplus(x.float() @ self.W.float() + self.b)).transpose(1, 2)  # (B, H, T)
-            phi = (log_f[..., None] * torch.arange(self.d // 2, device=x.device)).exp().cumsum(2)  # (B, H, T, d/2)
-        if cache is not None:  # the running phase is all that later tokens need
-            phi = phi + cache.get("phi", 0.0)
-            cache["phi"] = phi[:, :, -1:]
-        return turn(q, phi), turn(k, phi)
-
-
-class PoPE(PE):
-    """`pope`: sum_c mu(q_c) mu(k_c) cos((s - t) theta_c + delta_c), mu = softplus, theta_c = base^(-c/d),
-    c = 0..d-1 (PoPE eq. 5): content sets the magnitudes and position the phases. Computed as a plain dot
-    product of [mu cos, mu sin], 2d wide (eq. 6, 7, 9). The paper prints theta_c = base^(+c/d), a typo.
-    delta (H, d) is kept in [-2 pi, 0] by project(): a clamp here would freeze it at the bound, where it starts."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        start = choose("pope_delta", cfg.pope_delta, {"zero": 0.0, "uniform": -2 * math.pi, "none": None})
-        self.delta = None if start is None else nn.Parameter(start * torch.rand(cfg.n_head, self.d))
-
-    def rotate(self, q, k, x, pos, cache):
-        angle = angle_k = pos.float()[:, None] * frequencies(self.cfg.base, self.d, x.device)  # (T, d)
-        if self.delta is not None:
-            angle_k = angle + self.delta.float()[:, None]  # (H, T, d)
-        return self.polar(q, angle), self.polar(k, angle_k)  # (B, H, T, 2d)
-
-    def kernel(self, q, k, v, raw_q, raw_k, x):
-        from kernels import pope_attention
-
-        return pope_attention(q, k, v, self.delta, self.cfg.base, self.cfg.pope_softplus)
-
-    def polar(self, x, angle):
-        mu = F.softplus(x.float()) if self.cfg.pope_softplus else x
-        return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
-
-    @torch.no_grad()
-    def project(self):
-        if self.delta is not None:
-            self.delta.clamp_(-2 * math.pi, 0)
-
-
-class CoPE(PE):
-    """`cope`: positions count what the query cares about. g_ij = sigmoid(q_i.k_j / sqrt(d)), p_ij = g_ij + ..
-    + g_ii, clamped to npos - 1, and the bias is q_i.e[p_ij], interpolated between the two nearest rows
-    (CoPE eq. 3-5, Listing 1; eq. 3 omits sqrt(d)). e (d, npos) serves all heads. In `cope+rope` gates and
-    table see q and k as they were before rotation: turned ones would let distance into the counts."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        gates = choose("cope_gates", cfg.cope_gates, ("keys", "sep-keys", "values"))
-        self.W_g = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias) if gates == "sep-keys" else None
-        self.build(first if cfg.share_table else None)
-
-    def build(self, first):
-        self.e = nn.Parameter(torch.zeros(self.d, self.cfg.cope_npos)) if first is None else first.e
-
-    def gate_keys(self, x, v, cache=None):
-        """(B, H, S, d): what q is compared with to count a token; None: the keys, whose logits are there already."""
-        if self.W_g is not None:
-            return extend(cache, "k_g", heads(self.W_g(x), self.cfg.n_head))
-        return v if self.cfg.cope_gates == "values" else None
-
-    def logit_bias(self, q, x, v, cache):
-        keys, lookup = self.gate_keys(x, v, cache), self.lookup(q)
-
-        def f(qk, rows, dist):
-            if keys is not None:
-                qk = (q[:, :, rows] @ keys[:, :, : dist.size(1)].mT).float() * self.d**-0.5
-            g = qk.masked_fill(dist < 0, -math.inf).sigmoid()  # (B, H, t, n)
-            p = g.flip(-1).cumsum(-1).flip(-1)  # summed from the query leftwards, as exact as it gets
-            return lookup(p, rows)
-
-        return f
-
-    def z(self, q, e):
-        return (q @ e).float() * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)  # (B, H, T, npos)
-
-    def lookup(self, q):
-        z = self.z(q, self.e)
-
-        def at(p, rows):
-            p = p.clamp(max=self.cfg.cope_npos - 1)
-            floor, ceil, z_i = p.floor().long(), p.ceil().long(), z[:, :, rows]
-            return torch.lerp(z_i.gather(-1, floor), z_i.gather(-1, ceil), p - floor)
-
-        return at
-
-    def kernel(self, q, k, v, raw_q, raw_k, x):
-        from kernels import cope_attention
-
-        z, keys = self.z(raw_q, self.e), self.gate_keys(x, v)
-        if keys is None and q is raw_q and k is raw_k:
-            return cope_attention(q, k, v, z)
-        return cope_attention(q, k, v, z, raw_q, raw_k if keys is None else keys)
-
-
-class CoPE_MLP(CoPE):
-    """`cope_mlp`: an MLP of N hidden units gives e[p] instead of a table: q_i . W2' gelu(p/npos W1 + b1) (CoPE
-    appendix C; that p is clamped and divided by npos, and GELU, are our choices: the paper does not say)."""
-
-    kernel = None
-
-    def build(self, first):
-        N = self.cfg.cope_mlp_width
-        self.W1, self.b1 = nn.Parameter(torch.randn(N)), nn.Parameter(torch.randn(N))
-        self.W2 = nn.Parameter(0.02 * torch.randn(N, self.d))
-
-    def lookup(self, q):
-        u, npos = self.z(q, self.W2.T), self.cfg.cope_npos
-
-        def at(p, rows):
-            p = p.clamp(max=npos - 1)[..., None] / npos  # (B, H, t, n, 1)
-            return (F.gelu(p * self.W1 + self.b1) @ u[:, :, rows, :, None])[..., 0]  # (B, H, t, n)
-
-        return at
-
-
-class CoPE_ALiBi(CoPE):
-    """`cope_alibi`: - m_h p_ij, with CoPE's contextual p in the place of ALiBi's distance, not clamped (CoPE
-    eq. 10, which prints +m; with positive slopes that would favour what is far, so we take ALiBi's sign)."""
-
-    kernel = None
-
-    def build(self, first):
-        how = choose("cope_slopes", self.cfg.cope_slopes, ("alibi", "geometric", "learned"))
-        self.m = nn.Parameter(torch.zeros(self.cfg.n_head)) if how == "learned" else None
-
-    def lookup(self, q):
-        m = alibi_slopes(self.cfg.n_head, q.device)  # (H, 1, 1)
-        if self.cfg.cope_slopes == "geometric":
-            m = self.cfg.cope_m0 * 0.5 ** torch.arange(self.cfg.n_head, device=q.device)[:, None, None]
-        if self.m is not None:
-            m = self.m.float()[:, None, None]
-        return lambda p, rows: -m * p
-
-
-class ExPE(PE):
-    """`expe`: the first l dimensions of the input of the q, k projections are overridden by exact positions
-    p_n[j] = S + theta (n + j), j = 0..l-1, in every block, after its norm (ExPE eq. 1-3, Figure 1)."""
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        self.l = cfg.expe_l or cfg.n_embd // 8
-        if not 0 < self.l <= cfg.n_embd:
-            raise ValueError(f"expe_l={self.l} does not fit n_embd={cfg.n_embd}; choose 1 to {cfg.n_embd}")
-        choose("expe_learned", cfg.expe_learned, ("no", "random", "init"))
-        for name, value in self.constants().items():
-            if cfg.expe_learned != "no":  # one S and theta for all blocks: "only two learned parameters"
-                start = torch.randn(()) if cfg.expe_learned == "random" else torch.tensor(value)
-                value = nn.Parameter(start) if first is None else getattr(first, name)
-            setattr(self, name, value)
-
-    def constants(self):
-        return dict(S=self.cfg.expe_S, theta=self.cfg.expe_theta)
-
-    def steps(self, n, j):
-        return self.theta * (n + (0 * j if self.cfg.expe_same else j))
-
-    def override(self, x, pos):
-        p = self.steps(pos.float()[:, None], torch.arange(self.l, device=x.device).float())  # (T, l)
-        p = (self.S + self.cfg.expe_scale * p).to(x.dtype)
-        return torch.cat((p.expand(len(x), -1, -1), x[..., self.l :]), -1)
-
-    def embed(self, x, pos):
-        return self.override(x, pos) if self.cfg.expe_once else x
-
-    def enter(self, x, x_v, pos):
-        if self.cfg.expe_once:
-            return x, x_v
-        x = self.override(x, pos)
-        return x, x if self.cfg.expe_v else x_v
-
-
-class ExQPE(ExPE):
-    """`exqpe`: p_n[j] = S + theta_1 j + theta_2 (number of the steps 0..n that hit dimension j = step mod l):
-    one dimension moves per position, by a step that survives low precision (ExPE section 2.3). Its eq. 5 is
-    garbled; as printed, position 0 already carries theta_2 in dimension 0, and so it does here."""
-
-    def constants(self):
-        return dict(S=self.cfg.expe_S, theta=self.cfg.expe_theta, theta2=self.cfg.expe_theta2)
-
-    def steps(self, n, j):
-        return self.theta * j + self.theta2 * ((n - j) / self.l + 1).floor()
-
-
-# the switch: name, where the method acts, what it learns, what happens past the trained length
-PES = {
-    "nope": PE,  #              nowhere; nothing; degrades
-    "learned": Learned,  #      embeddings; a vector per position; impossible
-    "sinusoidal": Sinusoidal,  # embeddings; nothing; degrades
-    "relative": Relative,  #    logits; a vector per distance; unseen distances get none, or the last if capped
-    "t5": T5,  #                logits; a bias per head and bucket; the last bucket
-    "alibi": ALiBi,  #          logits; nothing; holds
-    "rope": RoPE,  #            q, k; nothing; degrades, less with rope_scaling
-    "carope": CARoPE,  #        q, k; frequencies from content; degrades
-    "cope": CoPE,  #            logits; a vector per count; counts are clamped
-    "cope_mlp": CoPE_MLP,  #    logits; an MLP of the count; counts are clamped
-    "cope_alibi": CoPE_ALiBi,  # logits; nothing, or slopes; holds
-    "pope": PoPE,  #            q, k; a phase per head and frequency; degrades little
-    "expe": ExPE,  #            input of q, k; nothing, or S and theta; holds for a while, longer with expe_scale
-    "exqpe": ExQPE,  #          input of q, k; nothing, or S and thetas; the same
-}
-
-
 # ---------------------------------------------------------------------------------------------------
 # the GPT
 
 
 class Attention(nn.Module):
-    def __init__(self, cfg, pes):
+    def __init__(self, cfg, name, pes):
+        """name: the layer's part of cfg.pe, "cope+rope"; pes: its PEs, in that order."""
         super().__init__()
-        self.H, self.d, self.dropout = cfg.n_head, cfg.n_embd // cfg.n_head, cfg.dropout
+        self.name, self.hard, self.dropout = name, cfg.hard_attention, cfg.dropout
+        self.H, self.d = cfg.n_head, cfg.n_embd // cfg.n_head
         self.c_qk = nn.Linear(cfg.n_embd, 2 * cfg.n_embd, bias=cfg.bias)
-        self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart, as a PE may change the input of q, k alone
+        self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart: a PE may change the input of q, k alone
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
-        self.hard = cfg.hard_attention
-        self.fast_index = None  # which of them computes the attention with its Triton kernel, see GPT.use_kernels
-        if sum(type(pe).rotate is not PE.rotate for pe in pes) > 1:
-            turning = ", ".join(name for name, cls in PES.items() if cls.rotate is not PE.rotate)
-            raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of {turning}")
+        self.kernel = None  # the PE whose Triton kernel computes this layer's attention, see GPT.use_kernels
+        rotating = [pe for pe in pes if pe.rotates]
+        if len(rotating) > 1:
+            choice = ", ".join(name for name, method in PES.items() if method.rotates)
+            raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of {choice}")
+        self.rotation = rotating[0] if rotating else None
+        self.biases = [pe for pe in pes if pe.biases]
 
     def forward(self, x, pos, cache=None):
         """x (B, T, C), pos (T,), cache: this layer's dict, read and extended. Returns (B, T, C)."""
@@ -499,65 +136,74 @@ class Attention(nn.Module):
             x_qk, x_v = pe.enter(x_qk, x_v, pos)
         q, k = (heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = heads(self.c_v(x_v), self.H)
-        raw_q, raw_k = q, k
-        # decoding is PyTorch's
-        fast = self.pes[self.fast_index] if self.fast_index is not None and cache is None else None
-        for pe in self.pes:
-            if pe is not fast:
-                q, k = pe.rotate(q, k, x, pos, cache)
-        rotated = q is not raw_q or k is not raw_k
-        k, v = extend(cache, "k", k), extend(cache, "v", v)  # (B, H, S, d), k 2d wide for PoPE
-
-        biased = [pe for pe in self.pes if pe.logit_bias is not None]
-        if fast is not None:
-            y = fast.kernel(q, k, v, raw_q, raw_k, x)
-        elif biased or self.hard:  # the raw keys are kept apart only where k was turned
-            raw = (raw_q, extend(cache, "raw_k", raw_k)) if rotated and biased else None
-            y = self.dense(q, k, v, raw, [pe.logit_bias(raw_q, x, v, cache) for pe in biased])
+        if self.kernel is not None and cache is None:  # kernels serve training; with a cache PyTorch computes it
+            y = self.kernel.attend(q, k, v, x, pos, self.rotation)
         else:
-            y = self.fused(q, k, v)
+            y = self.attend(q, k, v, x, pos, cache)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return F.dropout(y, self.dropout, self.training)
+
+    def attend(self, q, k, v, x, pos, cache):
+        """q, k, v (B, H, T, d) of the new tokens -> (B, H, T, d)"""
+        raw_q, raw_k = q, None  # as they are before rotation
+        if self.rotation is not None:
+            if any(pe.reads_qk for pe in self.biases):
+                raw_k = extend(cache, "raw_k", k)
+            q, k = self.rotation.rotate(q, k, x, pos, cache)
+        k, v = extend(cache, "k", k), extend(cache, "v", v)  # (B, H, S, d), k 2d wide for PoPE
+        if not self.biases and not self.hard:
+            return self.fused(q, k, v)
+        memories = [pe.remember(x, v, cache) for pe in self.biases]
+        return self.dense(q, k, v, pos, raw_q, raw_k, memories)
 
     def fused(self, q, k, v):
         """PyTorch's attention, for methods that leave the logits alone. The scale is d^-1/2 also where q is 2d wide."""
         T, S, d = q.size(2), k.size(2), v.size(3)
-        if q.size(3) > d:  # the flash kernels ask for equal widths; on CPU padding v is 1.1 to 2.5 times as fast
+        if q.size(3) > d:  # flash attention asks for equal widths; on CPU padding v is 1.1 to 2.5 times as fast
             v = F.pad(v, (0, q.size(3) - d))
-        mask = None  # with a cache is_causal would line query 0 up with key 0, not with its own key
-        if 1 < T < S:
+        causal = True if T == S else False  # T == S itself would be a symbol once lengths vary under torch.compile
+        mask = None
+        if 1 < T < S:  # is_causal would line query 0 up with key 0, not with its own key
             mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-        y = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0,
-                                           is_causal=T == S, scale=self.d**-0.5)
+        p = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=causal, scale=self.d**-0.5)
         return y[..., :d]
 
-    def dense(self, q, k, v, raw, biases):
-        """softmax(q.k / sqrt(d) + biases) v in the open, for methods that act on the logits; float32 logits.
-        A chunk of queries at a time and only the keys it may see, so 10k tokens fit in memory."""
-        T, S, y = q.size(2), k.size(2), []
-        key = torch.arange(S, device=q.device)
-        for i in range(0, T, CHUNK):
-            rows = slice(i, min(i + CHUNK, T))
-            n = S - T + rows.stop  # keys up to the chunk's last query
-            dist = key[S - T + i : n, None] - key[:n]  # (t, n), negative in the future
-            logits = qk = (q[:, :, rows] @ k[:, :, :n].mT).float() * self.d**-0.5  # (B, H, t, n)
-            if raw is not None:
-                qk = (raw[0][:, :, rows] @ raw[1][:, :, :n].mT).float() * self.d**-0.5
-            for bias in biases:
-                logits = logits + bias(qk, rows, dist)
+    def dense(self, q, k, v, pos, raw_q, raw_k, memories):
+        """softmax(q.k / sqrt(d) + biases) v in the open, for methods that act on the logits. It takes a chunk of queries
+        at a time and only the keys that they may see: evaluation at 10k tokens fits in memory (in training, autograd
+        keeps every chunk). raw_q, raw_k: q and k before rotation; memories: see PE.remember, one per bias."""
+        T, S, chunks = q.size(2), k.size(2), []
+        j = pos[-1] + 1 - S + torch.arange(S, device=q.device)  # positions of the keys
+        for start in range(0, T, CHUNK):
+            stop = min(start + CHUNK, T)
+            n = S - T + stop  # keys up to the chunk's last query
+            i = pos[start:stop]
+            dist = i[:, None] - j[:n]  # (t, s), negative in the future
+            logits = dots(q[:, :, start:stop], k[:, :, :n], self.d)  # (B, H, t, s)
+            if self.rotation is None:
+                qk = logits
+            elif raw_k is not None:
+                qk = dots(raw_q[:, :, start:stop], raw_k[:, :, :n], self.d)
+            else:
+                qk = None  # no bias of this layer reads it
+            for pe, memory in zip(self.biases, memories):
+                memory = None if memory is None else memory[:, :, :n]
+                logits = logits + pe.logit_bias(raw_q[:, :, start:stop], qk, i, dist, memory)
             a = logits.masked_fill(dist < 0, -math.inf).softmax(-1)
             if self.hard:  # forward all or nothing, backward the softmax (straight-through; the paper does not say)
                 a = F.one_hot(a.argmax(-1), n) + a - a.detach()
-            y.append(F.dropout(a.to(v.dtype), self.dropout, self.training) @ v[:, :, :n])
-        return torch.cat(y, 2)  # (B, H, T, d)
+            chunks.append(F.dropout(a.to(v.dtype), self.dropout, self.training) @ v[:, :, :n])
+        return torch.cat(chunks, 2)  # (B, H, T, d)
 
 
 class MLP(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         self.gated = choose("mlp", cfg.mlp, {"gelu": False, "swiglu": True})
-        width = cfg.mlp_width or (-(-cfg.n_embd * 8 // 3 // 64) * 64 if self.gated else 4 * cfg.n_embd)
-        self.c_fc = nn.Linear(cfg.n_embd, width * (1 + self.gated), bias=cfg.bias)
+        width = math.ceil(cfg.n_embd * 8 / (3 * 64)) * 64 if self.gated else 4 * cfg.n_embd
+        width = cfg.mlp_width or width
+        self.c_fc = nn.Linear(cfg.n_embd, 2 * width if self.gated else width, bias=cfg.bias)
         self.c_proj = nn.Linear(width, cfg.n_embd, bias=cfg.bias)
         self.dropout = cfg.dropout
 
@@ -572,10 +218,12 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, cfg, pes):
+    def __init__(self, cfg, name, pes):
         super().__init__()
-        self.ln_1, self.attn = norm(cfg), Attention(cfg, pes)
-        self.ln_2, self.mlp = norm(cfg), MLP(cfg)
+        self.ln_1 = norm(cfg)
+        self.attn = Attention(cfg, name, pes)
+        self.ln_2 = norm(cfg)
+        self.mlp = MLP(cfg)
 
     def forward(self, x, pos, cache=None):
         x = x + self.attn(self.ln_1(x), pos, cache)
@@ -592,39 +240,55 @@ class GPT(nn.Module):
     def __init__(self, cfg):
         """Raises ValueError, naming the field, where cfg makes no sense."""
         super().__init__()
+        for key in ("block_size", "n_layer", "n_head", "n_embd", "base", "rope_factor", "cope_npos", "cope_mlp_width"):
+            if not getattr(cfg, key) > 0:
+                raise ValueError(f"{key}={getattr(cfg, key)} must be larger than 0")
         if cfg.n_embd % cfg.n_head:
             raise ValueError(f"n_embd={cfg.n_embd} does not divide into n_head={cfg.n_head} heads; change one of them")
-        self.cfg, self.firsts = cfg, {}
         pattern = cfg.pe.split(",")
+        if len(pattern) > cfg.n_layer:
+            raise ValueError(f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, n_layer={cfg.n_layer}; shorten it")
+        self.cfg = cfg
+        self.firsts = {}  # name -> its PE in the earliest layer that uses it; later ones share parameters with it
         blocks = []
         for i in range(cfg.n_layer):
-            pes = []
-            for name in pattern[i % len(pattern)].split("+"):
+            layer, pes = pattern[i % len(pattern)], []
+            for name in layer.split("+"):
                 pes.append(choose("pe", name, PES)(cfg, self.firsts.get(name)))
                 self.firsts.setdefault(name, pes[-1])
-            blocks.append(Block(cfg, pes))
+            blocks.append(Block(cfg, layer, pes))
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
         self.h = nn.ModuleList(blocks)
         self.ln_f = norm(cfg)
         self.lm_head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
+        for name, layer in self.gpt2_layers().items():
+            residual = name.endswith("c_proj")  # these write to the residual stream, 2 n_layer times
+            nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * cfg.n_layer) if residual else 0.02)
+            if isinstance(layer, nn.Linear) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
-        # linear and embedding weights as GPT-2; a PE's too; its bare nn.Parameters were set by its class
-        for name, module in self.named_modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                residual = name.endswith("c_proj")  # these write to the residual stream, 2 n_layer times
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * cfg.n_layer) if residual else 0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+    def gpt2_layers(self):
+        """{name: module} of the linear and embedding layers whose weights start and decay as GPT-2's do: all of the
+        GPT's own and, inside a PE, those that it names in as_gpt2. The rest of a PE starts as its class says, and
+        never decays."""
+        others = set()
+        for pe in self.modules():
+            if isinstance(pe, PE):
+                others |= {module for name, module in pe.named_modules() if name not in pe.as_gpt2}
+        return {name: module for name, module in self.named_modules()
+                if isinstance(module, (nn.Linear, nn.Embedding)) and module not in others}
 
     def forward(self, idx, targets=None, cache=None, start=None):
         """idx (B, T) token ids; targets (B, T), -1 where there is no loss. Returns (logits, loss): logits (B, T, V)
         with targets, else those of the last position alone (B, 1, V) and loss None. Loss in nats per target.
         cache: from new_cache(), extended in place; start: position of idx[:, 0], by default the one after the cache's."""
         if start is None:
-            start = cache[0]["k"].size(2) if cache is not None and cache[0] else 0
+            start = cache[0].get("end", 0) if cache is not None else 0
         end = start + idx.size(1)
+        if cache is not None:
+            cache[0]["end"] = end
         pos = torch.arange(start, end, device=idx.device)
         x = self.wte(idx)
         for name, pe in self.firsts.items():
@@ -642,22 +306,20 @@ class GPT(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     def use_kernels(self, dtype):
-        """Let kernels.py compute the attention of PoPE and CoPE where nothing speaks against it; dtype: of q, k, v, so
-        that of autocast. To be called once, on the device. Returns a line that says what computes the attention."""
+        """Let kernels.py compute the attention of the layers that it can; dtype: of q, k, v, so that of autocast. To be
+        called once, on the device. Returns a line that says what computes the attention."""
         import kernels
 
-        used = {}  # as an ordered set
+        labels = []
         for attn in (block.attn for block in self.h):
-            label = "pytorch"
-            for i, pe in enumerate(attn.pes):
-                if pe.kernel is not None:
-                    others = [o for o in attn.pes if o is not pe and (o.logit_bias is not None or isinstance(o, PoPE))]
-                    why_not = ("mixed" if others else "hard attention" if attn.hard else
-                               kernels.why_not(self.wte.weight.device, attn.d, self.cfg.dropout, dtype))
-                    name = type(pe).__name__.lower()
-                    attn.fast_index, label = (i, f"triton {name}") if why_not is None else (None, f"pytorch ({name}: {why_not})")
-            used[label] = None
-        return "attention: " + ", ".join(used)
+            reason = kernels.why_not(attn.name, attn.d, self.wte.weight.device, dtype, self.cfg.dropout,
+                                     self.cfg.hard_attention)
+            if reason is None:
+                attn.kernel = next(pe for pe in attn.pes if pe.attend is not None)
+            label = f"triton {attn.name}" if reason is None else f"pytorch ({attn.name}: {reason})"
+            if label not in labels:
+                labels.append(label)
+        return "attention: " + ", ".join(labels)
 
     def new_cache(self):
         """A dict per layer, to be filled with keys, values and what a PE must remember."""
@@ -680,14 +342,14 @@ class GPT(nn.Module):
         return idx
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """AdamW. Weights of linear and embedding layers decay; norms, biases and a PE's bare nn.Parameters do not."""
-        decay = {m.weight for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
+        """AdamW. The weights of gpt2_layers() decay, nothing else does. Each step ends with PE.clamp_parameters."""
+        decay = {layer.weight for layer in self.gpt2_layers().values()}
         params = list(self.parameters())
         groups = [dict(params=[p for p in params if p in decay], weight_decay=weight_decay),
                   dict(params=[p for p in params if p not in decay], weight_decay=0.0)]
         optimizer = torch.optim.AdamW(groups, learning_rate, betas, fused=device_type in ("cuda", "cpu"))
         pes = [module for module in self.modules() if isinstance(module, PE)]
-        optimizer.register_step_post_hook(lambda *_: [pe.project() for pe in pes])
+        optimizer.register_step_post_hook(lambda *_: [pe.clamp_parameters() for pe in pes])
         return optimizer
 
     def get_num_params(self, non_embedding=True):
@@ -698,8 +360,453 @@ class GPT(nn.Module):
         return n
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12, length=0):
-        """Share of the peak FLOP/s (default: an A100's in bf16) when fwdbwd_per_iter sequences take dt seconds; length: T,
-        tokens in each, 0: block_size. Counts 6 N + 12 L C T per token (PaLM appendix B); what a PE adds is not counted."""
+        """Share of the peak FLOP/s (default: an A100's in bf16) when fwdbwd_per_iter sequences take dt seconds.
+        length: tokens in each, 0: block_size. Counts 6 N + 12 L C T per token (PaLM appendix B); what a PE adds is
+        not counted."""
         T = length or self.cfg.block_size
         per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
+
+
+# ---------------------------------------------------------------------------------------------------
+# positional encodings: a PE overrides the hooks where it acts, the others do nothing
+
+
+class PE(nn.Module):
+    """`nope`: no positional encoding at all. The causal mask alone tells a token what came before it."""
+
+    rotates = False  # whether the method has a rotate of its own, at most one in a layer
+    biases = False  # whether it adds to the logits; if not, PyTorch's fused attention can be used
+    reads_qk = False  # whether its logit_bias reads qk
+    limit = None  # or the number of positions past which the method is not defined
+    as_gpt2 = ()  # names of its submodules that start and decay as the GPT's own layers do
+    attend = None  # or a method: the layer's whole attention by a Triton kernel, in training
+
+    def __init__(self, cfg, first=None):
+        """first: the instance in the earliest layer that uses this method, to share parameters with; None there."""
+        super().__init__()
+        self.cfg, self.d = cfg, cfg.n_embd // cfg.n_head
+
+    def embed(self, x, pos):
+        """x (B, T, C) token embeddings, pos (T,) positions; once per model. Returns x."""
+        return x
+
+    def enter(self, x, x_v, pos):
+        """The inputs (B, T, C) of the q, k projections and of the v projection, in every block, after its norm."""
+        return x, x_v
+
+    def rotate(self, q, k, x, pos, cache):
+        """q, k (B, H, T, d) of the new tokens, before k enters the cache; x (B, T, C) the attention's input."""
+        return q, k
+
+    def remember(self, x, v, cache):
+        """Once a block, before logit_bias: the values that it needs of every key, (B, H, S, .), or None.
+        x (B, T, C) the attention's input, v (B, H, S, d) the values of all keys."""
+        return None
+
+    def logit_bias(self, q, qk, i, dist, memory):
+        """What to add to the logits of a chunk of queries; any shape that broadcasts to (B, H, t, s).
+        q (B, H, t, d): the queries before rotation; qk (B, H, t, s): their q.k / sqrt(d) before rotation, if reads_qk;
+        i (t,): their positions; dist (t, s): i - j to every key, negative in the future, which is masked later (but a
+        nan there would spoil the gradients); memory (B, H, s, .): of remember, up to the last query's own."""
+        return 0.0
+
+    def clamp_parameters(self):
+        """Brings bounded parameters back into their bounds, after each optimizer step."""
+
+
+class Learned(PE):
+    """`learned` absolute embeddings, added to the tokens' (GPT-2; Vaswani section 3.5). Ends at block_size."""
+
+    as_gpt2 = ("wpe",)
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        self.wpe = first.wpe if first else nn.Embedding(cfg.block_size, cfg.n_embd)
+        self.limit = cfg.block_size
+
+    def embed(self, x, pos):
+        return x + self.wpe(pos)
+
+
+def frequencies(base, n, x):
+    """theta_c = base^(-c/n), c = 0..n-1, (n,). Made anew each time: a buffer would follow .bfloat16(), in which
+    phases are off by radians."""
+    return base ** (-torch.arange(n, device=x.device, dtype=wide(x)) / n)
+
+
+class Sinusoidal(PE):
+    """`sinusoidal` absolute encodings: dimensions 2c, 2c + 1 are sin, cos of pos * theta_c, theta_c = base^(-2c/C),
+    added to the embeddings, which are multiplied by sqrt(C) first (Vaswani sections 3.4, 3.5)."""
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        if cfg.n_embd % 2:
+            raise ValueError(f"sinusoidal pairs sines and cosines, but n_embd={cfg.n_embd} is odd; change it")
+
+    def embed(self, x, pos):
+        C = x.size(-1)
+        angle = pos[:, None] * frequencies(self.cfg.base, C // 2, x)  # (T, C/2)
+        waves = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)  # (T, C)
+        return x * (C**0.5 if self.cfg.sinusoidal_scale else 1.0) + waves.to(x.dtype)
+
+
+class Relative(PE):
+    """`relative`: q_i . (k_j + a[i-j]) / sqrt(d), a learned vector per distance, on keys (Shaw eq. 4)."""
+
+    biases = True
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        share = first and cfg.share_table
+        self.a = first.a if share else nn.Parameter(0.02 * torch.randn(cfg.rel_max or cfg.block_size, self.d))
+
+    def logit_bias(self, q, qk, i, dist, memory):
+        R = len(self.a)
+        z = (q @ self.a.T).to(wide(q)) * self.d**-0.5  # (B, H, t, R): q.a for every distance
+        row = dist.clamp(0, R - 1).expand(*q.shape[:2], -1, -1)  # (B, H, t, s)
+        bias = z.gather(-1, row)
+        return bias if self.cfg.rel_capped else bias.masked_fill(dist >= R, 0.0)
+
+
+class T5(PE):
+    """`t5`: a learned bias per head and bucket of distances, one table for all layers (T5 section 2.1).
+    Half of the buckets hold one distance each, the others widen logarithmically up to t5_max_distance."""
+
+    biases = True
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        if not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance:
+            raise ValueError(f"t5_buckets={cfg.t5_buckets}, t5_max_distance={cfg.t5_max_distance}: "
+                             "need 4 buckets or more, and a distance beyond half of them")
+        self.table = first.table if first else nn.Parameter(torch.zeros(cfg.t5_buckets, cfg.n_head))
+
+    def logit_bias(self, q, qk, i, dist, memory):
+        n, exact = self.cfg.t5_buckets, self.cfg.t5_buckets // 2
+        octaves = (dist.clamp(min=exact).float() / exact).log() / math.log(self.cfg.t5_max_distance / exact)
+        far = exact + (octaves * (n - exact)).long()
+        bucket = torch.where(dist < exact, dist.clamp(min=0), far.clamp(max=n - 1))  # (t, s)
+        return self.table[bucket].permute(2, 0, 1).to(wide(q))  # (H, t, s)
+
+
+def alibi_slopes(H, x):
+    """m_h = 2^(-8h/H), h = 1..H, (H, 1, 1). Where H is no power of two: those of the next smaller power, then every
+    other one of the next larger (ALiBi section 3 and its footnote)."""
+    n = 2 ** int(math.log2(H))
+    h = torch.arange(H, device=x.device, dtype=wide(x))
+    exponent = torch.where(h < n, (h + 1) * (8 / n), (h - n + 0.5) * (8 / n))
+    return 2.0 ** -exponent.view(H, 1, 1)
+
+
+class ALiBi(PE):
+    """`alibi`: - m_h (i - j), a fixed slope per head and nothing learned (ALiBi section 3)."""
+
+    biases = True
+
+    def logit_bias(self, q, qk, i, dist, memory):
+        return -alibi_slopes(self.cfg.n_head, q) * dist
+
+
+class FoX(PE):
+    """`fox`: sum_{l=j+1..i} log f_l, f_l = sigmoid(W_h . x_l + b_h): each head forgets by content, an ALiBi whose
+    slope every token sets (FoX eq. 4). x is the block's attention input; W and b start as in the authors' code,
+    near 0, where f = 1/2. The sums are kept in float32."""
+
+    biases = True
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        self.W = nn.Parameter(0.02 * torch.randn(cfg.n_embd, cfg.n_head))
+        self.b = nn.Parameter(torch.zeros(cfg.n_head))
+
+    def remember(self, x, v, cache):
+        with torch.autocast(x.device.type, enabled=False):
+            log_f = F.logsigmoid(x.to(wide(x)) @ self.W.to(wide(x)) + self.b)  # (B, T, H)
+        log_f = extend(cache, "log_f", log_f.transpose(1, 2)[..., None])  # (B, H, S, 1)
+        return log_f.cumsum(2)
+
+    def logit_bias(self, q, qk, i, dist, memory):
+        total = memory[..., 0]  # (B, H, s), the sum of log f up to each key; the last t keys are the queries' own
+        return total[:, :, -len(i) :, None] - total[:, :, None, :]
+
+
+def turn(x, angle):
+    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d) by angle (.., T, d/2) radians, at least in float32."""
+    a, b = x.chunk(2, -1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+
+
+def check_pairs(name, d):
+    if d % 2:
+        raise ValueError(f"{name} turns pairs of dimensions, but n_embd / n_head = {d} is odd; change n_head")
+
+
+class RoPE(PE):
+    """`rope`: dimensions (c, c + d/2) of q and k turn by the angle pos * theta_c, theta_c = base^(-2c/d), c = 0..d/2-1,
+    which lets position enter q.k through the distance alone (RoPE eq. 16; its pairs are neighbours, the same up to
+    the order of the dimensions). Test-time scaling to `factor` times the trained length: linear: pos / factor; ntk:
+    base * factor^(d/(d-2)); yarn: fast pairs as trained, slow ones linear (YaRN section 3; its ramp counts turns within
+    the trained length, while some deployed code ramps over the pairs' index)."""
+
+    rotates = True
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        check_pairs("rope", self.d)
+        scaling = choose("rope_scaling", cfg.rope_scaling, ("none", "linear", "ntk", "yarn"))
+        if scaling == "none" and cfg.rope_factor != 1:
+            raise ValueError(f"rope_factor={cfg.rope_factor} does nothing without rope_scaling; "
+                             "choose linear, ntk or yarn")
+
+    def rotate(self, q, k, x, pos, cache):
+        scaling, factor, base, gain = self.cfg.rope_scaling, self.cfg.rope_factor, self.cfg.base, 1.0
+        if scaling == "ntk":
+            base = base * factor ** (self.d / (self.d - 2))
+        theta = frequencies(base, self.d // 2, q)  # (d/2,)
+        if scaling == "linear":
+            theta = theta / factor
+        if scaling == "yarn":
+            turns = (self.cfg.rope_trained or self.cfg.block_size) * theta / (2 * math.pi)
+            keep = ((turns - 1) / (32 - 1)).clamp(0, 1)  # alpha = 1, beta = 32
+            theta = theta * (keep + (1 - keep) / factor)
+            gain = 0.1 * math.log(factor) + 1  # on q and on k: sharpens the softmax (YaRN eq. 22)
+        angle = pos[:, None] * theta  # (T, d/2)
+        return turn(q, angle) * gain, turn(k, angle) * gain
+
+
+class CARoPE(PE):
+    """`carope`: RoPE whose phases are sums of learned, token- and head-dependent frequencies
+    phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE section 2).
+    x is the block's attention input. The paper asks for a start as RoPE, which its formula cannot give:
+    the constant b makes f = base^(-2/d) at W = 0, where f^c are RoPE's frequencies. Pair 0 stays content-free."""
+
+    rotates = True
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        check_pairs("carope", self.d)
+        self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
+        y = cfg.base ** (2 / self.d) - 1  # b = ln(e^y - 1), for which softplus(b) = y
+        self.b = y + math.log(-math.expm1(-y))
+
+    def rotate(self, q, k, x, pos, cache):
+        with torch.autocast(x.device.type, enabled=False):  # a phase summed in bf16 is off by radians
+            log_f = -torch.log1p(F.softplus(x.to(wide(x)) @ self.W.to(wide(x)) + self.b))  # (B, T, H)
+            c = torch.arange(self.d // 2, device=x.device)
+            phi = (log_f.transpose(1, 2)[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
+        if cache is not None:  # the running phase is all that later tokens need, modulo 2 pi: a large one loses digits
+            phi = phi + cache.get("phi", 0.0)
+            cache["phi"] = phi[:, :, -1:] % (2 * math.pi)
+        return turn(q, phi), turn(k, phi)
+
+
+class PoPE(PE):
+    """`pope`: sum_c mu(q_c) mu(k_c) cos((j - i) theta_c + delta_c) / sqrt(d), mu = softplus, theta_c = base^(-c/d),
+    c = 0..d-1 (PoPE eq. 5): content sets the magnitudes and position the phases, and each dimension, not each pair,
+    has a phase of its own. Computed as a plain dot product of [mu cos, mu sin], 2d wide (eq. 6, 7, 9). The paper prints
+    theta_c = base^(+c/d), a typo. delta (H, d) is brought back into [-2 pi, 0] after each step. A clamp in the
+    forward pass would stop the gradient of every delta that a step carried past the bound, and freeze it there."""
+
+    rotates = True
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        lowest = choose("pope_delta", cfg.pope_delta, {"zero": 0.0, "uniform": -2 * math.pi, "none": None})
+        self.delta = None if lowest is None else nn.Parameter(lowest * torch.rand(cfg.n_head, self.d))
+
+    def rotate(self, q, k, x, pos, cache):
+        angle = angle_k = pos[:, None] * frequencies(self.cfg.base, self.d, q)  # (T, d)
+        if self.delta is not None:
+            angle_k = angle + self.delta.to(angle)[:, None]  # (H, T, d)
+        return self.polar(q, angle), self.polar(k, angle_k)  # (B, H, T, 2d)
+
+    def polar(self, x, angle):
+        mu = F.softplus(x.to(wide(x))) if self.cfg.pope_softplus else x
+        return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
+
+    def attend(self, q, k, v, x, pos, rotation):
+        """The kernel rotates by itself; rotation is this PE."""
+        from kernels import pope_attention
+
+        return pope_attention(q, k, v, self.delta, self.cfg.base, self.cfg.pope_softplus)
+
+    @torch.no_grad()
+    def clamp_parameters(self):
+        if self.delta is not None:
+            self.delta.clamp_(-2 * math.pi, 0)
+
+
+class CoPE(PE):
+    """`cope`: positions count what the query cares about. g_ij = sigmoid(q_i.k_j / sqrt(d)), p_ij = g_ij + .. + g_ii,
+    clamped to npos - 1, and the bias is q_i.e[p_ij], interpolated between the two nearest rows (CoPE eq. 3-5 and
+    Listing 1; eq. 3 omits sqrt(d)). Where all gates are 1, p_ij = i - j + 1. e (d, npos) serves all heads, or is
+    (H, d, npos). In `cope+rope` gates and table see q and k as they were before rotation: turned ones would let
+    distance into the counts."""
+
+    biases = True
+    as_gpt2 = ("W_g",)
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        gates = choose("cope_gates", cfg.cope_gates, ("keys", "sep-keys", "values"))
+        self.reads_qk = gates == "keys"
+        self.W_g = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias) if gates == "sep-keys" else None
+        self.add_parameters(first if cfg.share_table else None)
+
+    def add_parameters(self, first):
+        shape = (self.d, self.cfg.cope_npos)
+        if self.cfg.cope_per_head:
+            shape = (self.cfg.n_head, *shape)
+        self.e = first.e if first else nn.Parameter(torch.zeros(shape))
+
+    def remember(self, x, v, cache):
+        """(B, H, S, d): the vectors that q is compared with to count a token; None: the keys."""
+        if self.W_g is not None:
+            return extend(cache, "gate_k", heads(self.W_g(x), self.cfg.n_head))
+        return v if self.cfg.cope_gates == "values" else None
+
+    def logit_bias(self, q, qk, i, dist, memory):
+        g = self.gates(q, qk, dist, memory)
+        return self.interpolate(q, self.positions(g))
+
+    def gates(self, q, qk, dist, gate_k):
+        """g (B, H, t, s), zero in the future."""
+        if gate_k is not None:
+            qk = dots(q, gate_k, self.d)
+        return qk.masked_fill(dist < 0, -math.inf).sigmoid()
+
+    def positions(self, g):
+        """p (B, H, t, s), a sum from the query leftwards. Total minus prefix would cancel digits."""
+        return g.flip(-1).cumsum(-1).flip(-1)
+
+    def z(self, q):
+        """q.e (B, H, t, npos), the bias at every whole position."""
+        return q @ self.e * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)
+
+    def interpolate(self, q, p):
+        """The bias (B, H, t, s) at positions p."""
+        z = self.z(q).to(wide(q))
+        p = p.clamp(max=self.cfg.cope_npos - 1)
+        floor, ceil = p.floor().long(), p.ceil().long()
+        return torch.lerp(z.gather(-1, floor), z.gather(-1, ceil), p - floor)
+
+    def attend(self, q, k, v, x, pos, rotation):
+        from kernels import cope_attention
+
+        gate_k = self.remember(x, v, None)
+        if rotation is None and gate_k is None:  # the kernel's logits serve as gates, too
+            return cope_attention(q, k, v, self.z(q))
+        z, gate_q, gate_k = self.z(q), q, k if gate_k is None else gate_k
+        if rotation is not None:
+            q, k = rotation.rotate(q, k, x, pos, None)
+        return cope_attention(q, k, v, z, gate_q, gate_k)
+
+
+class CoPE_MLP(CoPE):
+    """`cope_mlp`: an MLP of N hidden units gives e[p] instead of a table: q_i . W2' gelu(p/npos W1 + b1) (CoPE
+    appendix C; that p is clamped and divided by npos, and GELU, are our choices: the paper does not say)."""
+
+    attend = None
+
+    def add_parameters(self, first):
+        N = self.cfg.cope_mlp_width
+        self.W1, self.b1 = nn.Parameter(torch.randn(N)), nn.Parameter(torch.randn(N))
+        self.W2 = nn.Parameter(0.02 * torch.randn(N, self.d))
+
+    def interpolate(self, q, p):
+        u = (q @ self.W2.T).to(wide(q)) * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)  # (B, H, t, N)
+        p = p.clamp(max=self.cfg.cope_npos - 1) / self.cfg.cope_npos
+        hidden = F.gelu(p[..., None] * self.W1 + self.b1)  # (B, H, t, s, N)
+        return (hidden @ u[..., None])[..., 0]  # (B, H, t, s)
+
+
+class CoPE_ALiBi(CoPE):
+    """`cope_alibi`: - m_h p_ij, with CoPE's contextual p in the place of ALiBi's distance, not clamped (CoPE
+    eq. 10, which prints +m; with positive slopes that would favour what is far, so we take ALiBi's sign)."""
+
+    attend = None
+
+    def add_parameters(self, first):
+        slopes = choose("cope_slopes", self.cfg.cope_slopes, ("alibi", "geometric", "learned"))
+        self.m = nn.Parameter(torch.zeros(self.cfg.n_head)) if slopes == "learned" else None
+
+    def interpolate(self, q, p):
+        m = alibi_slopes(self.cfg.n_head, q)  # (H, 1, 1)
+        if self.cfg.cope_slopes == "geometric":
+            m = self.cfg.cope_m0 * 0.5 ** torch.arange(self.cfg.n_head, device=q.device).view(-1, 1, 1)
+        if self.m is not None:
+            m = self.m.to(wide(q)).view(-1, 1, 1)
+        return -m * p
+
+
+class ExPE(PE):
+    """`expe`: the first l dimensions of the input of the q, k projections are overridden by exact positions
+    p_n[j] = S + theta (n + j), j = 0..l-1, of token n (ExPE eq. 1-3, Figure 1), in every block. It acts after the block's
+    norm, which would change the values."""
+
+    names = ("expe_S", "expe_theta")
+
+    def __init__(self, cfg, first=None):
+        super().__init__(cfg)
+        self.l = cfg.expe_l or cfg.n_embd // 8
+        if not 0 < self.l <= cfg.n_embd:
+            raise ValueError(f"expe_l={self.l} does not fit n_embd={cfg.n_embd}; choose 1 to {cfg.n_embd}")
+        choose("expe_learned", cfg.expe_learned, ("no", "random", "init"))
+        for name in self.names:
+            value = getattr(cfg, name)
+            if cfg.expe_learned != "no":  # one S and theta for all blocks: "only two learned parameters"
+                start = torch.randn(()) if cfg.expe_learned == "random" else torch.tensor(value)
+                value = getattr(first, name) if first else nn.Parameter(start)
+            setattr(self, name, value)
+
+    def growth(self, n, j):
+        """p - S, (T, l), of positions n (T, 1) and dimensions j (l,)."""
+        return self.expe_theta * (n + (0 * j if self.cfg.expe_same else j))
+
+    def override(self, x, pos):
+        n, j = pos[:, None].to(wide(x)), torch.arange(self.l, device=x.device, dtype=wide(x))
+        p = self.expe_S + self.cfg.expe_scale * self.growth(n, j)  # (T, l)
+        return torch.cat((p.to(x.dtype).expand(len(x), -1, -1), x[..., self.l :]), -1)
+
+    def embed(self, x, pos):
+        return self.override(x, pos) if self.cfg.expe_once else x
+
+    def enter(self, x, x_v, pos):
+        if self.cfg.expe_once:
+            return x, x_v
+        x = self.override(x, pos)
+        return x, x if self.cfg.expe_v else x_v
+
+
+class ExQPE(ExPE):
+    """`exqpe`: p_n[j] = S + theta_1 j + theta_2 (how many of 0..n are j modulo l): one dimension moves per position,
+    by an amount that survives low precision (ExPE section 2.3). Its eq. 5 is garbled; as printed, position 0 already
+    carries theta_2 in dimension 0, and so it does here."""
+
+    names = ("expe_S", "expe_theta", "expe_theta2")
+
+    def growth(self, n, j):
+        return self.expe_theta * j + self.expe_theta2 * ((n - j) / self.l + 1).floor()
+
+
+# The switch. Each line says where the method acts, what it learns, how many numbers it caches per token and head, and
+# its loss past the trained length ("holds" and the like are what README's table measured, not a claim of the papers).
+PES = {
+    "nope": PE,  #               nowhere         nothing                        2d          degrades
+    "learned": Learned,  #       embeddings      a vector per position          2d          impossible
+    "sinusoidal": Sinusoidal,  # embeddings      nothing                        2d          degrades
+    "relative": Relative,  #     logits          a vector per distance          2d          degrades
+    "t5": T5,  #                 logits          a number per head and bucket   2d          degrades
+    "alibi": ALiBi,  #           logits          nothing                        2d          holds
+    "fox": FoX,  #               logits          a forget gate per head         2d + 1      not measured yet
+    "rope": RoPE,  #             q, k            nothing                        2d          degrades
+    "carope": CARoPE,  #         q, k            frequencies, by content        2d          degrades
+    "pope": PoPE,  #             q, k            a phase per head, dimension    3d          degrades little
+    "cope": CoPE,  #             logits          a vector per count             2d (3d with sep-keys, or beside rope)   holds
+    "cope_mlp": CoPE_MLP,  #     logits          an MLP of the count            as cope     not measured
+    "cope_alibi": CoPE_ALiBi,  # logits          nothing, or slopes             as cope     not measured
+    "expe": ExPE,  #             input of q, k   nothing, or S and theta        2d          degrades
+    "exqpe": ExQPE,  #           input of q, k   nothing, or S and thetas       2d          not measured
+}

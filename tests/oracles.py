@@ -58,8 +58,12 @@ def learned(x, pos, wpe):
 
 
 def sinusoidal(x, pos, cfg):
-    """Vaswani et al. 2017: embeddings times sqrt(C) (section 3.4), plus the sines and cosines of section 3.5."""
-    out, C = x * math.sqrt(x.shape[1]), x.shape[1]
+    """Vaswani et al. 2017: embeddings times sqrt(C) (section 3.4), plus the sines and cosines of section 3.5.
+
+    ExPE eq. (13) leaves the embeddings as they are.
+    """
+    C = x.shape[1]
+    out = x * math.sqrt(C) if cfg.sinusoidal_scale else x.copy()
     for t, n in enumerate(pos):
         for i in range(C // 2):
             out[t, 2 * i] += math.sin(n / cfg.base ** (2 * i / C))
@@ -98,7 +102,7 @@ def rope(q, k, pos, cfg):
     linear: positions t / s (Chen et al. 2023). ntk: a base of base * s^(d/(d-2)), and yarn: per frequency, by the
     rotations r that it makes within the trained length (Peng et al. 2023, definitions 1 to 3).
     """
-    d, s, L = q.shape[1], cfg.rope_factor, cfg.block_size
+    d, s, L = q.shape[1], cfg.rope_factor, cfg.rope_trained or cfg.block_size
     mode = cfg.rope_scaling
     base = cfg.base * s ** (d / (d - 2)) if mode == "ntk" else cfg.base
     theta = [base ** (-2 * c / d) for c in range(d // 2)]
@@ -193,6 +197,12 @@ def alibi_bias(T, m):
     return causal(T, lambda i, j: -m * (i - j))
 
 
+def fox_bias(x, w, b):
+    """Lin et al. 2025 eq. (4): sum_{l=j+1..i} log f_l, f_l = sigmoid(w . x_l + b); w (C,), b of one head."""
+    log_f = [math.log(sigmoid(row @ w + b)) for row in x]
+    return causal(len(x), lambda i, j: sum(log_f[l] for l in range(j + 1, i + 1)))
+
+
 def gates(q, s):
     """CoPE eq. (3) with Listing 1's scale: g_ij = sigmoid(q_i . s_j / sqrt(d)); s is k, W_g x or v (section 4)."""
     return causal(len(q), lambda i, j: sigmoid(q[i] @ s[j] / math.sqrt(q.shape[1])))
@@ -241,7 +251,7 @@ def cope_alibi_bias(p, m):
 ADD = ("learned", "sinusoidal")
 OVERRIDE = ("expe", "exqpe")
 ROTATE = ("rope", "carope", "pope")
-BIAS = ("relative", "t5", "alibi", "cope", "cope_mlp", "cope_alibi")
+BIAS = ("relative", "t5", "alibi", "fox", "cope", "cope_mlp", "cope_alibi")
 
 
 def methods(cfg, params, i):
@@ -255,8 +265,8 @@ def methods(cfg, params, i):
 
 def override(cfg, name, p, x, pos):
     """x with its first l dims set by expe or exqpe, from the learned constants if there are any."""
-    keys = ("S", "theta") if name == "expe" else ("S", "theta", "theta2")
-    values = [getattr(cfg, "expe_" + key) if cfg.expe_learned == "no" else float(p(key)) for key in keys]
+    keys = ("expe_S", "expe_theta") if name == "expe" else ("expe_S", "expe_theta", "expe_theta2")
+    values = [getattr(cfg, key) if cfg.expe_learned == "no" else float(p(key)) for key in keys]
     return (expe if name == "expe" else exqpe)(x, pos, cfg, *values)
 
 
@@ -298,13 +308,15 @@ def bias(cfg, name, p, h, x, q, k, v):
         return t5_bias(T, p("table")[:, h], cfg)
     if name == "alibi":
         return alibi_bias(T, alibi_slopes(H)[h])
+    if name == "fox":
+        return fox_bias(x, p("W")[:, h], p("b")[h])
 
     s = {"keys": k, "values": v}.get(cfg.cope_gates)
     if cfg.cope_gates == "sep-keys":
         s = (x @ p("W_g.weight").T + (p("W_g.bias") if cfg.bias else 0))[:, h * d:(h + 1) * d]
     pij = positions(gates(q, s))
     if name == "cope":
-        return cope_bias(q, pij, p("e"), cfg)
+        return cope_bias(q, pij, p("e")[h] if cfg.cope_per_head else p("e"), cfg)
     if name == "cope_mlp":
         return cope_mlp_bias(q, pij, p("W1"), p("b1"), p("W2"), cfg)
     if cfg.cope_slopes == "learned":

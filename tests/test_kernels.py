@@ -346,9 +346,10 @@ def test_models_use_the_kernels(interpreted_cope):
         else:
             assert logits == gradients == 0, name
     said = {name.split()[0]: found[name][0] for name in found if name.endswith("keys") and "sep" not in name}
-    assert said == {"pope": "attention: triton pope", "cope": "attention: triton cope", "cope+rope": "attention: triton cope",
-                    "rope,pope": "attention: pytorch, triton pope", "cope_alibi": "attention: pytorch",
-                    "pope+cope": "attention: pytorch (cope: mixed)"}
+    assert said == {"pope": "attention: triton pope", "cope": "attention: triton cope", "cope+rope": "attention: triton cope+rope",
+                    "rope,pope": "attention: pytorch (rope: no kernel for it), triton pope",
+                    "cope_alibi": "attention: pytorch (cope_alibi: no kernel for it)",
+                    "pope+cope": "attention: pytorch (pope+cope: mixed)"}
 
 
 def test_a_model_says_why_not(monkeypatch):
@@ -356,7 +357,7 @@ def test_a_model_says_why_not(monkeypatch):
     net = model.GPT(model.GPTConfig(block_size=8, vocab_size=11, n_layer=2, n_head=2, n_embd=64, pe="pope"))
     reason = "no GPU" if kernels.triton.__version__ else "no triton"
     assert net.use_kernels(torch.bfloat16) == f"attention: pytorch (pope: {reason})"
-    assert all(block.attn.fast_index is None for block in net.h)
+    assert all(block.attn.kernel is None for block in net.h)
 
 
 @pytest.fixture(scope="module")
@@ -461,21 +462,25 @@ def test_pope_details_on_gpu():
 
 def test_why_not(monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRET", True)
-    assert [kernels.why_not("cpu", d) for d in (32, 48, 64, 128)] == [None] * 4 or kernels.triton.__version__ is None
     monkeypatch.setattr(kernels.triton, "__version__", "3")
-    assert kernels.why_not("cpu", 64, dtype=torch.bfloat16) is None
-    assert kernels.why_not("cpu", 80) == "head width 80 is none of 32, 48, 64, 128"
-    assert kernels.why_not("cpu", 64, dropout=0.1) == "dropout"
-    assert kernels.why_not("cpu", 64, dtype=torch.float64) == "torch.float64 inputs"
+    ask = lambda pe="pope", d=64, device="cpu", dtype=torch.bfloat16, **more: kernels.why_not(pe, d, device, dtype, **more)
+    assert [ask(d=d) for d in (32, 48, 64, 128)] == [None] * 4
+    assert [ask(pe) for pe in ("cope", "cope+rope", "carope+cope", "pope+learned")] == [None] * 4
+    assert [ask(pe) for pe in ("pope+cope", "cope+alibi", "pope+t5")] == ["mixed"] * 3
+    assert ask("rope") == ask("cope_mlp") == "no kernel for it"
+    assert ask(hard_attention=True) == "hard attention"
+    assert ask(d=80) == "head width 80 is none of 32, 48, 64, 128"
+    assert ask(dropout=0.1) == "dropout"
+    assert ask(dtype=torch.float64) == "torch.float64 inputs"
     monkeypatch.setattr(kernels, "INTERPRET", False)
-    assert kernels.why_not("cpu", 64) == "no GPU"
+    assert ask() == "no GPU"
     monkeypatch.setattr(kernels.triton, "__version__", None)
-    assert kernels.why_not("cuda", 64) == "no triton"
+    assert ask(device="cuda") == "no triton"
 
 
 def test_without_triton():
     """A machine that has no Triton can import the module, ask, and read what to install."""
-    code = "import sys, kernels; assert kernels.why_not('cuda', 64) == 'no triton'; kernels.main()"
+    code = "import sys, kernels; assert kernels.why_not('pope', 64, 'cuda', None) == 'no triton'; kernels.main()"
     out = subprocess.run([sys.executable, "-c", "import sys; sys.modules['triton'] = None; " + code], cwd=ROOT,
                          capture_output=True, text=True)
     assert out.returncode == 1 and out.stderr == "kernels.py needs triton (Linux, x86-64): pip install triton\n"
