@@ -1,23 +1,24 @@
 """
 A GPT whose positional encoding (PE) is one switch: `GPTConfig(pe="pope")`, `pe="cope+rope"`, ...
 
-Read it top to bottom: the config, a plain GPT that calls its PEs at the places where one can act, the PEs themselves,
-one small class each, and the table PES that names them. Only torch is needed. A forward pass goes
+Read it top to bottom: the config, a plain GPT that calls its PEs where one can act, the PEs, one
+small class each, and the table PES that names them. Only torch is needed. A forward pass goes
 
-    wte -> embed -> [ norm -> enter -> c_qk, c_v -> rotate -> cache -> scores + logit_bias -> softmax -> c_proj
-                      norm -> MLP ] x n_layer -> norm -> lm_head
+    wte -> embed -> [ norm -> enter -> c_qk, c_v -> rotate -> cache -> q.k + logit_bias -> softmax
+                      -> c_proj; norm -> MLP ] in every block -> norm -> lm_head
 
-where embed, enter, rotate and logit_bias are hooks of `class PE`. A method overrides those where it acts.
+where embed, enter, rotate and logit_bias are the hooks of `class PE`; a method overrides some.
 
-Shapes     B batch, T queries (the new tokens), S keys (cached and new), t and s: as many of them as a chunk holds,
-           C = n_embd, H = n_head, d = C / H; a comment such as `# (B, H, T, d)` gives the shape of its line
-Symbols    i: position of a query; j: of a key; theta_c: frequency of dimension or pair c; phi: phase; a capital
-           letter that a paper gives to a matrix is a matrix here. A paper's other symbols stay in its class:
-           delta, mu (PoPE); g, p, e, z (CoPE); m (ALiBi); expe_S, expe_theta (ExPE); f (CARoPE, FoX)
-Papers     PoPE "Decoupling the What and Where With Polar Coordinate Positional Embedding";
-           CoPE arXiv:2405.18719; ExPE "Exact Positional Encodings"; CARoPE "Context-aware Rotary Position
-           Embedding"; FoX arXiv:2503.02130; RoPE arXiv:2104.09864; YaRN arXiv:2309.00071; ALiBi arXiv:2108.12409;
-           T5 arXiv:1910.10683; Shaw arXiv:1803.02155; Vaswani arXiv:1706.03762
+Shapes    B batch, T queries (the new tokens), S keys (cached and new), t and s: those of a chunk,
+          C = n_embd, H = n_head, d = C / H. A comment `# (B, H, T, d)` gives its line's shape
+Symbols   i: position of a query; j: of a key; theta_c: frequency of dimension or pair c; phi: phase.
+          A paper's other symbols stay in its class: delta, mu (PoPE); g, p, e, z (CoPE);
+          m (ALiBi); f, W, b (CARoPE, FoX); l, expe_S, expe_theta (ExPE)
+Papers    PoPE "Decoupling the What and Where With Polar Coordinate Positional Embedding";
+          CoPE arXiv:2405.18719; ExPE "Exact Positional Encodings"; CARoPE "Context-aware Rotary
+          Position Embedding"; FoX arXiv:2503.02130; RoPE arXiv:2104.09864; YaRN arXiv:2309.00071;
+          ALiBi arXiv:2108.12409; T5 arXiv:1910.10683; Shaw arXiv:1803.02155;
+          Vaswani arXiv:1706.03762
 """
 import math
 from dataclasses import dataclass
@@ -41,27 +42,27 @@ class GPTConfig:
     norm: str = "layernorm"  # layernorm | rmsnorm
     hard_attention: bool = False  # all weight on the largest logit (CoPE appendix C, an ablation)
     mlp: str = "gelu"  # gelu | swiglu
-    mlp_width: int = 0  # hidden width of the MLP; 0: 4 C for gelu, 8/3 C rounded up to 64s for swiglu
+    mlp_width: int = 0  # its hidden width; 0: 4 C for gelu, 8/3 C rounded up to 64s for swiglu
     tie: bool = True  # the output layer uses the token embeddings' weights
-    pe: str = "learned"  # a name of PES; `a+b`: both in a layer; `a,b,c`: a pattern tiled over the layers
+    pe: str = "learned"  # a name of PES; a+b: both in a layer; a,b,c: a pattern over the layers
 
     # options of the positional encodings, by method
-    base: float = 10000.0  # sinusoidal, rope, carope, pope: the c-th of n frequencies is base^(-c/n)
+    base: float = 10000.0  # sinusoidal, rope, carope, pope: theta_c = base^(-c/n), c = 0..n-1
     share_table: bool = True  # relative, cope: one table for the model, not one per layer
-    sinusoidal_scale: bool = True  # multiply the token embeddings by sqrt(C) (Vaswani; ExPE's eq. 13 does not)
+    sinusoidal_scale: bool = True  # multiply the token embeddings by sqrt(C) (Vaswani, not ExPE)
     rel_max: int = 0  # relative: distances with a vector of their own; 0: block_size
     rel_capped: bool = False  # relative: farther ones take the last vector, else they add nothing
     t5_buckets: int = 32  # t5: distance buckets, half of them one distance wide
     t5_max_distance: int = 128  # t5: from here on all distances share the last bucket
     rope_scaling: str = "none"  # none | linear | ntk | yarn: stretch rope at test time ...
     rope_factor: float = 1.0  # ... to this many times the trained length
-    rope_trained: int = 0  # yarn: the trained length, where block_size is no longer that; 0: block_size
+    rope_trained: int = 0  # yarn: the trained length, if block_size no longer is; 0: block_size
     cope_npos: int = 64  # cope, cope_mlp: number of positions; p is clamped to npos - 1
-    cope_gates: str = "keys"  # keys | sep-keys | values: the vectors that q is compared with to count a token
+    cope_gates: str = "keys"  # keys | sep-keys | values: vectors that q is compared with to count
     cope_per_head: bool = False  # cope: a table for each head, not one for all of them
-    cope_scale_z: bool = False  # divide q.e by sqrt(d) too (the official code; the paper's Listing 1 does not)
+    cope_scale_z: bool = False  # divide q.e by sqrt(d) too (official code; Listing 1 does not)
     cope_mlp_width: int = 64  # cope_mlp: N, hidden width
-    cope_slopes: str = "alibi"  # cope_alibi: alibi (its rule) | geometric (m0, m0/2, ...) | learned (from 0)
+    cope_slopes: str = "alibi"  # cope_alibi: alibi | geometric (m0, m0/2, ...) | learned (from 0)
     cope_m0: float = 1.0  # cope_alibi: first head's slope when geometric
     pope_softplus: bool = True  # magnitudes are softplus(q), softplus(k); else q, k themselves
     pope_delta: str = "zero"  # zero | uniform: start of the learned phase delta | none: no delta
@@ -72,7 +73,7 @@ class GPTConfig:
     expe_v: bool = False  # override the input of the values too
     expe_once: bool = False  # only before the first block, not in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
-    expe_learned: str = "no"  # no | random | init: train S and theta, from random or from the values above
+    expe_learned: str = "no"  # no | random | init: train S and theta from random or the given ones
     expe_scale: float = 1.0  # test time: multiply all of it but S by this (0.5: twice the length)
 
 
@@ -84,7 +85,7 @@ def choose(name, value, options):
 
 
 def wide(x):
-    """The dtype in which logits and phases are computed: float32, or float64 where x is float64."""
+    """The dtype of logits and phases: float32, or float64 where x is float64."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -94,40 +95,40 @@ def heads(x, H):
 
 
 def dots(q, k, d):
-    """q . k / sqrt(d) for (B, H, t, .) and (B, H, s, .) -> (B, H, t, s). d is the head width, also where PoPE has
-    made q and k twice as wide."""
+    """q.k / sqrt(d), (B, H, t, s). d is the head width, also where PoPE's q and k are 2d wide."""
     return (q @ k.mT).to(wide(q)) * d**-0.5
 
 
 def extend(cache, name, new):
-    """Append new (B, H, T, .) to what the layer's cache holds under this name; returns all of it (B, H, S, .)."""
+    """Append new (B, H, T, .) to the layer's cache under this name; returns all (B, H, S, .)."""
     if cache is None:
         return new
     cache[name] = torch.cat((cache[name], new), 2) if name in cache else new
     return cache[name]
 
 
-# ---------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # the GPT
 
 
 class Attention(nn.Module):
     def __init__(self, cfg, name, pes):
-        """name: the layer's part of cfg.pe, "cope+rope"; pes: its PEs, in that order."""
+        """name: the layer's part of cfg.pe, such as "cope+rope"; pes: its PEs, in that order."""
         super().__init__()
         self.name, self.hard, self.dropout = name, cfg.hard_attention, cfg.dropout
         self.H, self.d = cfg.n_head, cfg.n_embd // cfg.n_head
         self.c_qk = nn.Linear(cfg.n_embd, 2 * cfg.n_embd, bias=cfg.bias)
-        self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart: a PE may change the input of q, k alone
+        self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # a PE may act on q, k alone
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
-        self.kernel = None  # the PE whose Triton kernel computes this layer's attention, see GPT.use_kernels
-        rotating = [pe for pe in pes if pe.rotates]
-        if len(rotating) > 1:
-            choice = ", ".join(name for name, method in PES.items() if method.rotates)
-            raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; mix at most one of {choice}")
-        self.rotation = rotating[0] if rotating else None
+        self.kernel = None  # the PE whose Triton kernel is this layer's attention: GPT.use_kernels
         self.biases = [pe for pe in pes if pe.biases]
+        rotating = [pe for pe in pes if pe.rotates]
+        self.rotation = rotating[0] if rotating else None
+        if len(rotating) > 1:
+            known = ", ".join(name for name, method in PES.items() if method.rotates)
+            raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; "
+                             f"mix at most one of {known}")
 
     def forward(self, x, pos, cache=None):
         """x (B, T, C), pos (T,), cache: this layer's dict, read and extended. Returns (B, T, C)."""
@@ -136,7 +137,7 @@ class Attention(nn.Module):
             x_qk, x_v = pe.enter(x_qk, x_v, pos)
         q, k = (heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = heads(self.c_v(x_v), self.H)
-        if self.kernel is not None and cache is None:  # kernels serve training; with a cache PyTorch computes it
+        if self.kernel is not None and cache is None:  # kernels serve training, not decoding
             y = self.kernel.attend(q, k, v, x, pos, self.rotation)
         else:
             y = self.attend(q, k, v, x, pos, cache)
@@ -145,7 +146,7 @@ class Attention(nn.Module):
 
     def attend(self, q, k, v, x, pos, cache):
         """q, k, v (B, H, T, d) of the new tokens -> (B, H, T, d)"""
-        raw_q, raw_k = q, None  # as they are before rotation
+        raw_q, raw_k = q, None  # before rotation; the keys only if there is one and a bias reads them
         if self.rotation is not None:
             if any(pe.reads_qk for pe in self.biases):
                 raw_k = extend(cache, "raw_k", k)
@@ -157,22 +158,24 @@ class Attention(nn.Module):
         return self.dense(q, k, v, pos, raw_q, raw_k, memories)
 
     def fused(self, q, k, v):
-        """PyTorch's attention, for methods that leave the logits alone. The scale is d^-1/2 also where q is 2d wide."""
+        """PyTorch's fused attention, for methods that leave the logits alone."""
         T, S, d = q.size(2), k.size(2), v.size(3)
-        if q.size(3) > d:  # flash attention asks for equal widths; on CPU padding v is 1.1 to 2.5 times as fast
-            v = F.pad(v, (0, q.size(3) - d))
-        causal = True if T == S else False  # T == S itself would be a symbol once lengths vary under torch.compile
+        if q.size(3) > d:  # PoPE: flash attention asks for equal widths; also 1.1 to 2.5 times as
+            v = F.pad(v, (0, q.size(3) - d))  # fast on CPU
+        causal = True if T == S else False  # under torch.compile T == S may be a symbol, not a bool
         mask = None
         if 1 < T < S:  # is_causal would line query 0 up with key 0, not with its own key
             mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-        p = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=causal, scale=self.d**-0.5)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=self.d**-0.5)
         return y[..., :d]
 
     def dense(self, q, k, v, pos, raw_q, raw_k, memories):
-        """softmax(q.k / sqrt(d) + biases) v in the open, for methods that act on the logits. It takes a chunk of queries
-        at a time and only the keys that they may see: evaluation at 10k tokens fits in memory (in training, autograd
-        keeps every chunk). raw_q, raw_k: q and k before rotation; memories: see PE.remember, one per bias."""
+        """softmax(q.k / sqrt(d) + biases) v in the open, for methods that act on the logits.
+
+        It takes a chunk of queries at a time and only the keys that they may see: an evaluation
+        on 10k tokens fits in memory (in training, autograd keeps every chunk). raw_q, raw_k: q
+        and k before rotation; memories: what PE.remember gave, for each bias."""
         T, S, chunks = q.size(2), k.size(2), []
         j = pos[-1] + 1 - S + torch.arange(S, device=q.device)  # positions of the keys
         for start in range(0, T, CHUNK):
@@ -191,9 +194,10 @@ class Attention(nn.Module):
                 memory = None if memory is None else memory[:, :, :n]
                 logits = logits + pe.logit_bias(raw_q[:, :, start:stop], qk, i, dist, memory)
             a = logits.masked_fill(dist < 0, -math.inf).softmax(-1)
-            if self.hard:  # forward all or nothing, backward the softmax (straight-through; the paper does not say)
+            if self.hard:  # all or nothing, with the softmax's gradient (ours, the paper is silent)
                 a = F.one_hot(a.argmax(-1), n) + a - a.detach()
-            chunks.append(F.dropout(a.to(v.dtype), self.dropout, self.training) @ v[:, :, :n])
+            a = F.dropout(a.to(v.dtype), self.dropout, self.training)
+            chunks.append(a @ v[:, :, :n])
         return torch.cat(chunks, 2)  # (B, H, T, d)
 
 
@@ -217,6 +221,12 @@ class MLP(nn.Module):
         return F.dropout(self.c_proj(x), self.dropout, self.training)
 
 
+def norm(cfg):
+    if choose("norm", cfg.norm, ("layernorm", "rmsnorm")) == "rmsnorm":
+        return nn.RMSNorm(cfg.n_embd, eps=1e-5)
+    return nn.LayerNorm(cfg.n_embd, eps=1e-5, bias=cfg.bias)
+
+
 class Block(nn.Module):
     def __init__(self, cfg, name, pes):
         super().__init__()
@@ -230,26 +240,23 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-def norm(cfg):
-    if choose("norm", cfg.norm, ("layernorm", "rmsnorm")) == "rmsnorm":
-        return nn.RMSNorm(cfg.n_embd, eps=1e-5)
-    return nn.LayerNorm(cfg.n_embd, eps=1e-5, bias=cfg.bias)
-
-
 class GPT(nn.Module):
     def __init__(self, cfg):
         """Raises ValueError, naming the field, where cfg makes no sense."""
         super().__init__()
-        for key in ("block_size", "n_layer", "n_head", "n_embd", "base", "rope_factor", "cope_npos", "cope_mlp_width"):
-            if not getattr(cfg, key) > 0:
-                raise ValueError(f"{key}={getattr(cfg, key)} must be larger than 0")
+        for key in ("block_size", "n_layer", "n_head", "n_embd",
+                    "base", "rope_factor", "cope_npos", "cope_mlp_width"):
+            if not 0 < getattr(cfg, key) < math.inf:
+                raise ValueError(f"{key}={getattr(cfg, key)} must be larger than 0, and finite")
         if cfg.n_embd % cfg.n_head:
-            raise ValueError(f"n_embd={cfg.n_embd} does not divide into n_head={cfg.n_head} heads; change one of them")
+            raise ValueError(f"n_embd={cfg.n_embd} does not divide into n_head={cfg.n_head} heads; "
+                             "change one of them")
         pattern = cfg.pe.split(",")
         if len(pattern) > cfg.n_layer:
-            raise ValueError(f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, n_layer={cfg.n_layer}; shorten it")
+            raise ValueError(f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, "
+                             f"n_layer={cfg.n_layer}; shorten it")
         self.cfg = cfg
-        self.firsts = {}  # name -> its PE in the earliest layer that uses it; later ones share parameters with it
+        self.firsts = {}  # name -> its PE in the earliest layer that uses it, to share parameters
         blocks = []
         for i in range(cfg.n_layer):
             layer, pes = pattern[i % len(pattern)], []
@@ -264,26 +271,28 @@ class GPT(nn.Module):
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
         for name, layer in self.gpt2_layers().items():
-            residual = name.endswith("c_proj")  # these write to the residual stream, 2 n_layer times
-            nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * cfg.n_layer) if residual else 0.02)
+            to_residual_stream = name.endswith("c_proj")  # which is written to 2 n_layer times
+            std = 0.02 / math.sqrt(2 * cfg.n_layer) if to_residual_stream else 0.02
+            nn.init.normal_(layer.weight, std=std)
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
     def gpt2_layers(self):
-        """{name: module} of the linear and embedding layers whose weights start and decay as GPT-2's do: all of the
-        GPT's own and, inside a PE, those that it names in as_gpt2. The rest of a PE starts as its class says, and
-        never decays."""
+        """{name: module} of the layers whose weights start and decay as GPT-2's: every Linear and
+        Embedding of the GPT and, of a PE's, those that it names in as_gpt2. The rest of a PE
+        starts as its class says and never decays."""
         others = set()
         for pe in self.modules():
             if isinstance(pe, PE):
-                others |= {module for name, module in pe.named_modules() if name not in pe.as_gpt2}
-        return {name: module for name, module in self.named_modules()
-                if isinstance(module, (nn.Linear, nn.Embedding)) and module not in others}
+                others |= {m for name, m in pe.named_modules() if name not in pe.as_gpt2}
+        return {name: m for name, m in self.named_modules()
+                if isinstance(m, (nn.Linear, nn.Embedding)) and m not in others}
 
     def forward(self, idx, targets=None, cache=None, start=None):
-        """idx (B, T) token ids; targets (B, T), -1 where there is no loss. Returns (logits, loss): logits (B, T, V)
-        with targets, else those of the last position alone (B, 1, V) and loss None. Loss in nats per target.
-        cache: from new_cache(), extended in place; start: position of idx[:, 0], by default the one after the cache's."""
+        """idx (B, T) token ids; targets (B, T), -1 where there is no loss. Returns (logits, loss):
+        with targets, logits (B, T, V) and the loss in nats per target; without, the logits of the
+        last position alone (B, 1, V) and None. cache: from new_cache(), extended in place;
+        start: position of idx[:, 0], by default the one after the cache's."""
         if start is None:
             start = cache[0].get("end", 0) if cache is not None else 0
         end = start + idx.size(1)
@@ -303,20 +312,21 @@ class GPT(nn.Module):
         if targets is None:
             return self.lm_head(x[:, -1:]), None
         logits = self.lm_head(x)
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits, loss
 
     def use_kernels(self, dtype):
-        """Let kernels.py compute the attention of the layers that it can; dtype: of q, k, v, so that of autocast. To be
-        called once, on the device. Returns a line that says what computes the attention."""
+        """Let kernels.py compute the attention of the layers that it can. dtype: that of q, k, v,
+        so autocast's. To be called once, on the device. Returns a line that says what computes
+        the attention."""
         import kernels
 
-        labels = []
+        device, labels = self.wte.weight.device, []
         for attn in (block.attn for block in self.h):
-            reason = kernels.why_not(attn.name, attn.d, self.wte.weight.device, dtype, self.cfg.dropout,
-                                     self.cfg.hard_attention)
+            reason = kernels.why_not(attn.name, attn.d, device, dtype, self.cfg.dropout, attn.hard)
             if reason is None:
                 attn.kernel = next(pe for pe in attn.pes if pe.attend is not None)
-            label = f"triton {attn.name}" if reason is None else f"pytorch ({attn.name}: {reason})"
+            label = f"pytorch ({attn.name}: {reason})" if reason else f"triton {attn.name}"
             if label not in labels:
                 labels.append(label)
         return "attention: " + ", ".join(labels)
@@ -327,7 +337,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
-        """idx (B, T) -> (B, T + max_new_tokens). temperature 0 takes the likeliest token. Call eval() first."""
+        """idx (B, T) -> (B, T + max_new_tokens). temperature 0: the likeliest token. In eval()."""
         cache, new = self.new_cache(), idx
         for _ in range(max_new_tokens):
             logits = self(new, cache=cache)[0][:, -1].float()  # (B, V)
@@ -342,73 +352,77 @@ class GPT(nn.Module):
         return idx
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """AdamW. The weights of gpt2_layers() decay, nothing else does. Each step ends with PE.clamp_parameters."""
+        """AdamW, in which the weights of gpt2_layers() decay and nothing else does. After each
+        step it calls PE.clamp_parameters."""
         decay = {layer.weight for layer in self.gpt2_layers().values()}
         params = list(self.parameters())
         groups = [dict(params=[p for p in params if p in decay], weight_decay=weight_decay),
                   dict(params=[p for p in params if p not in decay], weight_decay=0.0)]
-        optimizer = torch.optim.AdamW(groups, learning_rate, betas, fused=device_type in ("cuda", "cpu"))
+        fused = device_type in ("cuda", "cpu")
+        optimizer = torch.optim.AdamW(groups, learning_rate, betas, fused=fused)
         pes = [module for module in self.modules() if isinstance(module, PE)]
         optimizer.register_step_post_hook(lambda *_: [pe.clamp_parameters() for pe in pes])
         return optimizer
 
     def get_num_params(self, non_embedding=True):
-        """Number of parameters, without learned absolute positions unless non_embedding is False."""
+        """Number of parameters; learned absolute positions count only if non_embedding is False."""
         n = sum(p.numel() for p in self.parameters())
         if non_embedding and "learned" in self.firsts:
             n -= self.firsts["learned"].wpe.weight.numel()
         return n
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12, length=0):
-        """Share of the peak FLOP/s (default: an A100's in bf16) when fwdbwd_per_iter sequences take dt seconds.
-        length: tokens in each, 0: block_size. Counts 6 N + 12 L C T per token (PaLM appendix B); what a PE adds is
-        not counted."""
+        """Share of the peak FLOP/s (default: an A100's in bf16) when fwdbwd_per_iter sequences of
+        `length` tokens (0: block_size) take dt seconds. Counts 6 N + 12 L C T per token (PaLM
+        appendix B), and nothing for what a PE adds."""
         T = length or self.cfg.block_size
         per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
 
 
-# ---------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # positional encodings: a PE overrides the hooks where it acts, the others do nothing
 
 
 class PE(nn.Module):
-    """`nope`: no positional encoding at all. The causal mask alone tells a token what came before it."""
-
-    rotates = False  # whether the method has a rotate of its own, at most one in a layer
-    biases = False  # whether it adds to the logits; if not, PyTorch's fused attention can be used
-    reads_qk = False  # whether its logit_bias reads qk
-    limit = None  # or the number of positions past which the method is not defined
+    """`nope`: no positional encoding. The causal mask alone tells a token what came before it."""
+    rotates = False  # does it have a rotate of its own? At most one in a layer
+    biases = False  # does it add to the logits? If none does, attention is PyTorch's fused one
+    reads_qk = False  # does its logit_bias read qk?
+    limit = None  # number of positions past which the method is not defined, if there is one
     as_gpt2 = ()  # names of its submodules that start and decay as the GPT's own layers do
-    attend = None  # or a method: the layer's whole attention by a Triton kernel, in training
+    attend = None  # a method: the layer's whole attention by a Triton kernel, in training
 
     def __init__(self, cfg, first=None):
-        """first: the instance in the earliest layer that uses this method, to share parameters with; None there."""
+        """first: this method's PE in the earliest layer that uses it, to share parameters with;
+        None in that layer."""
         super().__init__()
         self.cfg, self.d = cfg, cfg.n_embd // cfg.n_head
 
     def embed(self, x, pos):
-        """x (B, T, C) token embeddings, pos (T,) positions; once per model. Returns x."""
+        """Returns x (B, T, C), the token embeddings, changed; once per model. pos (T,)."""
         return x
 
     def enter(self, x, x_v, pos):
-        """The inputs (B, T, C) of the q, k projections and of the v projection, in every block, after its norm."""
+        """Returns the inputs (B, T, C) of the q, k projections and of v's, changed; in a block."""
         return x, x_v
 
     def rotate(self, q, k, x, pos, cache):
-        """q, k (B, H, T, d) of the new tokens, before k enters the cache; x (B, T, C) the attention's input."""
+        """Returns q, k (B, H, T, d) of the new tokens, turned, before k enters the cache.
+        x (B, T, C): the attention's input."""
         return q, k
 
     def remember(self, x, v, cache):
-        """Once a block, before logit_bias: the values that it needs of every key, (B, H, S, .), or None.
-        x (B, T, C) the attention's input, v (B, H, S, d) the values of all keys."""
+        """Once a block: returns what logit_bias needs of every key, (B, H, S, .), or None.
+        x (B, T, C): the attention's input; v (B, H, S, d): the values of all keys."""
         return None
 
     def logit_bias(self, q, qk, i, dist, memory):
-        """What to add to the logits of a chunk of queries; any shape that broadcasts to (B, H, t, s).
-        q (B, H, t, d): the queries before rotation; qk (B, H, t, s): their q.k / sqrt(d) before rotation, if reads_qk;
-        i (t,): their positions; dist (t, s): i - j to every key, negative in the future, which is masked later (but a
-        nan there would spoil the gradients); memory (B, H, s, .): of remember, up to the last query's own."""
+        """Returns what to add to the logits of a chunk of queries, or broadcasts to (B, H, t, s).
+        q (B, H, t, d): the queries before rotation; qk (B, H, t, s): their q.k / sqrt(d) before
+        rotation, None unless reads_qk; i (t,): their positions; dist (t, s): i - j, negative in
+        the future, where the result is masked but must not be nan; memory (B, H, s, .): what
+        remember returned, up to the chunk's last query."""
         return 0.0
 
     def clamp_parameters(self):
@@ -416,8 +430,7 @@ class PE(nn.Module):
 
 
 class Learned(PE):
-    """`learned` absolute embeddings, added to the tokens' (GPT-2; Vaswani section 3.5). Ends at block_size."""
-
+    """`learned` absolute embeddings, added to the tokens' (GPT-2; Vaswani section 3.5)."""
     as_gpt2 = ("wpe",)
 
     def __init__(self, cfg, first=None):
@@ -430,36 +443,39 @@ class Learned(PE):
 
 
 def frequencies(base, n, x):
-    """theta_c = base^(-c/n), c = 0..n-1, (n,). Made anew each time: a buffer would follow .bfloat16(), in which
-    phases are off by radians."""
+    """theta_c = base^(-c/n), c = 0..n-1, (n,), in float32 at least. Made anew each time: a buffer
+    would follow .bfloat16(), in which phases are off by radians."""
     return base ** (-torch.arange(n, device=x.device, dtype=wide(x)) / n)
 
 
 class Sinusoidal(PE):
-    """`sinusoidal` absolute encodings: dimensions 2c, 2c + 1 are sin, cos of pos * theta_c, theta_c = base^(-2c/C),
-    added to the embeddings, which are multiplied by sqrt(C) first (Vaswani sections 3.4, 3.5)."""
+    """`sinusoidal`: dimensions 2c and 2c + 1 of the embeddings, which are multiplied by sqrt(C)
+    before, get sin and cos of i theta_c, theta_c = base^(-2c/C) (Vaswani sections 3.4, 3.5)."""
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
         if cfg.n_embd % 2:
-            raise ValueError(f"sinusoidal pairs sines and cosines, but n_embd={cfg.n_embd} is odd; change it")
+            raise ValueError(f"sinusoidal pairs sin and cos, but n_embd={cfg.n_embd} is odd; change it")
 
     def embed(self, x, pos):
         C = x.size(-1)
         angle = pos[:, None] * frequencies(self.cfg.base, C // 2, x)  # (T, C/2)
         waves = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)  # (T, C)
-        return x * (C**0.5 if self.cfg.sinusoidal_scale else 1.0) + waves.to(x.dtype)
+        if self.cfg.sinusoidal_scale:
+            x = x * C**0.5
+        return x + waves.to(x.dtype)
 
 
 class Relative(PE):
-    """`relative`: q_i . (k_j + a[i-j]) / sqrt(d), a learned vector per distance, on keys (Shaw eq. 4)."""
-
+    """`relative`: q_i . (k_j + a[i-j]) / sqrt(d), a learned vector per distance (Shaw eq. 4)."""
     biases = True
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
-        share = first and cfg.share_table
-        self.a = first.a if share else nn.Parameter(0.02 * torch.randn(cfg.rel_max or cfg.block_size, self.d))
+        if first and cfg.share_table:
+            self.a = first.a
+        else:
+            self.a = nn.Parameter(0.02 * torch.randn(cfg.rel_max or cfg.block_size, self.d))
 
     def logit_bias(self, q, qk, i, dist, memory):
         R = len(self.a)
@@ -470,9 +486,8 @@ class Relative(PE):
 
 
 class T5(PE):
-    """`t5`: a learned bias per head and bucket of distances, one table for all layers (T5 section 2.1).
-    Half of the buckets hold one distance each, the others widen logarithmically up to t5_max_distance."""
-
+    """`t5`: a learned bias per head and bucket of distances, one table for all layers (T5 section
+    2.1). Half of the buckets hold one distance each; the others widen logarithmically."""
     biases = True
 
     def __init__(self, cfg, first=None):
@@ -484,15 +499,16 @@ class T5(PE):
 
     def logit_bias(self, q, qk, i, dist, memory):
         n, exact = self.cfg.t5_buckets, self.cfg.t5_buckets // 2
-        octaves = (dist.clamp(min=exact).float() / exact).log() / math.log(self.cfg.t5_max_distance / exact)
-        far = exact + (octaves * (n - exact)).long()
+        octaves = (dist.clamp(min=exact).float() / exact).log()
+        share = octaves / math.log(self.cfg.t5_max_distance / exact)  # of the way to the last bucket
+        far = exact + (share * (n - exact)).long()
         bucket = torch.where(dist < exact, dist.clamp(min=0), far.clamp(max=n - 1))  # (t, s)
         return self.table[bucket].permute(2, 0, 1).to(wide(q))  # (H, t, s)
 
 
 def alibi_slopes(H, x):
-    """m_h = 2^(-8h/H), h = 1..H, (H, 1, 1). Where H is no power of two: those of the next smaller power, then every
-    other one of the next larger (ALiBi section 3 and its footnote)."""
+    """m_h = 2^(-8h/H), h = 1..H, (H, 1, 1). Where H is no power of two: those of the next smaller
+    power, then every other one of the next larger (ALiBi section 3 and its footnote)."""
     n = 2 ** int(math.log2(H))
     h = torch.arange(H, device=x.device, dtype=wide(x))
     exponent = torch.where(h < n, (h + 1) * (8 / n), (h - n + 0.5) * (8 / n))
@@ -501,7 +517,6 @@ def alibi_slopes(H, x):
 
 class ALiBi(PE):
     """`alibi`: - m_h (i - j), a fixed slope per head and nothing learned (ALiBi section 3)."""
-
     biases = True
 
     def logit_bias(self, q, qk, i, dist, memory):
@@ -509,10 +524,9 @@ class ALiBi(PE):
 
 
 class FoX(PE):
-    """`fox`: sum_{l=j+1..i} log f_l, f_l = sigmoid(W_h . x_l + b_h): each head forgets by content, an ALiBi whose
-    slope every token sets (FoX eq. 4). x is the block's attention input; W and b start as in the authors' code,
-    near 0, where f = 1/2. The sums are kept in float32."""
-
+    """`fox`: sum_{l=j+1..i} log f_l, f_l = sigmoid(x_l W + b) per head: an ALiBi whose slope the
+    tokens set, by forgetting what came before them (FoX section 3). x is the attention's input.
+    W and b start as in the authors' code, where f is near 1/2."""
     biases = True
 
     def __init__(self, cfg, first=None):
@@ -521,18 +535,21 @@ class FoX(PE):
         self.b = nn.Parameter(torch.zeros(cfg.n_head))
 
     def remember(self, x, v, cache):
-        with torch.autocast(x.device.type, enabled=False):
+        """The sum of log f over all tokens up to each key, (B, H, S, 1)."""
+        with torch.autocast(x.device.type, enabled=False):  # a sum in bfloat16 would be off
             log_f = F.logsigmoid(x.to(wide(x)) @ self.W.to(wide(x)) + self.b)  # (B, T, H)
-        log_f = extend(cache, "log_f", log_f.transpose(1, 2)[..., None])  # (B, H, S, 1)
-        return log_f.cumsum(2)
+        total = log_f.transpose(1, 2)[..., None].cumsum(2)  # (B, H, T, 1)
+        if cache is not None and "total" in cache:
+            total = total + cache["total"][:, :, -1:]
+        return extend(cache, "total", total)
 
-    def logit_bias(self, q, qk, i, dist, memory):
-        total = memory[..., 0]  # (B, H, s), the sum of log f up to each key; the last t keys are the queries' own
-        return total[:, :, -len(i) :, None] - total[:, :, None, :]
+    def logit_bias(self, q, qk, i, dist, total):
+        total = total[..., 0]  # (B, H, s); the last t keys are the queries' own
+        return total[:, :, -len(i) :, None] - total[:, :, None]
 
 
 def turn(x, angle):
-    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d) by angle (.., T, d/2) radians, at least in float32."""
+    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d) by angle (.., T, d/2), in radians."""
     a, b = x.chunk(2, -1)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
@@ -540,16 +557,18 @@ def turn(x, angle):
 
 def check_pairs(name, d):
     if d % 2:
-        raise ValueError(f"{name} turns pairs of dimensions, but n_embd / n_head = {d} is odd; change n_head")
+        raise ValueError(f"{name} turns pairs of dimensions, but n_embd / n_head = {d} is odd; "
+                         "change n_head")
 
 
 class RoPE(PE):
-    """`rope`: dimensions (c, c + d/2) of q and k turn by the angle pos * theta_c, theta_c = base^(-2c/d), c = 0..d/2-1,
-    which lets position enter q.k through the distance alone (RoPE eq. 16; its pairs are neighbours, the same up to
-    the order of the dimensions). Test-time scaling to `factor` times the trained length: linear: pos / factor; ntk:
-    base * factor^(d/(d-2)); yarn: fast pairs as trained, slow ones linear (YaRN section 3; its ramp counts turns within
-    the trained length, while some deployed code ramps over the pairs' index)."""
+    """`rope`: dimensions c and c + d/2 of q and k turn by the angle i theta_c, theta_c =
+    base^(-2c/d), c = 0..d/2-1, so q.k depends on position through the distance alone (RoPE eq. 16;
+    its pairs are neighbours, which is the same up to the order of dimensions).
 
+    Test-time scaling to `factor` times the trained length: linear: i / factor; ntk: base *
+    factor^(d/(d-2)); yarn: fast pairs as trained, slow ones linear, with a ramp between them over
+    the turns within the trained length (YaRN section 3; deployed code often ramps over c)."""
     rotates = True
 
     def __init__(self, cfg, first=None):
@@ -561,7 +580,8 @@ class RoPE(PE):
                              "choose linear, ntk or yarn")
 
     def rotate(self, q, k, x, pos, cache):
-        scaling, factor, base, gain = self.cfg.rope_scaling, self.cfg.rope_factor, self.cfg.base, 1.0
+        scaling, factor = self.cfg.rope_scaling, self.cfg.rope_factor
+        base, gain = self.cfg.base, 1.0
         if scaling == "ntk":
             base = base * factor ** (self.d / (self.d - 2))
         theta = frequencies(base, self.d // 2, q)  # (d/2,)
@@ -577,11 +597,11 @@ class RoPE(PE):
 
 
 class CARoPE(PE):
-    """`carope`: RoPE whose phases are sums of learned, token- and head-dependent frequencies
-    phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE section 2).
-    x is the block's attention input. The paper asks for a start as RoPE, which its formula cannot give:
-    the constant b makes f = base^(-2/d) at W = 0, where f^c are RoPE's frequencies. Pair 0 stays content-free."""
-
+    """`carope`: RoPE whose phases are sums of learned frequencies that token and head set:
+    phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE
+    section 2). x is the attention's input. Pair 0 stays content-free. The paper asks for a start
+    as RoPE, which its formula cannot give: with the constant b, W = 0 makes f = base^(-2/d), and
+    then the powers f^c are RoPE's frequencies."""
     rotates = True
 
     def __init__(self, cfg, first=None):
@@ -592,29 +612,34 @@ class CARoPE(PE):
         self.b = y + math.log(-math.expm1(-y))
 
     def rotate(self, q, k, x, pos, cache):
-        with torch.autocast(x.device.type, enabled=False):  # a phase summed in bf16 is off by radians
-            log_f = -torch.log1p(F.softplus(x.to(wide(x)) @ self.W.to(wide(x)) + self.b))  # (B, T, H)
+        with torch.autocast(x.device.type, enabled=False):  # a sum in bfloat16 is off by radians
+            y = F.softplus(x.to(wide(x)) @ self.W.to(wide(x)) + self.b)
+            log_f = -torch.log1p(y).transpose(1, 2)[..., None]  # (B, H, T, 1)
             c = torch.arange(self.d // 2, device=x.device)
-            phi = (log_f.transpose(1, 2)[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
-        if cache is not None:  # the running phase is all that later tokens need, modulo 2 pi: a large one loses digits
+            phi = (log_f * c).exp().cumsum(2)  # (B, H, T, d/2)
+        if cache is not None:  # later tokens need the running phase; a large one would lose digits
             phi = phi + cache.get("phi", 0.0)
             cache["phi"] = phi[:, :, -1:] % (2 * math.pi)
         return turn(q, phi), turn(k, phi)
 
 
 class PoPE(PE):
-    """`pope`: sum_c mu(q_c) mu(k_c) cos((j - i) theta_c + delta_c) / sqrt(d), mu = softplus, theta_c = base^(-c/d),
-    c = 0..d-1 (PoPE eq. 5): content sets the magnitudes and position the phases, and each dimension, not each pair,
-    has a phase of its own. Computed as a plain dot product of [mu cos, mu sin], 2d wide (eq. 6, 7, 9). The paper prints
-    theta_c = base^(+c/d), a typo. delta (H, d) is brought back into [-2 pi, 0] after each step. A clamp in the
-    forward pass would stop the gradient of every delta that a step carried past the bound, and freeze it there."""
+    """`pope`: sum_c mu(q_c) mu(k_c) cos((j - i) theta_c + delta_c) / sqrt(d), mu = softplus,
+    theta_c = base^(-c/d), c = 0..d-1 (PoPE eq. 5; the paper prints base^(+c/d), a typo). Content
+    sets the magnitudes, position the phases, and each dimension, not each pair, has a phase.
+    Computed as a plain dot product of [mu cos, mu sin], 2d wide (eq. 6, 7, 9).
 
+    delta (H, d) is brought back into [-2 pi, 0] after each step. A clamp in the forward pass would
+    stop the gradient of every delta that a step carried past the bound, and freeze it there."""
     rotates = True
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
-        lowest = choose("pope_delta", cfg.pope_delta, {"zero": 0.0, "uniform": -2 * math.pi, "none": None})
-        self.delta = None if lowest is None else nn.Parameter(lowest * torch.rand(cfg.n_head, self.d))
+        starts = {"zero": 0.0, "uniform": -2 * math.pi, "none": None}
+        start = choose("pope_delta", cfg.pope_delta, starts)
+        self.delta = None
+        if start is not None:
+            self.delta = nn.Parameter(start * torch.rand(cfg.n_head, self.d))
 
     def rotate(self, q, k, x, pos, cache):
         angle = angle_k = pos[:, None] * frequencies(self.cfg.base, self.d, q)  # (T, d)
@@ -627,7 +652,7 @@ class PoPE(PE):
         return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
 
     def attend(self, q, k, v, x, pos, rotation):
-        """The kernel rotates by itself; rotation is this PE."""
+        """With the kernel, which rotates by itself: rotation is this PE."""
         from kernels import pope_attention
 
         return pope_attention(q, k, v, self.delta, self.cfg.base, self.cfg.pope_softplus)
@@ -639,12 +664,13 @@ class PoPE(PE):
 
 
 class CoPE(PE):
-    """`cope`: positions count what the query cares about. g_ij = sigmoid(q_i.k_j / sqrt(d)), p_ij = g_ij + .. + g_ii,
-    clamped to npos - 1, and the bias is q_i.e[p_ij], interpolated between the two nearest rows (CoPE eq. 3-5 and
-    Listing 1; eq. 3 omits sqrt(d)). Where all gates are 1, p_ij = i - j + 1. e (d, npos) serves all heads, or is
-    (H, d, npos). In `cope+rope` gates and table see q and k as they were before rotation: turned ones would let
-    distance into the counts."""
+    """`cope`: positions count what the query cares about. Gates g_ij = sigmoid(q_i.k_j / sqrt(d)),
+    positions p_ij = g_ij + .. + g_ii, clamped to npos - 1 (if all gates are 1, p_ij = i - j + 1),
+    and the bias q_i.e[p_ij], interpolated between the two nearest columns of e (CoPE eq. 3-8 and
+    Listing 1; eq. 3 omits sqrt(d)). e (d, npos) serves all heads, or is (H, d, npos).
 
+    In `cope+rope` gates and table see q and k as they were before rotation: turned ones would let
+    distance into the counts."""
     biases = True
     as_gpt2 = ("W_g",)
 
@@ -652,7 +678,9 @@ class CoPE(PE):
         super().__init__(cfg)
         gates = choose("cope_gates", cfg.cope_gates, ("keys", "sep-keys", "values"))
         self.reads_qk = gates == "keys"
-        self.W_g = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias) if gates == "sep-keys" else None
+        self.W_g = None
+        if gates == "sep-keys":
+            self.W_g = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.add_parameters(first if cfg.share_table else None)
 
     def add_parameters(self, first):
@@ -662,14 +690,15 @@ class CoPE(PE):
         self.e = first.e if first else nn.Parameter(torch.zeros(shape))
 
     def remember(self, x, v, cache):
-        """(B, H, S, d): the vectors that q is compared with to count a token; None: the keys."""
+        """The vectors (B, H, S, d) that q is compared with to count a token; None: the keys."""
         if self.W_g is not None:
             return extend(cache, "gate_k", heads(self.W_g(x), self.cfg.n_head))
         return v if self.cfg.cope_gates == "values" else None
 
-    def logit_bias(self, q, qk, i, dist, memory):
-        g = self.gates(q, qk, dist, memory)
-        return self.interpolate(q, self.positions(g))
+    def logit_bias(self, q, qk, i, dist, gate_k):
+        g = self.gates(q, qk, dist, gate_k)
+        p = self.positions(g)
+        return self.interpolate(q, p)
 
     def gates(self, q, qk, dist, gate_k):
         """g (B, H, t, s), zero in the future."""
@@ -678,12 +707,8 @@ class CoPE(PE):
         return qk.masked_fill(dist < 0, -math.inf).sigmoid()
 
     def positions(self, g):
-        """p (B, H, t, s), a sum from the query leftwards. Total minus prefix would cancel digits."""
+        """p (B, H, t, s): a sum from the right, as total minus prefix would cancel digits."""
         return g.flip(-1).cumsum(-1).flip(-1)
-
-    def z(self, q):
-        """q.e (B, H, t, npos), the bias at every whole position."""
-        return q @ self.e * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)
 
     def interpolate(self, q, p):
         """The bias (B, H, t, s) at positions p."""
@@ -692,22 +717,27 @@ class CoPE(PE):
         floor, ceil = p.floor().long(), p.ceil().long()
         return torch.lerp(z.gather(-1, floor), z.gather(-1, ceil), p - floor)
 
+    def z(self, q):
+        """q.e (B, H, t, npos), the bias at every whole position."""
+        z = q @ self.e
+        return z * self.d**-0.5 if self.cfg.cope_scale_z else z
+
     def attend(self, q, k, v, x, pos, rotation):
+        """With the kernel, whose gates are sigmoids of its own logits unless it is given others."""
         from kernels import cope_attention
 
-        gate_k = self.remember(x, v, None)
-        if rotation is None and gate_k is None:  # the kernel's logits serve as gates, too
-            return cope_attention(q, k, v, self.z(q))
-        z, gate_q, gate_k = self.z(q), q, k if gate_k is None else gate_k
+        z, gate_k = self.z(q), self.remember(x, v, None)
+        if rotation is None and gate_k is None:
+            return cope_attention(q, k, v, z)
+        gate_q, gate_k = q, k if gate_k is None else gate_k
         if rotation is not None:
             q, k = rotation.rotate(q, k, x, pos, None)
         return cope_attention(q, k, v, z, gate_q, gate_k)
 
 
 class CoPE_MLP(CoPE):
-    """`cope_mlp`: an MLP of N hidden units gives e[p] instead of a table: q_i . W2' gelu(p/npos W1 + b1) (CoPE
-    appendix C; that p is clamped and divided by npos, and GELU, are our choices: the paper does not say)."""
-
+    """`cope_mlp`: an MLP of N hidden units gives e[p]: q_i . W2' gelu(p/npos W1 + b1) (CoPE
+    appendix C; GELU, and that p is clamped and divided by npos, are ours: the paper is silent)."""
     attend = None
 
     def add_parameters(self, first):
@@ -716,16 +746,17 @@ class CoPE_MLP(CoPE):
         self.W2 = nn.Parameter(0.02 * torch.randn(N, self.d))
 
     def interpolate(self, q, p):
-        u = (q @ self.W2.T).to(wide(q)) * (self.d**-0.5 if self.cfg.cope_scale_z else 1.0)  # (B, H, t, N)
+        u = (q @ self.W2.T).to(wide(q))  # (B, H, t, N)
+        if self.cfg.cope_scale_z:
+            u = u * self.d**-0.5
         p = p.clamp(max=self.cfg.cope_npos - 1) / self.cfg.cope_npos
         hidden = F.gelu(p[..., None] * self.W1 + self.b1)  # (B, H, t, s, N)
         return (hidden @ u[..., None])[..., 0]  # (B, H, t, s)
 
 
 class CoPE_ALiBi(CoPE):
-    """`cope_alibi`: - m_h p_ij, with CoPE's contextual p in the place of ALiBi's distance, not clamped (CoPE
-    eq. 10, which prints +m; with positive slopes that would favour what is far, so we take ALiBi's sign)."""
-
+    """`cope_alibi`: - m_h p_ij, with CoPE's p, not clamped, for ALiBi's distance (CoPE eq. 10 prints
+    +m, which with positive slopes would favour what is far; ours is ALiBi's sign)."""
     attend = None
 
     def add_parameters(self, first):
@@ -733,42 +764,44 @@ class CoPE_ALiBi(CoPE):
         self.m = nn.Parameter(torch.zeros(self.cfg.n_head)) if slopes == "learned" else None
 
     def interpolate(self, q, p):
-        m = alibi_slopes(self.cfg.n_head, q)  # (H, 1, 1)
+        H = self.cfg.n_head
+        m = alibi_slopes(H, q)  # (H, 1, 1)
         if self.cfg.cope_slopes == "geometric":
-            m = self.cfg.cope_m0 * 0.5 ** torch.arange(self.cfg.n_head, device=q.device).view(-1, 1, 1)
+            m = self.cfg.cope_m0 * 0.5 ** torch.arange(H, device=q.device).view(H, 1, 1)
         if self.m is not None:
-            m = self.m.to(wide(q)).view(-1, 1, 1)
+            m = self.m.to(wide(q)).view(H, 1, 1)
         return -m * p
 
 
 class ExPE(PE):
-    """`expe`: the first l dimensions of the input of the q, k projections are overridden by exact positions
-    p_n[j] = S + theta (n + j), j = 0..l-1, of token n (ExPE eq. 1-3, Figure 1), in every block. It acts after the block's
+    """`expe`: the first l dimensions of the input of the q, k projections become exact positions
+    S + theta (i + c), c = 0..l-1, in every block (ExPE eq. 1-3, Figure 1). It acts after the block's
     norm, which would change the values."""
-
-    names = ("expe_S", "expe_theta")
+    learnable = ("expe_S", "expe_theta")
 
     def __init__(self, cfg, first=None):
         super().__init__(cfg)
         self.l = cfg.expe_l or cfg.n_embd // 8
         if not 0 < self.l <= cfg.n_embd:
-            raise ValueError(f"expe_l={self.l} does not fit n_embd={cfg.n_embd}; choose 1 to {cfg.n_embd}")
+            raise ValueError(f"expe_l={self.l} does not fit n_embd={cfg.n_embd}; "
+                             f"choose 1 to {cfg.n_embd}")
         choose("expe_learned", cfg.expe_learned, ("no", "random", "init"))
-        for name in self.names:
+        for name in self.learnable:
             value = getattr(cfg, name)
-            if cfg.expe_learned != "no":  # one S and theta for all blocks: "only two learned parameters"
+            if cfg.expe_learned != "no":  # one of each for all blocks: "only two parameters"
                 start = torch.randn(()) if cfg.expe_learned == "random" else torch.tensor(value)
                 value = getattr(first, name) if first else nn.Parameter(start)
             setattr(self, name, value)
 
-    def growth(self, n, j):
-        """p - S, (T, l), of positions n (T, 1) and dimensions j (l,)."""
-        return self.expe_theta * (n + (0 * j if self.cfg.expe_same else j))
+    def growth(self, i, c):
+        """The values (T, l) without S, of positions i (T, 1) and dimensions c (l,)."""
+        return self.expe_theta * (i if self.cfg.expe_same else i + c)
 
     def override(self, x, pos):
-        n, j = pos[:, None].to(wide(x)), torch.arange(self.l, device=x.device, dtype=wide(x))
-        p = self.expe_S + self.cfg.expe_scale * self.growth(n, j)  # (T, l)
-        return torch.cat((p.to(x.dtype).expand(len(x), -1, -1), x[..., self.l :]), -1)
+        i, c = pos[:, None].to(wide(x)), torch.arange(self.l, device=x.device, dtype=wide(x))
+        values = self.expe_S + self.cfg.expe_scale * self.growth(i, c)
+        values = values.to(x.dtype).expand(len(x), -1, self.l)  # (B, T, l)
+        return torch.cat((values, x[..., self.l :]), -1)
 
     def embed(self, x, pos):
         return self.override(x, pos) if self.cfg.expe_once else x
@@ -781,32 +814,31 @@ class ExPE(PE):
 
 
 class ExQPE(ExPE):
-    """`exqpe`: p_n[j] = S + theta_1 j + theta_2 (how many of 0..n are j modulo l): one dimension moves per position,
-    by an amount that survives low precision (ExPE section 2.3). Its eq. 5 is garbled; as printed, position 0 already
-    carries theta_2 in dimension 0, and so it does here."""
+    """`exqpe`: S + theta_1 c + theta_2 (how many of 0..i are c modulo l): one dimension moves per
+    position, by an amount that survives low precision (ExPE section 2.3). Its eq. 5 is garbled; as
+    printed, position 0 already carries theta_2 in dimension 0, and so it does here."""
+    learnable = ("expe_S", "expe_theta", "expe_theta2")
 
-    names = ("expe_S", "expe_theta", "expe_theta2")
-
-    def growth(self, n, j):
-        return self.expe_theta * j + self.expe_theta2 * ((n - j) / self.l + 1).floor()
+    def growth(self, i, c):
+        return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
 
 
-# The switch. Each line says where the method acts, what it learns, how many numbers it caches per token and head, and
-# its loss past the trained length ("holds" and the like are what README's table measured, not a claim of the papers).
+# The switch. Of each method: where it acts, what it learns, the numbers that it caches per token
+# and head, and its loss past the trained length, as README's first table measures it.
 PES = {
-    "nope": PE,  #               nowhere         nothing                        2d          degrades
-    "learned": Learned,  #       embeddings      a vector per position          2d          impossible
-    "sinusoidal": Sinusoidal,  # embeddings      nothing                        2d          degrades
-    "relative": Relative,  #     logits          a vector per distance          2d          degrades
-    "t5": T5,  #                 logits          a number per head and bucket   2d          degrades
-    "alibi": ALiBi,  #           logits          nothing                        2d          holds
-    "fox": FoX,  #               logits          a forget gate per head         2d + 1      not measured yet
-    "rope": RoPE,  #             q, k            nothing                        2d          degrades
-    "carope": CARoPE,  #         q, k            frequencies, by content        2d          degrades
-    "pope": PoPE,  #             q, k            a phase per head, dimension    3d          degrades little
-    "cope": CoPE,  #             logits          a vector per count             2d (3d with sep-keys, or beside rope)   holds
-    "cope_mlp": CoPE_MLP,  #     logits          an MLP of the count            as cope     not measured
-    "cope_alibi": CoPE_ALiBi,  # logits          nothing, or slopes             as cope     not measured
-    "expe": ExPE,  #             input of q, k   nothing, or S and theta        2d          degrades
-    "exqpe": ExQPE,  #           input of q, k   nothing, or S and thetas       2d          not measured
-}
+    "nope": PE,  #               nowhere        nothing                       2d   degrades
+    "learned": Learned,  #       embeddings     a vector per position         2d   impossible
+    "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
+    "relative": Relative,  #     logits         a vector per distance         2d   degrades
+    "t5": T5,  #                 logits         a number per head and bucket  2d   degrades
+    "alibi": ALiBi,  #           logits         nothing                       2d   holds
+    "fox": FoX,  #               logits         a forget gate per head        2d+1 holds
+    "rope": RoPE,  #             q, k           nothing                       2d   degrades
+    "carope": CARoPE,  #         q, k           frequencies, by content       2d   degrades
+    "pope": PoPE,  #             q, k           a phase per head, dimension   3d   degrades little
+    "cope": CoPE,  #             logits         a vector per count            2d*  holds
+    "cope_mlp": CoPE_MLP,  #     logits         an MLP of the count           2d*  not measured
+    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  not measured
+    "expe": ExPE,  #             input of q, k  nothing, or S and theta       2d   degrades
+    "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   not measured
+}  # * 3d with sep-keys, and beside rope or carope with gates from keys
