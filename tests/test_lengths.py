@@ -59,8 +59,8 @@ def times(split):
 
 
 def recall_row(row, mask, length, pairs, queries):
-    """-> the places of the pairs, [(key, value), ...] in this order, the keys asked for, and the fillers, of a
-    row that obeys the rules."""
+    """-> the places of the pairs, their [(key, value), ...] in this order, the keys asked for and the fillers;
+    fails for a row that breaks the rules."""
     assert len(row) == length + 2 * queries
     places, table, fillers, t = [], {}, [], 0
     while t < length:
