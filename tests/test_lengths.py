@@ -59,7 +59,7 @@ def times(split):
 
 
 def recall_row(row, mask, length, pairs, queries):
-    """-> the places of the pairs, their [(key, value), ...] in this order, the keys asked for and the fillers;
+    """-> the places of the pairs, [(key, value), ...] in this order, the keys asked for, the fillers;
     fails for a row that breaks the rules."""
     assert len(row) == length + 2 * queries
     places, table, fillers, t = [], {}, [], 0
