@@ -1,0 +1,33 @@
+"""
+Recall of a pair among 62 fillers, a needle in a haystack, and among up to 16 times as many: half a minute.
+
+    python train.py config/recall_small.py              # PoPE
+    python train.py config/recall_small.py --pe=rope    # or another of PES; --seed=1 for another seed
+    python sample.py out/recall_small_pope out/recall_small_rope --evaluate=val,x2,x4,x8,x16
+
+The row is the token_error of each split; guessing is wrong for 90%. One pair needs no look at its key. Four
+need two steps, to the key and from it to its value, and neither RoPE nor PoPE nor ALiBi learned them from
+100,000 rows. More pairs, for a GPU:
+
+    python train.py config/recall_small.py --data=recall@length=256,pairs=16,queries=4,train=4000000 \
+        --block_size=263 --n_layer=4 --n_embd=256 --batch_size=256 --max_iters=15000 --out_dir=out/recall_pope
+"""
+data = "recall@length=64,pairs=1,queries=1,train=16000,test=200"
+pe = "pope"
+
+n_layer = 2
+n_head = 4
+n_embd = 64
+block_size = 65
+norm = "rmsnorm"
+bias = False
+tie = False
+expe_theta = 1 / 128  # about 1 / (2 block_size), as in ExPE's small models
+
+batch_size = 32
+max_iters = 500
+learning_rate = 3e-3
+warmup_iters = 50
+
+eval_interval = 250
+eval_batches = 0
