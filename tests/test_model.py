@@ -328,7 +328,7 @@ def test_carope_phase_does_not_drift_in_the_cache():
     for t in range(T):
         piece = slice(t, t + 1)
         got = encoding.rotate(q[:, :, piece], q[:, :, piece], x[:, piece], torch.tensor([t]), cache)[0]
-    assert (got - want[:, :, -1:]).abs().max() < 2e-3
+    assert (got - want[:, :, -1:]).abs().max() < 7e-4  # without modulo: 15e-4 to 27e-4
 
 
 def test_alibi_slopes_of_the_paper():
