@@ -10,7 +10,8 @@ documents make less than a fifth of the paper's 1T. End-of-text goes after each.
 asked for is downloaded, but a second start streams past the documents that are already written.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 

@@ -12,7 +12,8 @@ one or two of them. Files of one project lie in both splits, so that val is easi
 
 from pathlib import Path
 
-from data.shards import command, hub, write_documents
+from data.shards import command
+from data.text import hub, write_documents
 
 DOWNLOAD = True
 SUFFIXES = set(".c .cc .cpp .cs .cu .go .h .hpp .java .jl .js .kt .lua .php .pl .py .rb .rs .scala .sh .sql .swift .ts".split())

@@ -9,7 +9,8 @@ inside the document. Which part of FineWeb and whose count of tokens the paper l
 tokens and the set's own tokenizer. A second start streams past what was already read.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 SHORTEST = 4000

@@ -10,7 +10,8 @@ each document. A second start streams past the documents that are already writte
 their tokenisation.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 TOKENS = 10_000_000_000

@@ -28,7 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import Progress, Writer, command, download
+from data.shards import Writer, command
+from data.text import Progress, download
 
 DOWNLOAD = True
 URL = ("https://ftp.ncbi.nlm.nih.gov/genomes/all/GCF/000/001/405/GCF_000001405.40_GRCh38.p14/"
@@ -74,7 +75,7 @@ def prepare(folder, source: str = None):
     size, current, rest, nucleotides = path.stat().st_size, None, b"", 0
     counts = {name: np.zeros(2, dtype=np.int64) for name in SPLIT}  # of each chromosome: tokens, and N among them
     with open(path, "rb") as raw:
-        writer, progress = Writer(folder), Progress()
+        writer, progress = Writer(folder, source=path), Progress()
         file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
         try:
             for name, part in records(file):

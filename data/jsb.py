@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import Writer, command, download
+from data.shards import Writer, command
+from data.text import download
 
 DOWNLOAD = True
 URL = ("https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/"
@@ -63,7 +64,7 @@ def prepare(folder, length: int = 2048, source: str = None):
         pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} holds no chorales that can be read ({type(error).__name__}); give Jsb16thSeparated.json") from None
-    writer = Writer(folder)
+    writer = Writer(folder, source=path)
     for split, part in pieces.items():
         for piece in part:
             writer.write(split, *rows(serialise(piece), length))

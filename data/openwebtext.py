@@ -6,7 +6,8 @@
 The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, end-of-text after each.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 TOKENS = 9_040_017_095

@@ -7,7 +7,8 @@ There is a split test and no other. The tokenizer must be that of the run: PoPE'
 End-of-text goes after each book; at 70,000 words a book few windows hold one.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 

@@ -6,7 +6,8 @@
 End-of-text goes after each. CoPE's word counting task is made from the same stories.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 TOKENS = 480_000_000

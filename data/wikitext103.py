@@ -19,7 +19,8 @@ and 241,211 words), 1,801,350 in train.
 import itertools
 from pathlib import Path
 
-from data.shards import command, hub, write_documents
+from data.shards import command
+from data.text import hub, write_documents
 
 DOWNLOAD = True
 TOKENS = 120_000_000

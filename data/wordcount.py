@@ -19,14 +19,14 @@ options  stories: a folder of text files instead of TinyStories, with <|endoftex
          in tokens; tokenizer: that of the model to fine-tune; limit: of the stories, for a try; seed
 """
 import collections
-import multiprocessing
+import math
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
 
-from data.shards import Writer, command, hub, load_encoding, rng
+from data.shards import Writer, command, rng
+from data.text import hub, load_encoding, workers
 
 DOWNLOAD = True
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
@@ -73,7 +73,6 @@ def question(story, sentences, random):
 def start_worker(*state):
     global worker
     worker = state
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is the parent's to answer, once
 
 
 def work(groups):
@@ -122,7 +121,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
 
     def examples(split, numbers):
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
-        for block in pool.imap(work, np.array_split(groups, -(-len(groups) // 256))):
+        for block in pool.map(work, np.array_split(groups, math.ceil(len(groups) / 256))):
             for example in block:
                 fits = len(example[0]) <= length + 1
                 count[split if fits else "left out, longer than a row"] += 1
@@ -131,7 +130,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             print(f"\r{folder}: " + ", ".join(f"{n:,} {what}" for what, n in count.items()), end=" ", flush=True)
 
     state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
-    with multiprocessing.Pool(initializer=start_worker, initargs=state) as pool:
+    with workers(start_worker, *state) as pool:
         val = list(examples("val", order[:first]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")

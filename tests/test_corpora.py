@@ -3,12 +3,12 @@
 The corpora are local stand-ins of the originals' formats, no tokenizer needs a download, and interruptions are real kills.
 """
 
+import concurrent.futures
 import contextlib
 import importlib
 import inspect
 import itertools
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -24,8 +24,9 @@ import numpy as np
 import pytest
 from conftest import contents, one_line
 
-from data import c4, code, fineweb, fineweb_edu, openwebtext, pg19, shards, tinystories, wikitext103
-from data.shards import Split, load_encoding, texts, tokenizer, write_documents
+from data import c4, code, fineweb, fineweb_edu, openwebtext, pg19, shards, text, tinystories, wikitext103
+from data.shards import Split
+from data.text import load_encoding, texts, tokenizer, write_documents
 
 ROOT = Path(__file__).parent.parent
 CORPORA = ["openwebtext", "fineweb_edu", "fineweb", "c4", "pg19", "tinystories", "wikitext103", "code"]
@@ -119,7 +120,7 @@ def test_documents_become_the_right_files(tmp_path, shard_tokens, shape):
 
 def test_no_more_is_read_than_the_budgets_take(tmp_path, monkeypatch):
     """An endless source comes to an end, and a document of just the least length counts."""
-    monkeypatch.setattr(shards, "BLOCK", 10)
+    monkeypatch.setattr(text, "BLOCK", 10)
     source = lambda skip: itertools.cycle(["four", "five5", "sixsix"])
     write_documents(tmp_path, lambda: {"val": source}, "bytes", tokens={"val": 10, "train": 20}, shortest=5)
     whole = [*b"five5", 256, *b"sixsix", 256] * 3
@@ -138,7 +139,7 @@ def test_a_second_start(tmp_path, capsys):
 
 
 def test_a_tokenizer_must_fit_uint16(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=100_277))
+    monkeypatch.setattr(text, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=100_277))
     with pytest.raises(ValueError) as error:
         write_documents(tmp_path, lambda: 1 / 0, "cl100k_base")
     one_line(error, "cl100k_base", "100277", "65536")
@@ -159,7 +160,7 @@ def test_the_disk_is_looked_at_first(tmp_path, monkeypatch):
         one_line(error, str(folder), "20.0 GB", "--out")
     assert asked == [tmp_path, tmp_path] and not folder.parent.exists()
     write_documents(folder, lambda: {"train": part(0, 3)}, "bytes", expect=9_999_000_000)
-    openwebtext.prepare(folder, tokenizer="bytes")  # whole: needs nothing
+    write_documents(folder, lambda: 1 / 0, "bytes", expect=10**12)  # whole: needs nothing
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=18 * 10**9))
     with pytest.raises(ValueError) as error:
         openwebtext.prepare(tmp_path / "out", tokenizer="bytes", load=lambda: 1 / 0)
@@ -220,7 +221,7 @@ def test_a_start_with_other_arguments_is_refused(tmp_path, monkeypatch):
         write_documents(tmp_path, lambda: parts, "bytes", shard_tokens=500, limit=7, **options)
     for change in ({"limit": 8}, {"shortest": 151}, {"tokens": {"val": 2500}}, {"tokenizer": "gpt2"}, {"separator": None}):
         with monkeypatch.context() as patch, pytest.raises(ValueError) as error:
-            patch.setattr(shards, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=257, eot_token=256))
+            patch.setattr(text, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=257, eot_token=256))
             arguments = {"tokenizer": "bytes", "shard_tokens": 500, "limit": 7, **options, **change}
             write_documents(tmp_path, lambda: 1 / 0, **arguments)
         one_line(error, "'limit': 7", str(change)[1:-1], "delete")
@@ -234,7 +235,7 @@ def test_killed_at_random_moments(tmp_path):
     script.write_text(
         f"""
 import os, random, signal, sys, threading, time
-from data import shards
+from data import text
 {inspect.getsource(documents)}
 def corpus():
     return {{"dev": lambda skip: documents(skip, 200, 0.001), "val": lambda skip: documents(200 + skip, 1200, 0.001)}}
@@ -243,8 +244,8 @@ if __name__ == "__main__":
     death.daemon = True  # it does not keep alive what has come to its end
     death.start()
     tokens = {{"val": 25_000, "test": 24_999, "train": None}}
-    shards.BLOCK = 20_000
-    shards.write_documents(sys.argv[1], corpus, "bytes", tokens=tokens, shortest=40, shard_tokens=10000)
+    text.BLOCK = 20_000
+    text.write_documents(sys.argv[1], corpus, "bytes", tokens=tokens, shortest=40, shard_tokens=10000)
 """,
         encoding="utf-8",
     )
@@ -266,7 +267,7 @@ if __name__ == "__main__":
 
 def test_progress_tells_rate_and_time_left(tmp_path, capsys, monkeypatch):
     clock = iter(range(0, 1000, 4))  # looked at once a document
-    monkeypatch.setattr(shards, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(text, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     source = lambda skip: iter(["x" * 999_999] * 5)
     write_documents(tmp_path / "known", lambda: {"train": source}, "bytes", expect=9_000_000)
     lines = [line.strip() for line in capsys.readouterr().out.split("\r")]
@@ -286,25 +287,26 @@ def test_progress_tells_rate_and_time_left(tmp_path, capsys, monkeypatch):
 
 
 def test_books_and_stories_come_in_even_blocks(monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK", 10_000)
-    assert [len(block) for block in shards.blocks(["x" * 600] * 100)] == [17] * 5 + [15]
-    assert [len(block) for block in shards.blocks(["x" * 10_000] * 3)] == [1, 1, 1]
-    assert list(shards.blocks([])) == [] and list(shards.blocks([""])) == [[""]]
+    monkeypatch.setattr(text, "BLOCK", 10_000)
+    assert [len(block) for block in text.blocks(["x" * 600] * 100)] == [17] * 5 + [15]
+    assert [len(block) for block in text.blocks(["x" * 10_000] * 3)] == [1, 1, 1]
+    assert list(text.blocks([])) == [] and list(text.blocks([""])) == [[""]]
 
 
 def test_the_source_is_read_a_little_ahead(monkeypatch):
     """So that memory does not grow with the corpus: at most two blocks per core are between source and writer."""
     taken, ahead = 0, []
-    monkeypatch.setattr(shards, "CORES", 3)
-    monkeypatch.setattr(shards, "BLOCK", 2000)
+    monkeypatch.setattr(text, "CORES", 3)
+    monkeypatch.setattr(text, "BLOCK", 2000)
 
     def source():
         nonlocal taken
         for taken in range(1, 101):
             yield "x" * 1500
 
-    with multiprocessing.Pool(1, shards.start_worker, (load_encoding("bytes"), "after", 0)) as pool:
-        for written, _ in enumerate(shards.encode_all(source(), pool), 1):
+    how = load_encoding("bytes"), "after", 0
+    with concurrent.futures.ProcessPoolExecutor(1, initializer=text.start_encoder, initargs=how) as pool:
+        for written, _ in enumerate(text.encode_all(source(), pool), 1):
             ahead.append(taken - written)
     assert written == 100 and 10 < max(ahead) <= 2 * 7  # two texts are a block
 
@@ -373,7 +375,7 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path, monkeypatch):
     def offline(name):
         raise OSError("no network\nat all")
 
-    monkeypatch.setattr("data.shards.HubEncoding", offline)
+    monkeypatch.setattr("data.text.HubEncoding", offline)
     with pytest.raises(ValueError) as error:
         load_encoding("somebody/tokenizer")
     one_line(error, "'somebody/tokenizer'", "OSError", "network", "hf auth login")

@@ -153,6 +153,8 @@ def test_download_is_whole_or_a_line(tmp_path, server, monkeypatch):
     monkeypatch.setattr(jsb, "SHA256", None)
     count = len(asked)
     jsb.prepare(out)
+    for path in set(out.iterdir()) - {out / "Jsb16thSeparated.json"}:
+        path.unlink()
     jsb.prepare(out)
     assert len(asked) == count + 1  # the second start reads what the first one fetched
     jsb.prepare(tmp_path / "local", source=str(tmp_path / "j.json"))
@@ -277,6 +279,7 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
         assert found[split] == Counter({(piece, s): 1 for piece in parts[split] for s in shifts})
 
     (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "unfinished").touch()
     (tmp_path / "again" / "train_000000.bin.tmp").write_bytes(b"what an interrupted run left")
     maestro.prepare(tmp_path / "again", source=str(folder))
     assert contents(tmp_path / "again") == contents(tmp_path / "out")

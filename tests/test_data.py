@@ -4,14 +4,16 @@ The tokenizers need no download. Text corpora are in test_corpora.py.
 """
 
 import json
+import shutil
 import time
 
 import numpy as np
 import pytest
 from conftest import contents, one_line
 
-from data import stdlib
-from data.shards import Split, Writer, tokenizer
+from data import flip_flop, stdlib
+from data.shards import Split, Writer
+from data.text import tokenizer
 
 
 def stream(folder, tokens=1000, vocab_size=500, shard_tokens=170, loss=None, seed=0):
@@ -341,14 +343,42 @@ def test_splits_interleave_and_shard_like_one_at_a_time(tmp_path):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_writing_again_leaves_nothing_of_the_old_set(tmp_path):
-    stream(tmp_path, loss=np.ones(1000))
-    (tmp_path / "notes_1.bin").write_bytes(b"mine")
-    writer = Writer(tmp_path)
+def test_writing_again_leaves_nothing_of_the_unfinished_set(tmp_path):
+    first = Writer(tmp_path, 170)
+    first.write("train", np.arange(1000), np.ones(1000))  # the last shard is open, and stays so
+    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".bin", ".loss", ".tmp"}
     assert not (tmp_path / "meta.json").exists()  # from the first moment on the set is not whole
+    (tmp_path / "meta.json.tmp").write_text("{")
+    writer = Writer(tmp_path)
     writer.write("train", [1, 2, 3])
     writer.finish(vocab_size=4, tokenizer="bytes")
-    assert set(contents(tmp_path)) == {"meta.json", "notes_1.bin", "train_000000.bin"}
+    assert set(contents(tmp_path)) == {"meta.json", "train_000000.bin"}
+
+
+@pytest.mark.parametrize("name", ["notes_1.bin", "notes_123456.bin", "train_000000.bin", "meta.json.tmp", "a/b", ".x"])
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_folder_with_other_files_is_left_alone(tmp_path, name, unfinished):
+    if unfinished:
+        Writer(tmp_path).write("train", [1, 2, 3])
+        if name not in ("notes_1.bin", "a/b", ".x"):
+            return  # it looks like a part of the set
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"mine")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError) as error:
+        Writer(tmp_path)
+    one_line(error, str(tmp_path / name.partition("/")[0]), "--out")
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_a_whole_set_is_never_written_over(tmp_path):
+    stream(tmp_path, loss=np.ones(1000))
+    before = contents(tmp_path)
+    for attempt in (lambda: Writer(tmp_path), lambda: flip_flop.prepare(tmp_path, train=3), lambda: stdlib.prepare(tmp_path)):
+        with pytest.raises(FileExistsError) as error:
+            attempt()
+        one_line(error, str(tmp_path), "whole", "delete")
+    assert contents(tmp_path) == before
 
 
 # tokenizers
@@ -415,6 +445,7 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
         x, y = got.read([0], len(tokens) - 1)
         assert [*x[0], y[0, -1]] == tokens
     before = contents(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
     stdlib.prepare(tmp_path / "out")
     assert contents(tmp_path / "out") == before
     assert not stdlib.DOWNLOAD

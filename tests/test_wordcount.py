@@ -1,12 +1,14 @@
 """data/wordcount.py on small text files: every prompt is taken apart again and its answer counted by hand."""
 import collections
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from data import wordcount
-from data.shards import Split, tokenizer
+from data.shards import Split
+from data.text import tokenizer
 
 pytest.importorskip("nltk")
 SENTENCES = ["The cat saw Tom.", "It didn't run!", "tom, TOM and the cat.", "Was it the end?", "He said nothing to the dog.", "Run."]
@@ -68,6 +70,7 @@ def test_answers(stories, tmp_path, join):
 
 def test_same_seed_same_bytes_and_what_does_not_fit(stories, tmp_path, capsys):
     def contents(name, **how):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
         wordcount.prepare(tmp_path / name, stories=str(stories), tokenizer="bytes", **how)
         return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
 
