@@ -1,24 +1,29 @@
-"""MAESTRO v3.0.0: 200 hours of piano from ten years of a competition, as REMI tokens (PoPE section 4, appendix B.1).
+"""MAESTRO v3.0.0: 200 hours of piano from ten years of a competition, as REMI tokens (PoPE
+section 4, appendix B.1).
 
     pip install miditok==3.0.5.post1
-    python -m data.maestro                                                             # downloads 56 MB
-    python -m data.maestro --source=/path/maestro-v3.0.0-midi.zip --out=data/maestro   # from the zip or its folder
+    python -m data.maestro                                                           # downloads 56 MB
+    python -m data.maestro --source=/path/maestro-v3.0.0-midi.zip --out=data/maestro # or its folder
 
-The tokenizer is miditok's REMI with chords and tempos and the special tokens PAD, BOS, EOS, MASK. The paper's vocabulary
-of 328 depends on the version: 3.0.1 to 3.0.5.post1 have it, 3.0.6 has 330 and 3.1.0 has 403.
+The tokenizer is miditok's REMI with chords and tempos and the special tokens PAD, BOS, EOS, MASK.
+The paper's vocabulary of 328 depends on the version: 3.0.1 to 3.0.5.post1 have it, 3.0.6 has 330
+and 3.1.0 has 403.
 
-Each file becomes BOS, its tokens, EOS. The paper splits 90 / 5 / 5 percent and leaves open by what: here by file, drawn
-with a fixed seed, so that two performances of one composition may fall into two splits. It samples transpositions
-uniformly from -3 to +3 semitones: here all seven of each training file are written, so that a random window has each
-of them equally likely; val and test stay as played. Notes that leave the piano's 88 keys are left out by REMI.
+Each file becomes BOS, its tokens, EOS. The paper splits 90 / 5 / 5 percent and leaves open by
+what: here by file, drawn with a fixed seed, so that two performances of one composition may fall
+into two splits. It samples transpositions uniformly from -3 to +3 semitones: here all seven of
+each training file are written, so that a random window has each of them equally likely; val and
+test stay as played. Notes that leave the piano's 88 keys are left out by REMI.
 
-A split is one stream: a piece is several times longer than the paper's 2048 tokens, so training on random windows of
-that length (block_size=2048) wastes nothing on pads, and an evaluation tiles the split with them.
+A split is one stream: a piece is several times longer than the paper's 2048 tokens, so training
+on random windows of that length (block_size=2048) wastes nothing on pads, and an evaluation tiles
+the split with them.
 
 splits   train, val, test
 options  source: the zip, or a folder with the MIDI files
 
-It takes a quarter of an hour on one core, less on more. A second start after an interruption begins anew and writes the same bytes.
+It takes a quarter of an hour on one core, less on more. A second start after an interruption
+begins anew and writes the same bytes.
 """
 import functools
 import zipfile
@@ -38,13 +43,15 @@ MIDITOK = "pip install miditok==3.0.5.post1"
 
 
 def remi():
-    """The tokenizer. Raises ImportError without miditok, ValueError where its version makes another vocabulary."""
+    """The tokenizer. Raises ImportError without miditok, ValueError where its version makes
+    another vocabulary."""
     try:
         import miditok
     except ImportError:
         raise ImportError(f"MAESTRO's tokens need one more package: {MIDITOK}") from None
     special = ["PAD", "BOS", "EOS", "MASK"]
-    made = miditok.REMI(miditok.TokenizerConfig(special_tokens=special, use_chords=True, use_tempos=True))
+    how = miditok.TokenizerConfig(special_tokens=special, use_chords=True, use_tempos=True)
+    made = miditok.REMI(how)
     if len(made) != VOCAB_SIZE:
         raise ValueError(f"this miditok's REMI has {len(made)} tokens, the paper's {VOCAB_SIZE}; "
                          f"versions 3.0.1 to 3.0.5.post1 have them: {MIDITOK}")
@@ -57,7 +64,8 @@ def start_worker():
 
 
 def encode(job):
-    """(the bytes of a MIDI file, transpositions in semitones) -> uint16 (n,): BOS, tokens, EOS of each of them."""
+    """(the bytes of a MIDI file, transpositions in semitones) -> uint16 (n,): BOS, tokens, EOS of
+    each of them."""
     import symusic  # miditok's own reader
 
     midi, transpositions = job
@@ -73,7 +81,8 @@ def encode(job):
 
 
 def files(source):
-    """A zip or a folder -> {name of a MIDI file: a function that reads it}, sorted by name, which is the same in both."""
+    """A zip or a folder -> {name of a MIDI file: a function that reads it}, sorted by name, which
+    is the same in both."""
     if Path(source).is_dir():
         readers = {path.name: path.read_bytes for path in Path(source).rglob("*.mid*")}
     else:
@@ -91,7 +100,8 @@ def files(source):
 
 
 def prepare(folder, source: str = None):
-    """Write the set into `folder`. Raises what `remi` and `files` do, and ValueError for a failed download."""
+    """Write the set into `folder`. Raises what `remi` and `files` do, and ValueError for a failed
+    download."""
     names = remi().vocab  # {name: id}; first, as it may raise
     source = source or download(URL, Path(folder) / "maestro-v3.0.0-midi.zip", SHA256)
     readers = files(source)

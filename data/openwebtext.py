@@ -1,7 +1,7 @@
 """OpenWebText as GPT-2 tokens: 9,035,582,198 for training, 4,434,897 for validation.
 
-    python -m data.openwebtext               # downloads, then tokenises on all cores; run it again to go on
-    python -m data.openwebtext --limit=1000  # a try with the first 1000 documents (the download is the same)
+    python -m data.openwebtext               # downloads, tokenises on all cores; again: goes on
+    python -m data.openwebtext --limit=1000  # a try with 1000 documents (the download is the same)
 
 The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, end-of-text after each.
 """

@@ -9,8 +9,8 @@ data/<name>/ holds
     tokenizer    "bytes", "gpt2" or another name that tiktoken knows, a name on the Hugging Face hub, the path
                  of a tokenizer.json, or {"symbols": [id 0's string, ...]}; data/text.py loads them
     separator    the token id between documents, or null
-    row_length   {split: n} for splits in which every n tokens are a row, an example of its own; the others, and
-                 all splits of {}, are one long stream each
+    row_length   {split: n} for splits in which every n tokens are a row, an example of its own;
+                 the others are one long stream each
     loss         "all" | "mask"
     shards       {"train_000000.bin": number of tokens, ...}
     words, asked in sets of text, see write_documents in data/text.py
@@ -56,7 +56,7 @@ def locate(data):
 
 
 def command_for(folder):
-    """The command that writes the set of that folder, `quoted`; the reader may have to know which script it is."""
+    """The command that writes the set of a folder, `quoted`, or how to find it."""
     name, _, options = Path(folder).name.partition("@")
     if name not in SCRIPTS:
         return (f"`python -m data.NAME --out={folder}`; NAME is one of {', '.join(SCRIPTS)}, "
@@ -69,10 +69,11 @@ def command_for(folder):
 
 
 def read_meta(folder):
-    """meta.json of a folder, as a dict. FileNotFoundError where there is none, ValueError where it is broken."""
+    """meta.json of a folder, as a dict. FileNotFoundError: there is none; ValueError: it is broken."""
     path = folder / "meta.json"
     if folder.is_file():
-        raise ValueError(f"{folder} is a file, not a data set; make one with `python -m data.text --source={folder}`")
+        raise ValueError(f"{folder} is a file, not a data set; "
+                         f"make one of it with `python -m data.text --source={folder}`")
     if not path.exists():
         raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command_for(folder)}")
     try:
@@ -135,7 +136,7 @@ class Split:
             known = ", ".join(sorted({split_of(name) for name in counts}))
             mend = "change --eval_splits, --evaluate or --split"
             if split == "train":
-                mend = "train.py needs one: take another --data, or write this set again with text to train on"
+                mend = "train.py needs one: take another --data, or write the set with a text to train on"
             raise ValueError(f"{folder} has no split {split!r}; it has: {known}; {mend}")
         for path in folder.glob("*.bin"):
             if split_of(path.name) == split and path.name not in self.names:
@@ -146,7 +147,7 @@ class Split:
             self.masks = [self._map(name[:-3] + "loss", counts[name], "u1") for name in self.names]
             # from the front: in a sound set the first look is the last
             if not any(mask[i : i + 2**20].any() for mask in self.masks for i in range(0, len(mask), 2**20)):
-                raise self._broken(self.names[0][:-3] + "loss", "and all other masks of the split are zero")
+                raise self._broken(self.names[0][:-3] + "loss", "and the split's other masks are all zero")
         ends = np.cumsum([len(tokens) for tokens in self.bins])
         self.begins = np.append(0, ends[:-1])  # the offset in the split of each shard's first token
         self.tokens = int(ends[-1])
@@ -156,7 +157,7 @@ class Split:
         self.order = None, None  # (seed, epoch) and its permutation of the rows
 
     def batch(self, step, batch_size, block_size, seed, rank=0, world=1):
-        """Training batch number `step` -> x, y, int64 (batch_size // world, T); y is -1 where there is no loss.
+        """Training batch number `step` -> x, y, int64 (batch_size // world, T); y is -1 without loss.
 
         The batch of all ranks together is a pure function of (seed, step), and rank r takes its r-th slice:
         neither resuming nor the number of devices changes what a run is trained on. A stream gives uniformly
@@ -193,10 +194,11 @@ class Split:
         return np.arange(count) * (self.tokens - 1 - length) // max(count - 1, 1)
 
     def read(self, starts, length):
-        """The windows at `starts` (token offsets, (n,)) -> x, y, int64 (n, T), where y[i] is what follows x[i].
+        """The windows at `starts` (token offsets, (n,)) -> x, y, int64 (n, T); y[i] follows x[i].
 
-        T is `length`, or row_length - 1 for rows, whose starts are multiples of row_length. y is -1 where the
-        mask says that the target carries no loss. Raises ValueError for a token beyond the vocabulary.
+        T is `length`, or row_length - 1 for rows, whose starts are multiples of row_length. y is -1
+        where the mask says that the target carries no loss. Raises ValueError for a token beyond the
+        vocabulary.
         """
         length, starts = self._context(length), np.asarray(starts, dtype=np.int64)
         if starts.size and not 0 <= starts.min() <= starts.max() < self.tokens - length:
@@ -223,9 +225,10 @@ class Split:
         if path.stat().st_size != size:
             raise self._broken(name, f"has {path.stat().st_size} bytes instead of {size}")
         try:
-            return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)  # slices of the bare view are cheaper
+            mapped = np.memmap(path, dtype=dtype, mode="r")
         except OSError as error:
-            raise ValueError(f"{path} cannot be read ({error.strerror}); give yourself the right to") from None
+            raise ValueError(f"{path} cannot be read ({error.strerror}); see to its rights") from None
+        return mapped.view(np.ndarray)  # slices of the bare view are cheaper
 
     def _context(self, length):
         if not self.row_length:
@@ -259,7 +262,7 @@ class Split:
 
 
 def publish(file, path):
-    """Give a written file its name: after a crash or a loss of power the old file is there or the new one, whole."""
+    """Give a written file its name. Even after a loss of power, the old or the new one is there, whole."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -269,6 +272,11 @@ def publish(file, path):
     os.close(folder)
 
 
+def no_room(path, error):
+    fault = f"{path} could not be written ({error.strerror})"
+    return OSError(f"{fault}; make room on its disk, and give the same command again")
+
+
 def save_json(path, value):
     """Write `value` as JSON: readers find the old file or the new one, never half of one."""
     part = Path(f"{path}.tmp")
@@ -276,9 +284,9 @@ def save_json(path, value):
         with open(part, "w", encoding="utf-8") as file:
             file.write(json.dumps(value, indent=1) + "\n")
             publish(file, path)
-    except OSError:
+    except OSError as error:
         part.unlink(missing_ok=True)
-        raise
+        raise no_room(path, error) from None
 
 
 def check_disk(folder, size):
@@ -306,13 +314,14 @@ def check_folder(folder, source=None):
     for path in paths:
         is_own = unfinished and (path.name in own or SHARD.fullmatch(path.name))
         if not is_own and str(path) not in (str(source), f"{source}.part"):
-            raise ValueError(f"{path} is no file of an unfinished data set; move it away, or choose another --out")
+            raise ValueError(f"{path} is no file of an unfinished data set; "
+                             "move it away, or choose another --out")
 
 
 def claim(folder, source=None):
-    """Take a folder to write a set in -> its file "unfinished", locked until it is closed or the process ends.
+    """Take a folder to write a set in -> its file "unfinished", locked until it is closed.
 
-    Waits while another process writes there. Raises what `check_folder` does, and deletes nothing.
+    Waits while another process writes there. Raises as `check_folder` does, and deletes nothing.
     """
     check_folder(folder, source)
     folder.mkdir(parents=True, exist_ok=True)
@@ -335,8 +344,9 @@ class Writer:
 
     keep: the finished shards {name: tokens} of an interrupted run that this one goes on from; its others go.
     source: the file that the set is made of, where it may lie in the folder.
-    A shard is streamed to a temporary name and renamed when it is full, so a half-written one never looks whole.
-    Waits, and raises, as `claim` does; OSError when the disk is full, with the temporary files removed.
+    A shard is streamed to a temporary name and renamed when it is full, so a half-written one never
+    looks whole. Waits and raises as `claim` does; raises OSError when the disk is full, with the
+    temporary files removed, and ValueError when a shard of `keep` is not there.
     """
 
     def __init__(self, folder, shard_tokens=100_000_000, keep=None, source=None):
@@ -345,15 +355,19 @@ class Writer:
         self.open = {}  # split -> [tokens so far, [(open file, its final path), ...]]
         self.masked, self.row_length, self.largest = None, {}, 0
         self.lock = claim(self.folder, source)
+        for name, count in self.shards.items():
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size != 2 * count:
+                raise ValueError(f"{path} is not as it was written; delete {self.folder} to start over")
         for path in self.folder.iterdir():
             shard = SHARD.fullmatch(path.name)
             if shard and f"{shard[1]}.bin" not in self.shards:
                 path.unlink()
 
     def write(self, split, tokens, loss=None):
-        """Append tokens, (n,) of a stream or (rows, row_length), to a split; `loss`, of the same shape, is the mask.
+        """Append tokens, (n,) of a stream or (rows, row_length), to a split; `loss` is their mask.
 
-        Raises ValueError for a token outside uint16 and for shapes or masks that differ from the earlier ones.
+        Raises ValueError for a token outside uint16, and for shapes or masks unlike the earlier ones.
         """
         tokens = np.asarray(tokens)
         kind = tokens.shape[1] if tokens.ndim == 2 else 0, loss is not None
@@ -362,7 +376,8 @@ class Writer:
             raise ValueError(f"(row_length, masked) of {split!r} was {was}, got {kind} from tokens of shape "
                              f"{tokens.shape}; a split is of one kind")
         if loss is not None and np.shape(loss) != tokens.shape:
-            raise ValueError(f"tokens are {tokens.shape}, their mask is {np.shape(loss)}; give one value per token")
+            raise ValueError(f"tokens are {tokens.shape}, their mask is {np.shape(loss)}; "
+                             "give one value per token")
         if not tokens.size:
             return
         if tokens.min() < 0 or tokens.max() > 65535:
@@ -421,10 +436,9 @@ class Writer:
             (self.folder / "unfinished").unlink(missing_ok=True)
             raise ValueError(f"nothing was written to {self.folder}; the source holds no tokens")
         if not self.largest < vocab_size <= 65536:
-            need = f"in [{self.largest + 1}, 65536]: the tokens reach {self.largest} and are stored as uint16"
-            raise ValueError(f"vocab_size must lie {need}, got {vocab_size}")
-        with self._tidy():
-            save_json(self.folder / "meta.json", meta | more)
+            need = f"[{self.largest + 1}, 65536]: the tokens reach {self.largest}, stored as uint16"
+            raise ValueError(f"vocab_size must lie in {need}, got {vocab_size}")
+        save_json(self.folder / "meta.json", meta | more)
         (self.folder / "unfinished").unlink(missing_ok=True)
         self.lock.close()
 
@@ -440,14 +454,15 @@ class Writer:
                         file.close()
                     Path(f"{path}.tmp").unlink(missing_ok=True)
             self.open = {}
-            raise OSError(f"{self.folder} could not be written ({error.strerror}); make room on its disk, "
-                          "and give the same command again") from None
+            raise no_room(self.folder, error) from None
 
 
 def write_rows(folder, symbols, seed, generate, **splits):
-    """Write a synthetic task. Each split, name=(rows, options), is filled by generate(rng, rows, **options) ->
-    tokens and their loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the
-    first of more. Raises ValueError for a negative seed or number of rows, and when the disk has no room.
+    """Write a synthetic task.
+
+    Each split, name=(rows, options), is filled by generate(rng, rows, **options) -> tokens and their
+    loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the
+    first of more. Raises ValueError for a negative seed or number of rows, and for a disk without room.
     """
     size = 0
     for split, (rows, options) in splits.items():
@@ -469,7 +484,7 @@ def write_rows(folder, symbols, seed, generate, **splits):
 
 
 def options(prepare, text):
-    """"length=64,seed=1" as arguments of prepare, of the types that its signature gives. ValueError for others."""
+    """"length=64,seed=1" as arguments of prepare, of its signature's types. ValueError for others."""
     types, arguments = prepare.__annotations__, {}
     for option in filter(None, text.split(",")):
         name, _, value = option.partition("=")
@@ -477,36 +492,40 @@ def options(prepare, text):
             arguments[name] = types[name](value)
         except (KeyError, ValueError):
             known = ", ".join(f"{name} ({kind.__name__})" for name, kind in types.items()) or "none"
-            raise ValueError(f"data option {option!r} is unknown or of another type; there are: {known}") from None
+            fault = f"data option {option!r} is unknown or of another type"
+            raise ValueError(f"{fault}; there are: {known}") from None
     return arguments
 
 
 def prepare(data, folder):
-    """Make the set `data` in `folder` if it is missing and needs no download; several processes make it once."""
+    """Make a missing set that needs no download; of several processes one does, the others wait."""
     name, _, text = data.partition("@")
     if name not in SCRIPTS or (Path(folder) / "meta.json").exists():
         return  # Split says what is wrong, if anything
     module = importlib.import_module(f"data.{name}")
     arguments = options(module.prepare, text)
     if module.DOWNLOAD:
-        raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; run {command_for(folder)}")
+        raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; "
+                                f"run {command_for(folder)}")
     with contextlib.suppress(FileExistsError):  # another process was faster
         module.prepare(folder, **arguments)
 
 
 def command(prepare, doc, named=None):
-    """The command line of a data script: the arguments of prepare that have a type, and --out; a failure is one line.
+    """The command line of a data script: the arguments of prepare that have a type, and --out.
 
-    named: a function of the flags given -> the name of the set; None: the script's name with these flags.
+    named: a function of the flags -> the name of the set; None: the script's name with these flags.
+    A failure is one line.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=as_written)
     for name, kind in prepare.__annotations__.items():
         default = inspect.signature(prepare).parameters[name].default
+        how = dict(default=argparse.SUPPRESS, help=f"default: {default}")
         if default is inspect.Parameter.empty:
-            parser.add_argument(f"--{name}", type=kind, required=True)
-        else:
-            parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=f"default: {default}")
-    parser.add_argument("--out", help="the folder to write; by default one in data/ that is named after the options")
+            how = dict(required=True)
+        parser.add_argument(f"--{name}", type=kind, **how)
+    parser.add_argument("--out", help="the folder to write; by default one in data/, named after the options")
     flags = vars(parser.parse_args())
     out = flags.pop("out")
     try:

@@ -1,15 +1,17 @@
-"""A text of your own as a data set, and what the scripts of text corpora share: tokenizers, downloads, all cores.
+"""A text of your own as a data set, and what the scripts of text corpora share: tokenizers,
+downloads, all cores.
 
     python -m data.text --source=input.txt                     # writes data/input, for train.py --data=input
     python -m data.text --source=FOLDER --tokenizer=gpt2       # every file of a folder, as GPT-2 tokens
     python -m data.text --source=input.txt --out=data/mine --val=0.05
 
-Any files in UTF-8 will do; in a folder those whose name begins with a dot are passed over. The last tenth of each
-file, or the share --val of it, is for validation, the rest for training. End-of-text stands after both parts.
+Any files in UTF-8 will do; in a folder those whose name begins with a dot are passed over. The
+last tenth of each file, or the share --val of it, is for validation, the rest for training.
+End-of-text stands after both parts.
 
 splits   train, val
-options  source: the file, or the folder; tokenizer: "bytes", a name that tiktoken or the Hugging Face hub knows, or
-         the path of a tokenizer.json; val: the share of the validation split
+options  source: the file, or the folder; tokenizer: "bytes", a name that tiktoken or the Hugging
+         Face hub knows, or the path of a tokenizer.json; val: the share of the validation split
 """
 import collections
 import concurrent.futures
@@ -44,8 +46,8 @@ BLOCK = 1_000_000  # characters that a core is given at once to tokenise
 def tokenizer(meta):
     """The tokenizer of a set, from its meta.json: encode(text) -> list of ids, decode(ids) -> text.
 
-    In text, <|endoftext|> (Llama's and Mistral's: </s>) is the separator. Symbols have spaces between them.
-    Raises ValueError when it cannot be loaded, and in encode for an unknown symbol.
+    In text, <|endoftext|> (Llama's and Mistral's: </s>) is the separator. Symbols have spaces
+    between them. Raises ValueError when it cannot be loaded, and in encode for an unknown symbol.
     """
     if isinstance(meta["tokenizer"], dict):
         symbols = meta["tokenizer"]["symbols"]
@@ -75,8 +77,8 @@ def tokenizer(meta):
 def load_encoding(name):
     """The tiktoken.Encoding of a name, or an object with the same methods.
 
-    "bytes" needs no download: id = byte, and 256 between documents. Raises ValueError when it cannot be loaded,
-    ImportError without the library that it needs.
+    "bytes" needs no download: id = byte, and 256 between documents. Raises ValueError when it
+    cannot be loaded, ImportError without the library that it needs.
     """
     import tiktoken
 
@@ -101,14 +103,16 @@ def load_encoding(name):
 
 
 class HubEncoding:
-    """A tokenizer of the Hugging Face hub, or of a local tokenizer.json, with the methods of tiktoken.Encoding."""
+    """A tokenizer of the Hugging Face hub, or of a local tokenizer.json, with the methods of
+    tiktoken.Encoding."""
 
     def __init__(self, name):
         try:
             from tokenizers import Tokenizer
         except ImportError:
             raise ImportError(f"tokenizer {name!r} needs one more package: pip install tokenizers") from None
-        self.inner = Tokenizer.from_file(name) if name.endswith(".json") else Tokenizer.from_pretrained(name)
+        load = Tokenizer.from_file if name.endswith(".json") else Tokenizer.from_pretrained
+        self.inner = load(name)
         self.inner.no_truncation()
         self.inner.no_padding()
         ids = self.inner.get_vocab()
@@ -137,22 +141,25 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
                     shard_tokens=100_000_000, **origin):
     """Tokenise a text corpus on all cores and write it; goes on after an interruption.
 
-    corpus: a function -> {split: documents}, called after all checks: no download precedes an error. The splits are
-        written in this order; documents(skip) is an iterator of str that begins with document number `skip`.
+    corpus: a function -> {split: documents}, called after all checks: no download precedes an
+        error. The splits are written in this order; documents(skip) is an iterator of str that
+        begins with document number `skip`.
     separator: the end-of-text token goes "before" or "after" each document, or nowhere: None.
-    tokens: {split: n}: a split that has n tokens is full, and its documents go on in the next one named here;
-        None: no end.
+    tokens: {split: n}: a split that has n tokens is full, and its documents go on in the next one
+        named here; None: no end.
     shortest: documents of fewer tokens are left out.
-    expect: about how many tokens come in all, where `tokens` does not say; for the time left and the check of the disk.
+    expect: about how many tokens come in all, where `tokens` does not say; for the time left and
+    the check of the disk.
     origin: what else the corpus depends on, by name.
 
-    meta.json gets `asked`, these arguments, and `words` {split: n}: what spaces and line ends separate. Perplexity per
-    word, which does not depend on the tokenizer, is exp(loss * tokens / words), with the sums over all tokens and
-    words of the split.
+    meta.json gets `asked`, these arguments, and `words` {split: n}: what spaces and line ends
+    separate. Perplexity per word, which does not depend on the tokenizer, is exp(loss * tokens /
+    words), with the sums over all tokens and words of the split.
 
-    A note is saved with each full shard. A start after an interruption goes on from there, so that the files come out
-    the same to the byte, however often it was stopped. Raises ValueError when the folder holds a set, or part of one,
-    that was written with other arguments, and when its disk has no room for the set.
+    A note is saved with each full shard. A start after an interruption goes on from there, so
+    that the files come out the same to the byte, however often it was stopped. Raises ValueError
+    when the folder holds a set, or part of one, that was written with other arguments, and when
+    its disk has no room for the set.
     """
     folder, budgets = Path(folder), tokens or {}
     asked = {"tokenizer": tokenizer, "separator": separator, "tokens": budgets, "shortest": shortest,
@@ -167,7 +174,8 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     check_folder(folder)
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
-        raise ValueError(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, uint16 holds 65536; take another")
+        raise ValueError(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, uint16 holds 65536; "
+                         "take another")
     saved = {"asked": asked, "shards": {}, "words": {}, "place": (0, 0, 0)}
     if note.exists():
         saved = json.loads(note.read_text(encoding="utf-8"))
@@ -178,7 +186,8 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     check_disk(folder, 2 * ((expect or 0) - written))
 
     parts = list(corpus().items())
-    writer, words = Writer(folder, shard_tokens, keep=saved["shards"]), collections.Counter(saved["words"])
+    writer = Writer(folder, shard_tokens, keep=saved["shards"])
+    words = collections.Counter(saved["words"])
     first_part, first_document, offset = saved["place"]
 
     def save(*place):  # only when no shard is open
@@ -218,7 +227,8 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
 
 def refuse_other(asked, theirs, what):
     if theirs != asked:
-        raise ValueError(f"{what} with {theirs}, not {asked}; delete it to start over, or choose another with --out")
+        raise ValueError(f"{what} with {theirs}, not {asked}; "
+                         "delete it to start over, or choose another with --out")
 
 
 def shards_to_come(split, budgets, shard_tokens, there):
@@ -238,10 +248,10 @@ def shards_to_come(split, budgets, shard_tokens, there):
 def cut(documents, offset, shards):
     """Cut documents where a shard ends.
 
-    documents: pairs of a number and (tokens (n,), words), of the first of which `offset` tokens are written already.
-    shards: pairs of a split and the tokens that a shard takes; where they end, the documents end.
-    Yields (split, tokens (n,), words that begin with them, end): end is where in the documents the shard ends, as
-    (number, offset), or None while it still takes more.
+    documents: pairs of a number and (tokens (n,), words), of the first of which `offset` tokens
+    are written already. shards: pairs of a split and the tokens that a shard takes; where they
+    end, the documents end. Yields (split, tokens (n,), words that begin with them, end): end is
+    where in the documents the shard ends, as (number, offset), or None while it still takes more.
     """
     split, room = next(shards, (None, 0))
     if split is None:
@@ -263,8 +273,10 @@ def cut(documents, offset, shards):
 
 @contextlib.contextmanager
 def workers(setup, *arguments):
-    """A pool of processes, one a core, which begin with setup(*arguments). OSError when one of them is killed."""
-    pool = concurrent.futures.ProcessPoolExecutor(CORES, initializer=start_worker, initargs=(setup, arguments))
+    """A pool of processes, one a core, which begin with setup(*arguments). OSError when one of
+    them is killed."""
+    how = dict(initializer=start_worker, initargs=(setup, arguments))
+    pool = concurrent.futures.ProcessPoolExecutor(CORES, **how)
     try:
         yield pool
     except BrokenProcessPool:
@@ -287,7 +299,8 @@ def end_with_parent():
 
 
 def encode_all(texts, pool):
-    """Tokenise an iterator of str in parallel; yields (uint16 array (n,), number of words) in the order of the texts."""
+    """Tokenise an iterator of str in parallel; yields (uint16 array (n,), number of words) in the
+    order of the texts."""
     pending = collections.deque()  # two blocks per core and no more: pool.map would read ahead without end
     for block in blocks(texts):
         pending.append(pool.submit(encode_block, block))
@@ -298,7 +311,8 @@ def encode_all(texts, pool):
 
 
 def blocks(texts):
-    """Lists of texts, each of BLOCK characters or one text more: stories and books alike keep all cores busy."""
+    """Lists of texts, each of BLOCK characters or one text more: stories and books alike keep all
+    cores busy."""
     block, size = [], 0
     for text in texts:
         block.append(text)
@@ -316,7 +330,8 @@ def start_encoder(*how):
 
 
 def encode_block(texts):
-    """[(uint16 array (n,), number of words), ...] of texts, in a worker; nothing of a text that is too short."""
+    """[(uint16 array (n,), number of words), ...] of texts, in a worker; nothing of a text that
+    is too short."""
     encoding, separator, shortest = encoder
     end, encoded = [encoding.eot_token], []
     for text in texts:
@@ -334,7 +349,8 @@ def encode_block(texts):
 
 
 def count_words(text):
-    """len(text.split()), ten times as fast: the number of bytes above the space that follow one that is not."""
+    """len(text.split()), ten times as fast: the number of bytes above the space that follow one
+    that is not."""
     above = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32
     return int(np.count_nonzero(above[1:] > above[:-1]))
 
@@ -365,7 +381,8 @@ class Progress:
 
 
 def hub(*args, **options):
-    """datasets.load_dataset(...): a corpus from the Hugging Face hub. Raises ImportError without the library."""
+    """datasets.load_dataset(...): a corpus from the Hugging Face hub. Raises ImportError without
+    the library."""
     try:
         import datasets
     except ImportError:
@@ -374,7 +391,8 @@ def hub(*args, **options):
 
 
 def texts(dataset, limit=None, column="text"):
-    """The first `limit` rows of a datasets.Dataset or IterableDataset, as write_documents takes documents."""
+    """The first `limit` rows of a datasets.Dataset or IterableDataset, as write_documents takes
+    documents."""
 
     def documents(skip):
         stop = None if limit is None else max(limit - skip, 0)
@@ -415,7 +433,8 @@ def download(url, path, sha256=None):
 
 
 def files(source):
-    """The files of a source, which is one itself or a folder, in order. FileNotFoundError when there are none."""
+    """The files of a source, which is one itself or a folder, in order. FileNotFoundError when
+    there are none."""
     source = Path(source)
     if source.is_file():
         return [source]
@@ -425,7 +444,8 @@ def files(source):
         if path.is_file() and not is_hidden:
             paths.append(path)
     if not paths:
-        raise FileNotFoundError(f"source={str(source)!r} is neither a file nor a folder with files; name a text")
+        raise FileNotFoundError(f"source={str(source)!r} is neither a file nor a folder with files; "
+                                "name a text")
     return paths
 
 
@@ -434,11 +454,13 @@ def read(path):
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); convert it, or move it away") from None
+        raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); "
+                         "convert it, or move it away") from None
 
 
 def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
-    """Write the set into `folder`. Raises ValueError for a share `val` that is none, and what `files` and `read` do."""
+    """Write the set into `folder`. Raises ValueError for a share `val` that is none, and what
+    `files` and `read` do."""
     if not 0 < val < 1:
         raise ValueError(f"val={val} is no share of the text; give a number between 0 and 1")
     paths = files(source)
@@ -464,7 +486,8 @@ def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
     folder = Path(folder)
     is_named = folder.resolve() == locate(folder.name).resolve()
     name = folder.name if is_named else os.path.join(folder, "")
-    print(f"train on it with `python train.py config/quickstart.py --data={name} --out_dir=out/{folder.name}`")
+    flags = f"--data={name} --out_dir=out/{folder.name}"
+    print(f"train on it with `python train.py config/quickstart.py {flags}`")
 
 
 def name(source, **_):
@@ -472,7 +495,8 @@ def name(source, **_):
     path = Path(source).resolve()
     stem = path.stem if path.is_file() else path.name
     if stem in SCRIPTS:
-        raise ValueError(f"{source} would become data/{stem}, the set of data/{stem}.py; name another with --out")
+        raise ValueError(f"{source} would become data/{stem}, the set of data/{stem}.py; "
+                         "name another with --out")
     return stem
 
 

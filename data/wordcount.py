@@ -1,4 +1,5 @@
-"""WordCount: how often does a word occur in the last k sentences of a story? (CoPE section 5.4 and appendix E)
+"""WordCount: how often does a word occur in the last k sentences of a story? (CoPE section 5.4
+and appendix E)
 
     python -m data.wordcount             # TinyStories from the hub; an hour or two on eight cores
     python -m data.wordcount --join=3    # WordCount-hard: samples of three stories
@@ -8,15 +9,17 @@ needs `pip install nltk`, and datasets for TinyStories. An example is the paper'
 
     [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3<|endoftext|>
 
-of which the answer and the end carry loss: w is the most common word of the story, k uniform in [1, number of sentences],
-sentences are those of nltk's PunktSentenceTokenizer(). Ours, as the paper does not say: words are compared in lower
-case, the first of equally common ones is taken, and training rows hold as many whole examples as fit, then padding.
-A row of the validation split is one example, so that its sequence error is the share of wrong answers.
+of which the answer and the end carry loss: w is the most common word of the story, k uniform in
+[1, number of sentences], sentences are those of nltk's PunktSentenceTokenizer(). Ours, as the
+paper does not say: words are compared in lower case, the first of equally common ones is taken,
+and training rows hold as many whole examples as fit, then padding. A row of the validation split
+is one example, so that its sequence error is the share of wrong answers.
 
 splits   train, val (100 : 1, by story)
-options  stories: a folder of text files instead of TinyStories, with <|endoftext|> between the stories, or cut at blank
-         lines into pieces of some 800 letters; join: stories per sample, none used twice; length: of the training rows,
-         in tokens; tokenizer: that of the model to fine-tune; limit: of the stories, for a try; seed
+options  stories: a folder of text files instead of TinyStories, with <|endoftext|> between the
+         stories, or cut at blank lines into pieces of some 800 letters; join: stories per sample,
+         none used twice; length: of the training rows, in tokens; tokenizer: that of the model to
+         fine-tune; limit: of the stories, for a try; seed
 """
 import collections
 import math
@@ -38,7 +41,8 @@ def load():
 
 
 def read_folder(folder):
-    """The stories of a folder's *.txt files as [{"text": story}, ...]. Raises ValueError when there are none."""
+    """The stories of a folder's *.txt files as [{"text": story}, ...]. Raises ValueError when
+    there are none."""
     stories = []
     for path in sorted(Path(folder).rglob("*.txt")):
         text = path.read_text(encoding="utf-8")
@@ -63,7 +67,8 @@ def words(text):
 
 
 def question(story, sentences, random):
-    """(prompt, answer) about a story, given a function that cuts a text into sentences and a numpy generator."""
+    """(prompt, answer) about a story, given a function that cuts a text into sentences and a
+    numpy generator."""
     parts = sentences(story)
     word = collections.Counter(words(story)).most_common(1)[0][0]
     k = int(random.integers(1, len(parts) + 1))
@@ -76,7 +81,8 @@ def start_worker(*state):
 
 
 def work(groups):
-    """Examples, (tokens, how many of them are the answer), of groups of stories that are given as numbers (n, join)."""
+    """Examples, (tokens, how many of them are the answer), of groups of stories that are given as
+    numbers (n, join)."""
     corpus, tokenizer, sentences, seed = worker
     encoding, examples = load_encoding(tokenizer), []
     for group in groups.tolist():
@@ -105,9 +111,10 @@ def pad(values, length, end):
     return np.array([values + [end] * (length - len(values))])
 
 
-def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2", limit: int = None,
-            seed: int = 0, load=load):
-    """Write the set into `folder`. Raises ValueError where there are too few stories, ImportError without nltk."""
+def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
+            limit: int = None, seed: int = 0, load=load):
+    """Write the set into `folder`. Raises ValueError where there are too few stories, ImportError
+    without nltk."""
     try:
         from nltk.tokenize import PunktSentenceTokenizer
     except ImportError:
@@ -115,7 +122,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     corpus, encoding = read_folder(stories) if stories else load(), load_encoding(tokenizer)
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
-        raise ValueError(f"{len(order)} stories are too few for training and validation samples of {join}; name more")
+        raise ValueError(f"{len(order)} stories are too few for training and validation samples of "
+                         f"{join}; name more")
     first = max(len(order) // 101, join)  # so many stories are for validation
     writer, end, count = Writer(folder), encoding.eot_token, collections.Counter()
 
@@ -127,7 +135,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
                 count[split if fits else "left out, longer than a row"] += 1
                 if fits:
                     yield example
-            print(f"\r{folder}: " + ", ".join(f"{n:,} {what}" for what, n in count.items()), end=" ", flush=True)
+            counts = ", ".join(f"{n:,} {what}" for what, n in count.items())
+            print(f"\r{folder}: {counts}", end=" ", flush=True)
 
     state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
     with workers(start_worker, *state) as pool:
