@@ -136,7 +136,7 @@ def spawn(out, *flags):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
     flags = [f"--data={stream}", "--max_iters=4000", "--log_interval=1", "--eval_interval=4000"]
     process = spawn(tmp_path / "cut", *flags)
@@ -145,7 +145,8 @@ def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
             process.send_signal(number)
             break
     tail = process.stdout.read()
-    assert process.wait(120) == 0 and "stopped by a signal at step" in tail and "Traceback" not in tail
+    assert process.wait(120) == -number  # what a shell asks, before it goes on with `&&` or a loop
+    assert "stopped by a signal at step" in tail and "Traceback" not in tail
     cut = read_checkpoint(str(tmp_path / "cut"))
     assert 20 <= cut["step"] < 4000
     n = cut["step"] + 5
@@ -245,10 +246,11 @@ def test_processes_share_an_evaluation(stream, monkeypatch):
     """Each window goes to one of them, and none holds more at once than it does in training."""
     cfg, split, seen = train.TrainConfig(block_size=16, batch_size=6, eval_batches=3), Split(stream, "val"), []
     monkeypatch.setattr(train.dist, "all_reduce", lambda sums: None)
-    monkeypatch.setattr(train, "error_sums", lambda net, batches: seen.append([x for x, _ in batches]) or torch.ones(5))
-    cpu = torch.device("cpu")
+    monkeypatch.setattr(train, "error_sums", lambda net, batches: seen[-1].extend(x for x, _ in batches) or torch.ones(5))
+    cpu, never = torch.device("cpu"), types.SimpleNamespace(asked=lambda: False)
     for rank in (0, 1):
-        train.evaluate(torch.nn.Identity(), split, cfg, rank, 2, cpu, torch.autocast("cpu", enabled=False))
+        seen.append([])
+        train.evaluate(torch.nn.Identity(), split, cfg, rank, 2, cpu, torch.autocast("cpu", enabled=False), never)
     want = [tuple(row) for row in split.read(split.windows(16, 18), 16)[0].tolist()]
     assert sorted(tuple(row) for part in seen for x in part for row in x.tolist()) == sorted(want)
     assert [[len(x) for x in part] for part in seen] == [[3, 3, 3], [3, 3, 3]]
@@ -351,10 +353,44 @@ def test_wandb(stream, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="wandb_project='p' needs wandb; pip install wandb"):
         run(stream, tmp_path / "a", "--max_iters=1", "--wandb_project=p")
     seen = []
-    logger = types.SimpleNamespace(log=lambda values, step: seen.append((step, sorted(values))))
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **kw: logger))
-    run(stream, tmp_path / "b", "--max_iters=1", "--log_interval=1", "--wandb_project=p")
+    begun = []
+
+    def init(**given):
+        begun.append((given["id"], given["resume"]))
+        name = given["id"] or "of-its-own"
+        return types.SimpleNamespace(log=lambda values, step: seen.append((step, sorted(values))), id=name,
+                                     finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    flags = ["--log_interval=1", "--wandb_project=p"]
+    run(stream, tmp_path / "b", "--max_iters=1", *flags)
     assert [s for s, _ in seen] == [0, 1, 1] and "val/loss" in seen[0][1] and "train/loss" in seen[1][1]
+    # a run that goes on does so in the same wandb run
+    again = run(stream, tmp_path / "b", "--max_iters=2", *flags, "--resume=True")
+    assert begun == [(None, "allow"), ("of-its-own", "allow")] and again["wandb"] == "of-its-own"
+
+
+def test_weights_of_a_shared_tensor(stream, tmp_path):
+    """Tables of one layer each are no shared table, whichever of them comes last; a shared one needs one name."""
+    own = run(stream, tmp_path / "own", "--max_iters=3", "--pe=cope", "--share_table=False")
+    shared = GPT(model_config(own, share_table=True))
+    with pytest.raises(ValueError, match="holds another architecture: .* differ there and are one tensor here"):
+        load_weights(shared, own, "own")
+    run(stream, tmp_path / "shared", "--max_iters=3", "--pe=cope")
+    whole = read_checkpoint(str(tmp_path / "shared"))
+    load_weights(shared, whole, "shared")
+    names = [name for name, tensor in shared.named_parameters(remove_duplicate=False)
+             if sum(tensor is other for other in shared.state_dict(keep_vars=True).values()) > 1]
+    for name in names:  # the table's and the embeddings', each under two names
+        part = GPT(shared.cfg)
+        load_weights(part, dict(whole, model={k: v for k, v in whole["model"].items() if k != name}), "part")
+        assert all(torch.equal(a, b) for a, b in zip(part.state_dict().values(), whole["model"].values()))
+    assert len(names) == 4
+    first = names[0]
+    tensor = shared.state_dict(keep_vars=True)[first]
+    without = {k: v for k, v in whole["model"].items() if shared.state_dict(keep_vars=True)[k] is not tensor}
+    with pytest.raises(ValueError, match="is here and not there"):
+        load_weights(shared, dict(whole, model=without), "none")
 
 
 # --- wrong input: one line that names the value and the mend, exit status 1 ------------------------
