@@ -410,19 +410,19 @@ def resume(checkpoint, cfg, model, optimizer, meta):
         raise ValueError(f"{run} is at step {checkpoint['step']}, beyond max_iters={cfg.max_iters}; "
                          "give more --max_iters")
     other = [key for key, value in checkpoint["meta"].items() if meta.get(key) != value]
-    if other or os.path.basename(theirs["data"]) != os.path.basename(cfg.data):  # the folder may have moved
-        raise ValueError(f"{run} was trained on data={theirs['data']!r}, this data={cfg.data!r} has another "
+    data = theirs.get("data", "")
+    if other or os.path.basename(data) != os.path.basename(cfg.data):  # the folder may have moved
+        raise ValueError(f"{run} was trained on data={data!r}, and this data={cfg.data!r} has another "
                          f"{', '.join(other) or 'name'}; fine-tune by --init_from={run} --out_dir=...")
     load_weights(model, checkpoint, run)
 
     # the optimizer: its moments are the checkpoint's, its hyperparameters this run's
     groups, state = optimizer.state_dict()["param_groups"], checkpoint["optimizer"].get("state", {})
-    params = [p for group in optimizer.param_groups for p in group["params"]]
     there = [group["params"] for group in checkpoint["optimizer"].get("param_groups", [])]
-    fits = there == [group["params"] for group in groups]
-    for i, moments in state.items():
-        fits = fits and moments["exp_avg"].shape == moments["exp_avg_sq"].shape == params[i].shape
-    if not fits:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    shapes = {i: dict(step=(), exp_avg=p.shape, exp_avg_sq=p.shape) for i, p in enumerate(params)}
+    fits = [{name: a.shape for name, a in moments.items()} == shapes.get(i) for i, moments in state.items()]
+    if there != [group["params"] for group in groups] or not all(fits):
         raise ValueError(f"{run} holds the optimizer of other parameters; "
                          f"take its weights alone by --init_from={run}")
     optimizer.load_state_dict(dict(state=state, param_groups=groups))
@@ -547,11 +547,11 @@ def read_checkpoint(run, device="cpu"):
     except Exception as error:
         raise ValueError(f"{path} is not a checkpoint that can be read ({type(error).__name__}); "
                          "train it anew") from error
-    kinds = dict(model=dict, optimizer=dict, step=int, config=dict, meta=dict)
-    for key, kind in kinds.items():
-        if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(key), kind):
-            raise ValueError(f"{path} is no checkpoint of train.py, it has no {key!r} of type "
-                             f"{kind.__name__}; give the directory of a run of train.py")
+    parts = checkpoint if isinstance(checkpoint, dict) else {}
+    for key, kind in dict(model=dict, optimizer=dict, step=int, config=dict, meta=dict).items():
+        if not isinstance(parts.get(key), kind) or key == "step" and parts[key] < 0:
+            raise ValueError(f"{path} is no checkpoint of train.py: {key!r} is missing or of another kind; "
+                             "give the directory of a run of train.py")
     return checkpoint
 
 
@@ -569,8 +569,9 @@ def load_weights(model, checkpoint, run):
         if not there:
             differs = f"{names[0]} is here and not there"
         for name in there:
-            if theirs[name].shape != tensor.shape:
-                differs = f"{name} is {tuple(theirs[name].shape)} there and {tuple(tensor.shape)} here"
+            shape = tuple(getattr(theirs[name], "shape", ()))
+            if shape != tensor.shape:
+                differs = f"{name} is {shape} there and {tuple(tensor.shape)} here"
             elif not torch.equal(theirs[name], theirs[there[0]]):
                 differs = f"{there[0]} and {name} differ there and are one tensor here"
     if differs:
@@ -581,7 +582,8 @@ def load_weights(model, checkpoint, run):
 def model_config(checkpoint, **changes):
     """The GPTConfig of a checkpoint, with changes; an option younger than it takes its default."""
     there = {f.name: checkpoint["config"].get(f.name, f.default) for f in dataclasses.fields(GPTConfig)}
-    return GPTConfig(**there | changes)
+    values = {key: config.typed(GPTConfig, key, value, "the checkpoint") for key, value in there.items()}
+    return GPTConfig(**values | changes)
 
 
 def pick_device(kind, index=0):

@@ -18,7 +18,7 @@ import sys
 
 def load(cls, argv, **given):
     """An instance of the dataclass cls from the words of a command line; `given` are the script's defaults.
-    Its field `config` becomes the path of the config file, if one is named. --help prints the keys and exits."""
+    Its field `config` becomes the path of the config file, if one is named. --help prints the keys."""
     if "--help" in argv or "-h" in argv:
         print(usage(cls))
         sys.exit()
