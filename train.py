@@ -16,6 +16,7 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -308,7 +309,9 @@ class Log:
                      "by OMP_NUM_THREADS=1 before the command")
 
     def write(self, record):
-        self.file.write(json.dumps(record).encode() + b"\n")
+        line = json.dumps(record).encode() + b"\n"
+        while line:  # a full disk takes a part of it without a word, and raises the second time
+            line = line[self.file.write(line) :]
         if self.wandb and "step" in record:
             prefix = record.get("split", "train")
             values = {f"{prefix}/{k}": v for k, v in record.items() if k not in ("step", "split")}
@@ -395,8 +398,9 @@ def save(path, model, optimizer, step, cfg, meta, log):
     except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
         with contextlib.suppress(OSError):
             os.remove(part)
-        raise OSError(f"step {step} could not be written to {path} ({error.__context__ or error}); "
-                      "mend that, then go on from the checkpoint before it by --resume=True") from error
+        reason = str(error.__context__ or error).partition("\n")[0]
+        raise OSError(f"step {step} could not be written to {path} ({reason}); make room for it, then go on "
+                      "from the checkpoint before it by --resume=True") from error
 
 
 def resume(checkpoint, cfg, model, optimizer, meta):
@@ -572,7 +576,7 @@ def load_weights(model, checkpoint, run):
             shape = tuple(getattr(theirs[name], "shape", ()))
             if shape != tensor.shape:
                 differs = f"{name} is {shape} there and {tuple(tensor.shape)} here"
-            elif not torch.equal(theirs[name], theirs[there[0]]):
+            elif not differs and not torch.equal(theirs[name], theirs[there[0]]):
                 differs = f"{there[0]} and {name} differ there and are one tensor here"
     if differs:
         raise ValueError(f"{run} holds another architecture: {differs}; give the options it was trained with")
@@ -602,11 +606,12 @@ def last_words(error):
     """The error as one line for sys.exit, or with its traceback where it is no fault of the input. Of several
     processes with the same error the first alone speaks: torchrun ends the others before they would."""
     text = str(error).partition("\n")[0]
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
-        text = f"out of memory ({text}); try a smaller --micro_batch"
+    no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if no_memory or re.search("can't allocate memory|size calculation overflowed", text):
+        text = f"out of memory ({text}); try a smaller --micro_batch, or a smaller model"
     elif not isinstance(error, (ValueError, OSError)):
         raise error
-    if int(os.environ.get("RANK", 0)):
+    if os.environ.get("RANK", "0") != "0":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(5)
     return f"{type(error).__name__}: {text}"

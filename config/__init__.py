@@ -66,8 +66,8 @@ def typed(cls, key, value, where):
     No int may be negative: each is a size, a number of things or a seed."""
     fields = {f.name: f.type for f in dataclasses.fields(cls)}
     if key not in fields:
-        near = difflib.get_close_matches(key, fields, 1)
-        near += [name for name in fields if initials(name) == key]  # lr
+        near = [name for name in fields if initials(name) == key]  # lr
+        near += difflib.get_close_matches(key, fields, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see --help"
         raise ValueError(f"unknown key {key!r} in {where}; {hint}")
     want, read = fields[key], value
