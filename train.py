@@ -178,6 +178,17 @@ def main(argv):
         stop.end()
 
 
+# --------------------------------------------------------------------------------------------------
+# one step
+
+
+def read_batch(train, step, cfg, rank, world, device):
+    """This process's share of the step's batch, as micro-batches of (x, y) on the device."""
+    n = cfg.micro_batch or cfg.batch_size // world
+    x, y = (to(device, a) for a in train.batch(step, cfg.batch_size, cfg.block_size, cfg.seed, rank, world))
+    return list(zip(x.split(n), y.split(n)))
+
+
 def backward(model, micro_batches, world, autocast):
     """Adds up the gradients of one step. Returns its loss, the mean over the targets of all processes."""
     # every target of the global batch weighs the same, however many each micro-batch and process holds
@@ -198,13 +209,6 @@ def backward(model, micro_batches, world, autocast):
     return loss
 
 
-def read_batch(train, step, cfg, rank, world, device):
-    """This process's share of the step's batch, as micro-batches of (x, y) on the device."""
-    n = cfg.micro_batch or cfg.batch_size // world
-    x, y = (to(device, a) for a in train.batch(step, cfg.batch_size, cfg.block_size, cfg.seed, rank, world))
-    return list(zip(x.split(n), y.split(n)))
-
-
 def learning_rate(step, cfg):
     """Linear warm-up, then from learning_rate down to min_lr at max_iters."""
     if step < cfg.warmup_iters:
@@ -212,6 +216,17 @@ def learning_rate(step, cfg):
     t = (step - cfg.warmup_iters) / max(1, cfg.max_iters - cfg.warmup_iters)
     shape = {"cosine": 0.5 * (1 + math.cos(math.pi * t)), "linear": 1 - t, "constant": 1.0}[cfg.schedule]
     return cfg.min_lr + shape * (cfg.learning_rate - cfg.min_lr)
+
+
+def refuse_nan(loss, name, step, path, saved):
+    """End a run that has diverged; its last good checkpoint stays."""
+    if not math.isfinite(loss):
+        kept = "no checkpoint yet" if saved is None else f"the last good checkpoint is {path}, step {saved}"
+        raise ValueError(f"{name} is {loss} at step {step}; {kept}; try a lower learning_rate")
+
+
+# --------------------------------------------------------------------------------------------------
+# evaluation
 
 
 def evaluate(net, split, cfg, rank, world, device, autocast, stop, log=None):
@@ -242,31 +257,228 @@ def evaluate(net, split, cfg, rank, world, device, autocast, stop, log=None):
     return scores(sums, split.meta["loss"] == "mask")
 
 
-class Stop:
-    """Set by SIGTERM, Ctrl-C or a closed terminal; asked after each step and each batch of an evaluation."""
+@torch.no_grad()
+def error_sums(model, batches):
+    """Over batches of (x, y), as forward takes them: float64 (5,), sums of loss in nats, targets, wrong
+    argmaxes, rows with a wrong one, rows. Every target sees the right tokens before it, so greedy decoding
+    writes just the rows without a wrong argmax: the share of the others is the whole-sequence error."""
+    sums = torch.zeros(5, dtype=torch.float64)
+    for x, y in batches:
+        logits, loss = model(x, y)
+        targets, wrong = y != -1, (logits.argmax(-1) != y) & (y != -1)
+        n = targets.sum()
+        loss = torch.where(n > 0, loss * n, 0.0)  # a batch without targets has no mean
+        part = torch.stack([loss, n, wrong.sum(), wrong.any(1).sum()])
+        sums += torch.cat((part.cpu(), torch.tensor([len(x)])))
+    return sums
 
-    def __init__(self, device):
-        self.number, self.device = 0, device
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-                signal.signal(number, self.heed)
 
-    def heed(self, number, frame):
-        self.number = number
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # but a scheduler and torchrun may both send SIGTERM
+def scores(sums, masked):
+    """error_sums as a dict: loss in nats per target, perplexity and, where only some targets carry loss, the
+    percentage of wrong targets and that of rows with one."""
+    loss, targets, wrong, wrong_rows, rows = sums.tolist()
+    if not targets:
+        raise ValueError("no target of the evaluation carries loss; use more eval_batches or another mask")
+    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
+    if masked:
+        result |= dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows)
+    return result
 
-    def asked(self):
-        """Whether any process got a signal; all of them have to ask together."""
-        if dist.is_initialized():
-            number = torch.tensor(self.number, device=self.device)
-            dist.all_reduce(number, dist.ReduceOp.MAX)
-            self.number = int(number)
-        return self.number > 0
 
-    def end(self):
-        """End as the signal would have: a shell then starts no next command and leaves its loop."""
-        signal.signal(self.number, signal.SIG_DFL)
-        os.kill(os.getpid(), self.number)
+# --------------------------------------------------------------------------------------------------
+# checkpoints
+
+
+def save(path, model, optimizer, step, cfg, meta, log):
+    """Write the checkpoint, where there is a log. A kill or power cut leaves the old file or the new one."""
+    if not log:
+        return
+    content = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step,
+                   config=dataclasses.asdict(cfg), meta=meta, best=log.best, wandb=log.wandb and log.wandb.id)
+    part = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(part, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        os.fsync(folder)  # of the new name
+        os.close(folder)
+    except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        reason = str(error.__context__ or error).partition("\n")[0]
+        raise OSError(f"step {step} could not be written to {path} ({reason}); make room for it, then go on "
+                      "from the checkpoint before it by --resume=True") from error
+
+
+def resume(checkpoint, cfg, model, optimizer, meta):
+    """Give model and optimizer the state of this run's checkpoint; ValueError where it is another run's."""
+    run, theirs, ours = cfg.out_dir, checkpoint["config"], dataclasses.asdict(model.cfg)
+    for key, value in dataclasses.asdict(model_config(checkpoint)).items():
+        if ours[key] != value:
+            raise ValueError(f"{run} was trained with {key}={value!r}, this run has {ours[key]!r}; "
+                             "resume with the same model, or write elsewhere by --out_dir=...")
+    if checkpoint["step"] > cfg.max_iters:
+        raise ValueError(f"{run} is at step {checkpoint['step']}, beyond max_iters={cfg.max_iters}; "
+                         "give more --max_iters")
+    other = [key for key, value in checkpoint["meta"].items() if meta.get(key) != value]
+    data = theirs.get("data", "")
+    if other or os.path.basename(data) != os.path.basename(cfg.data):  # the folder may have moved
+        raise ValueError(f"{run} was trained on data={data!r}, and this data={cfg.data!r} has another "
+                         f"{', '.join(other) or 'name'}; fine-tune by --init_from={run} --out_dir=...")
+    load_weights(model, checkpoint, run)
+
+    # the optimizer: its moments are the checkpoint's, its hyperparameters this run's
+    groups, state = optimizer.state_dict()["param_groups"], checkpoint["optimizer"].get("state", {})
+    there = [group["params"] for group in checkpoint["optimizer"].get("param_groups", [])]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    shapes = {i: dict(step=(), exp_avg=p.shape, exp_avg_sq=p.shape) for i, p in enumerate(params)}
+    fits = [{name: a.shape for name, a in moments.items()} == shapes.get(i) for i, moments in state.items()]
+    if there != [group["params"] for group in groups] or not all(fits):
+        raise ValueError(f"{run} holds the optimizer of other parameters; "
+                         f"take its weights alone by --init_from={run}")
+    optimizer.load_state_dict(dict(state=state, param_groups=groups))
+
+
+def read_checkpoint(run, device="cpu"):
+    """The checkpoint of a run directory: dict(model, optimizer, step, config, meta, ...) of plain values."""
+    path = os.path.join(run, "ckpt.pt")
+    if os.path.isfile(run):
+        raise ValueError(f"{run!r} is a file; give the run directory of it, {os.path.dirname(run) or '.'}")
+    if not os.path.isfile(path):
+        lacks = "has no ckpt.pt yet" if os.path.isdir(run) else "does not exist"
+        raise FileNotFoundError(f"run directory {run!r} {lacks}; "
+                                "train one with `python train.py config/quickstart.py`")
+    try:
+        with zipfile.ZipFile(path) as file:
+            if file.testzip():  # torch.save writes a checksum of each tensor, torch.load does not look at it
+                raise zipfile.BadZipFile
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path} is not a checkpoint that can be read ({type(error).__name__}); "
+                         "train it anew") from error
+    parts = checkpoint if isinstance(checkpoint, dict) else {}
+    for key, kind in dict(model=dict, optimizer=dict, step=int, config=dict, meta=dict).items():
+        if not isinstance(parts.get(key), kind) or key == "step" and parts[key] < 0:
+            raise ValueError(f"{path} is no checkpoint of train.py: {key!r} is missing or of another kind; "
+                             "give the directory of a run of train.py")
+    return checkpoint
+
+
+def load_weights(model, checkpoint, run):
+    """Give the model the weights of read_checkpoint(run); ValueError if they are not this model's."""
+    theirs, ours = checkpoint["model"], {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        ours.setdefault(tensor, []).append(name)  # layers that share a tensor each have a name for it
+    differs = None
+    unknown = theirs.keys() - sum(ours.values(), [])
+    if unknown:
+        differs = f"{min(unknown)} is there and not here"
+    for tensor, names in ours.items():
+        there = [name for name in names if name in theirs]
+        if not there:
+            differs = f"{names[0]} is here and not there"
+        for name in there:
+            shape = tuple(getattr(theirs[name], "shape", ()))
+            if shape != tensor.shape:
+                differs = f"{name} is {shape} there and {tuple(tensor.shape)} here"
+            elif not differs and not torch.equal(theirs[name], theirs[there[0]]):
+                differs = f"{there[0]} and {name} differ there and are one tensor here"
+    if differs:
+        raise ValueError(f"{run} holds another architecture: {differs}; give the options it was trained with")
+    model.load_state_dict(theirs, strict=False)
+
+
+def model_config(checkpoint, **changes):
+    """The GPTConfig of a checkpoint, with changes; an option younger than it takes its default."""
+    there = {f.name: checkpoint["config"].get(f.name, f.default) for f in dataclasses.fields(GPTConfig)}
+    values = {key: config.typed(GPTConfig, key, value, "the checkpoint") for key, value in there.items()}
+    return GPTConfig(**values | changes)
+
+
+# --------------------------------------------------------------------------------------------------
+# the start, the log and the end of a run
+
+
+def check(cfg):
+    """Refuse values that make no sense; model and data refuse theirs. Also names the run directory."""
+    choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
+    choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
+    for key in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
+        if getattr(cfg, key) < 1:
+            raise ValueError(f"{key}={getattr(cfg, key)} is too small; use 1 or more")
+    for key in ("learning_rate", "min_lr", "weight_decay", "grad_clip"):
+        if getattr(cfg, key) < 0:
+            raise ValueError(f"{key}={getattr(cfg, key)} is negative; use 0 or more")
+    for key in ("dropout", "beta1", "beta2"):
+        if not 0 <= getattr(cfg, key) < 1:
+            raise ValueError(f"{key}={getattr(cfg, key)} is no probability below 1; use 0 to 0.999")
+    if cfg.seed >= 2**62:
+        raise ValueError(f"seed={cfg.seed} is too large; use less than 2**62")
+    stem = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
+    seed = f"_seed{cfg.seed}" if cfg.seed != TrainConfig.seed else ""
+    cfg.out_dir = cfg.out_dir or os.path.join("out", f"{stem}_{cfg.pe}{seed}")
+
+
+def start_processes(cfg):
+    """(rank, world, device): of this process among those that torchrun started, or of the only one."""
+    words = [os.environ.get(*pair) for pair in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))]
+    if not all(word.isdecimal() for word in words) or int(words[0]) >= int(words[1]):
+        raise ValueError(f"RANK={words[0]}, WORLD_SIZE={words[1]}, LOCAL_RANK={words[2]} in the environment "
+                         "make no sense; unset them, or start by torchrun")
+    rank, world, local = (int(word) for word in words)
+    if cfg.batch_size % world:
+        raise ValueError(f"batch_size={cfg.batch_size} does not divide by the {world} processes; "
+                         "change one of them")
+    device = pick_device(cfg.device, local)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return rank, world, device
+
+
+def pick_device(kind, index=0):
+    """The torch.device of "cpu", "cuda", "mps" or "auto", the fastest that is there."""
+    choose("device", kind, ("auto", "cpu", "cuda", "mps"))
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device='mps' but PyTorch sees none; use --device=cpu")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda' but PyTorch sees no GPU; use --device=cpu")
+    return torch.device(kind, index) if kind == "cuda" else torch.device(kind)
+
+
+def prepare(data, folder):
+    """Make the data set if it is missing and needs no download."""
+    if os.path.isfile(data):
+        raise ValueError(f"data={data!r} is a file; make it a set by `python -m data.text --source={data}`")
+    name, _, text = data.partition("@")
+    script = os.path.join(HERE, "data", name + ".py")
+    if os.path.exists(os.path.join(folder, "meta.json")) or os.sep in name or not os.path.exists(script):
+        return  # Split says what is wrong, if anything
+    module = importlib.import_module("data." + name)
+    if not hasattr(module, "DOWNLOAD"):
+        return  # it makes no data set by itself
+    arguments = options(module.prepare, text)
+    if module.DOWNLOAD:
+        raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; "
+                                f"run {command_for(folder)}")
+    module.prepare(folder, **arguments)
+
+
+def bf16(cfg, device):
+    if cfg.dtype == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return cfg.dtype == "bfloat16"
+
+
+def to(device, array):
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Log:
@@ -379,242 +591,51 @@ def lock(out_dir):
     return file
 
 
-def save(path, model, optimizer, step, cfg, meta, log):
-    """Write the checkpoint, where there is a log. A kill or power cut leaves the old file or the new one."""
-    if not log:
-        return
-    content = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                   config=dataclasses.asdict(cfg), meta=meta, best=log.best, wandb=log.wandb and log.wandb.id)
-    part = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(part, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        folder = os.open(os.path.dirname(path), os.O_RDONLY)
-        os.fsync(folder)  # of the new name
-        os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
-        with contextlib.suppress(OSError):
-            os.remove(part)
-        reason = str(error.__context__ or error).partition("\n")[0]
-        raise OSError(f"step {step} could not be written to {path} ({reason}); make room for it, then go on "
-                      "from the checkpoint before it by --resume=True") from error
+class Stop:
+    """Set by SIGTERM, Ctrl-C or a closed terminal; asked after each step and each batch of an evaluation."""
 
+    def __init__(self, device):
+        self.number, self.device = 0, device
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self.heed)
 
-def resume(checkpoint, cfg, model, optimizer, meta):
-    """Give model and optimizer the state of this run's checkpoint; ValueError where it is another run's."""
-    run, theirs, ours = cfg.out_dir, checkpoint["config"], dataclasses.asdict(model.cfg)
-    for key, value in dataclasses.asdict(model_config(checkpoint)).items():
-        if ours[key] != value:
-            raise ValueError(f"{run} was trained with {key}={value!r}, this run has {ours[key]!r}; "
-                             "resume with the same model, or write elsewhere by --out_dir=...")
-    if checkpoint["step"] > cfg.max_iters:
-        raise ValueError(f"{run} is at step {checkpoint['step']}, beyond max_iters={cfg.max_iters}; "
-                         "give more --max_iters")
-    other = [key for key, value in checkpoint["meta"].items() if meta.get(key) != value]
-    data = theirs.get("data", "")
-    if other or os.path.basename(data) != os.path.basename(cfg.data):  # the folder may have moved
-        raise ValueError(f"{run} was trained on data={data!r}, and this data={cfg.data!r} has another "
-                         f"{', '.join(other) or 'name'}; fine-tune by --init_from={run} --out_dir=...")
-    load_weights(model, checkpoint, run)
+    def heed(self, number, frame):
+        self.number = number
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # but a scheduler and torchrun may both send SIGTERM
 
-    # the optimizer: its moments are the checkpoint's, its hyperparameters this run's
-    groups, state = optimizer.state_dict()["param_groups"], checkpoint["optimizer"].get("state", {})
-    there = [group["params"] for group in checkpoint["optimizer"].get("param_groups", [])]
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    shapes = {i: dict(step=(), exp_avg=p.shape, exp_avg_sq=p.shape) for i, p in enumerate(params)}
-    fits = [{name: a.shape for name, a in moments.items()} == shapes.get(i) for i, moments in state.items()]
-    if there != [group["params"] for group in groups] or not all(fits):
-        raise ValueError(f"{run} holds the optimizer of other parameters; "
-                         f"take its weights alone by --init_from={run}")
-    optimizer.load_state_dict(dict(state=state, param_groups=groups))
+    def asked(self):
+        """Whether any process got a signal; all of them have to ask together."""
+        if dist.is_initialized():
+            number = torch.tensor(self.number, device=self.device)
+            dist.all_reduce(number, dist.ReduceOp.MAX)
+            self.number = int(number)
+        return self.number > 0
 
-
-def refuse_nan(loss, name, step, path, saved):
-    """End a run that has diverged; its last good checkpoint stays."""
-    if not math.isfinite(loss):
-        kept = "no checkpoint yet" if saved is None else f"the last good checkpoint is {path}, step {saved}"
-        raise ValueError(f"{name} is {loss} at step {step}; {kept}; try a lower learning_rate")
-
-
-def check(cfg):
-    """Refuse values that make no sense; model and data refuse theirs. Also names the run directory."""
-    choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
-    choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
-    for key in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
-        if getattr(cfg, key) < 1:
-            raise ValueError(f"{key}={getattr(cfg, key)} is too small; use 1 or more")
-    for key in ("learning_rate", "min_lr", "weight_decay", "grad_clip"):
-        if getattr(cfg, key) < 0:
-            raise ValueError(f"{key}={getattr(cfg, key)} is negative; use 0 or more")
-    for key in ("dropout", "beta1", "beta2"):
-        if not 0 <= getattr(cfg, key) < 1:
-            raise ValueError(f"{key}={getattr(cfg, key)} is no probability below 1; use 0 to 0.999")
-    if cfg.seed >= 2**62:
-        raise ValueError(f"seed={cfg.seed} is too large; use less than 2**62")
-    stem = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
-    seed = f"_seed{cfg.seed}" if cfg.seed != TrainConfig.seed else ""
-    cfg.out_dir = cfg.out_dir or os.path.join("out", f"{stem}_{cfg.pe}{seed}")
-
-
-def start_processes(cfg):
-    """(rank, world, device): of this process among those that torchrun started, or of the only one."""
-    words = [os.environ.get(*pair) for pair in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))]
-    if not all(word.isdecimal() for word in words) or int(words[0]) >= int(words[1]):
-        raise ValueError(f"RANK={words[0]}, WORLD_SIZE={words[1]}, LOCAL_RANK={words[2]} in the environment "
-                         "make no sense; unset them, or start by torchrun")
-    rank, world, local = (int(word) for word in words)
-    if cfg.batch_size % world:
-        raise ValueError(f"batch_size={cfg.batch_size} does not divide by the {world} processes; "
-                         "change one of them")
-    device = pick_device(cfg.device, local)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if world > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return rank, world, device
-
-
-def prepare(data, folder):
-    """Make the data set if it is missing and needs no download."""
-    if os.path.isfile(data):
-        raise ValueError(f"data={data!r} is a file; make it a set by `python -m data.text --source={data}`")
-    name, _, text = data.partition("@")
-    script = os.path.join(HERE, "data", name + ".py")
-    if os.path.exists(os.path.join(folder, "meta.json")) or os.sep in name or not os.path.exists(script):
-        return  # Split says what is wrong, if anything
-    module = importlib.import_module("data." + name)
-    if not hasattr(module, "DOWNLOAD"):
-        return  # it makes no data set by itself
-    arguments = options(module.prepare, text)
-    if module.DOWNLOAD:
-        raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; "
-                                f"run {command_for(folder)}")
-    module.prepare(folder, **arguments)
-
-
-def bf16(cfg, device):
-    if cfg.dtype == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return cfg.dtype == "bfloat16"
-
-
-def to(device, array):
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-@torch.no_grad()
-def error_sums(model, batches):
-    """Over batches of (x, y), as forward takes them: float64 (5,), sums of loss in nats, targets, wrong
-    argmaxes, rows with a wrong one, rows. Every target sees the right tokens before it, so greedy decoding
-    writes just the rows without a wrong argmax: the share of the others is the whole-sequence error."""
-    sums = torch.zeros(5, dtype=torch.float64)
-    for x, y in batches:
-        logits, loss = model(x, y)
-        targets, wrong = y != -1, (logits.argmax(-1) != y) & (y != -1)
-        n = targets.sum()
-        loss = torch.where(n > 0, loss * n, 0.0)  # a batch without targets has no mean
-        part = torch.stack([loss, n, wrong.sum(), wrong.any(1).sum()])
-        sums += torch.cat((part.cpu(), torch.tensor([len(x)])))
-    return sums
-
-
-def scores(sums, masked):
-    """error_sums as a dict: loss in nats per target, perplexity and, where only some targets carry loss, the
-    percentage of wrong targets and that of rows with one."""
-    loss, targets, wrong, wrong_rows, rows = sums.tolist()
-    if not targets:
-        raise ValueError("no target of the evaluation carries loss; use more eval_batches or another mask")
-    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
-    if masked:
-        result |= dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows)
-    return result
-
-
-def read_checkpoint(run, device="cpu"):
-    """The checkpoint of a run directory: dict(model, optimizer, step, config, meta, ...) of plain values."""
-    path = os.path.join(run, "ckpt.pt")
-    if os.path.isfile(run):
-        raise ValueError(f"{run!r} is a file; give the run directory of it, {os.path.dirname(run) or '.'}")
-    if not os.path.isfile(path):
-        lacks = "has no ckpt.pt yet" if os.path.isdir(run) else "does not exist"
-        raise FileNotFoundError(f"run directory {run!r} {lacks}; "
-                                "train one with `python train.py config/quickstart.py`")
-    try:
-        with zipfile.ZipFile(path) as file:
-            if file.testzip():  # torch.save writes a checksum of each tensor, torch.load does not look at it
-                raise zipfile.BadZipFile
-        checkpoint = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} is not a checkpoint that can be read ({type(error).__name__}); "
-                         "train it anew") from error
-    parts = checkpoint if isinstance(checkpoint, dict) else {}
-    for key, kind in dict(model=dict, optimizer=dict, step=int, config=dict, meta=dict).items():
-        if not isinstance(parts.get(key), kind) or key == "step" and parts[key] < 0:
-            raise ValueError(f"{path} is no checkpoint of train.py: {key!r} is missing or of another kind; "
-                             "give the directory of a run of train.py")
-    return checkpoint
-
-
-def load_weights(model, checkpoint, run):
-    """Give the model the weights of read_checkpoint(run); ValueError if they are not this model's."""
-    theirs, ours = checkpoint["model"], {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        ours.setdefault(tensor, []).append(name)  # layers that share a tensor each have a name for it
-    differs = None
-    unknown = theirs.keys() - sum(ours.values(), [])
-    if unknown:
-        differs = f"{min(unknown)} is there and not here"
-    for tensor, names in ours.items():
-        there = [name for name in names if name in theirs]
-        if not there:
-            differs = f"{names[0]} is here and not there"
-        for name in there:
-            shape = tuple(getattr(theirs[name], "shape", ()))
-            if shape != tensor.shape:
-                differs = f"{name} is {shape} there and {tuple(tensor.shape)} here"
-            elif not differs and not torch.equal(theirs[name], theirs[there[0]]):
-                differs = f"{there[0]} and {name} differ there and are one tensor here"
-    if differs:
-        raise ValueError(f"{run} holds another architecture: {differs}; give the options it was trained with")
-    model.load_state_dict(theirs, strict=False)
-
-
-def model_config(checkpoint, **changes):
-    """The GPTConfig of a checkpoint, with changes; an option younger than it takes its default."""
-    there = {f.name: checkpoint["config"].get(f.name, f.default) for f in dataclasses.fields(GPTConfig)}
-    values = {key: config.typed(GPTConfig, key, value, "the checkpoint") for key, value in there.items()}
-    return GPTConfig(**values | changes)
-
-
-def pick_device(kind, index=0):
-    """The torch.device of "cpu", "cuda", "mps" or "auto", the fastest that is there."""
-    choose("device", kind, ("auto", "cpu", "cuda", "mps"))
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device='mps' but PyTorch sees none; use --device=cpu")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda' but PyTorch sees no GPU; use --device=cpu")
-    return torch.device(kind, index) if kind == "cuda" else torch.device(kind)
+    def end(self):
+        """End as the signal would have: a shell then starts no next command and leaves its loop."""
+        signal.signal(self.number, signal.SIG_DFL)
+        os.kill(os.getpid(), self.number)
 
 
 def last_words(error):
-    """The error as one line for sys.exit, or with its traceback where it is no fault of the input. Of several
-    processes with the same error the first alone speaks: torchrun ends the others before they would."""
+    """The error as one line for sys.exit, or with its traceback where it is no fault of the input."""
     text = str(error).partition("\n")[0]
     no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if no_memory or re.search("can't allocate memory|size calculation overflowed", text):
         text = f"out of memory ({text}); try a smaller --micro_batch, or a smaller model"
     elif not isinstance(error, (ValueError, OSError)):
         raise error
-    if os.environ.get("RANK", "0") != "0":
+    line = f"{type(error).__name__}: {text}"
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not report:
+        return line
+    if os.environ["RANK"] != "0":  # the first speaks for all: torchrun ends the others before they do
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(5)
-    return f"{type(error).__name__}: {text}"
+    with open(report, "w") as file:  # torchrun closes its own report with it
+        json.dump(dict(message=line), file)
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """
 Ends training in the ways that take minutes or a file system of one's own, and checks that nothing is lost:
 
-    python tests/torture.py [kills] [disk] [lock] [signal] [sync]      all of them by default, about ten minutes
+    python tests/torture.py [kills] [disk] [lock] [signal] [sync]    all of them by default, ten minutes
 
-kills    60 times SIGKILL at random moments, then the same weights as without; slower machines get fewer steps between
+kills    60 times SIGKILL at random moments, then the same weights as without
 disk     a full disk, a read-only one and a run directory that vanishes (needs the right to mount a tmpfs)
 lock     two runs in one directory, and a torchrun that is killed and leaves its ranks behind
-signal   SIGTERM to torchrun in the middle of an evaluation that would take longer than its 30 seconds of grace
+signal   SIGTERM to torchrun in the middle of an evaluation that takes about its 30 seconds of grace
 sync     the order of write, fsync and rename as the kernel sees it (needs strace)
 
 Each prints one line with what it counted, or stops with an AssertionError.
@@ -68,8 +68,9 @@ def same(a, b):
 
 def kills(folder):
     out, dice, reached = folder / "kills", random.Random(1), []
-    flags = ["--checkpoint_interval=2", "--eval_interval=1000000", "--log_interval=1"]
-    command = [sys.executable, "train.py", *words(folder, out, *flags, "--resume=True", "--max_iters=1000000")]
+    flags = ["--checkpoint_interval=2", "--eval_interval=1000000", "--log_interval=100"]
+    endless = words(folder, out, *flags, "--resume=True", "--max_iters=1000000")
+    command = [sys.executable, "train.py", *endless]
     began = time.monotonic()
     first = start(*command)
     wait_for(lambda: step(out) > 0)
@@ -90,8 +91,7 @@ def kills(folder):
     train.main(words(folder, out, *flags, "--resume=True", end))
     train.main(words(folder, folder / "whole", *flags, end))
     assert same(out, folder / "whole")
-    shutil.rmtree(out), shutil.rmtree(folder / "whole")
-    return f"60 kills, up to step {reached[-1]}, {len(set(reached))} different checkpoints: the weights of a whole run"
+    return f"60 kills, {len(set(reached))} different checkpoints up to step {reached[-1]}, no bit lost"
 
 
 def disk(folder):
@@ -104,7 +104,7 @@ def disk(folder):
         filler = small / "filler"
         train.main([*command[2:], "--max_iters=5"])
         before = (small / "run" / "ckpt.pt").read_bytes()
-        filler.write_bytes(bytes(256 * 1024 - len(before) - 40_000))  # no room for a second file beside the first
+        filler.write_bytes(bytes(256 * 1024 - len(before) - 40_000))  # no room for two checkpoints
         done = subprocess.run([*command, "--resume=True"], capture_output=True, text=True)
         assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
         full = done.stderr
@@ -113,19 +113,22 @@ def disk(folder):
         filler.unlink()
         subprocess.run(["mount", "-o", "remount,ro", small], check=True)
         done = subprocess.run([*command, "--resume=True"], capture_output=True, text=True)
-        assert done.returncode == 1 and "Read-only file system" in done.stderr and done.stderr.count("\n") == 1
+        assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+        assert "Read-only file system" in done.stderr
         subprocess.run(["mount", "-o", "remount,rw", small], check=True)
         done = subprocess.run([*command, "--resume=True"], capture_output=True, text=True)
         assert done.returncode == 0 and step(small / "run") == 20, done.stderr
     finally:
         subprocess.run(["umount", small])
     out = folder / "vanishes"
-    process = start(sys.executable, "train.py", *words(folder, out, *flags[:2], "--max_iters=1000000", "--log_interval=1"))
+    forever = words(folder, out, *flags[:2], "--max_iters=1000000")
+    process = start(sys.executable, "train.py", *forever, "--log_interval=1000")
     wait_for(lambda: step(out) > 0)
     shutil.rmtree(out)
     errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 1 and errors.count("\n") == 1 and "No such file or directory" in errors, errors
-    return f"full disk: {full.strip()!r}; read-only and vanished too, one line each, and the run went on afterwards"
+    assert process.returncode == 1 and errors.count("\n") == 1, errors
+    assert "No such file or directory" in errors, errors
+    return f"full disk: {full.strip()!r}; one line each if read-only or vanished; the run went on afterwards"
 
 
 def lock(folder):
@@ -135,7 +138,8 @@ def lock(folder):
     first = start(sys.executable, "train.py", *command)
     wait_for(lambda: step(out) > 0)
     done = subprocess.run([sys.executable, "train.py", *command], capture_output=True, text=True)
-    assert done.returncode == 1 and "another process trains in" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "another process trains in" in done.stderr
     first.kill()
     first.communicate()
     torchrun = subprocess.Popen([*TORCHRUN, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -155,9 +159,9 @@ def lock(folder):
 
 def signal_in_evaluation(folder):
     out = folder / "signal"
-    flags = ["--eval_interval=50", "--eval_batches=0", "--batch_size=2", "--max_iters=1000", "--log_interval=1"]
-    process = subprocess.Popen([*TORCHRUN, *words(folder, out, *flags)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               text=True, start_new_session=True)
+    flags = ["--eval_interval=50", "--eval_batches=0", "--batch_size=2", "--log_interval=1"]
+    process = subprocess.Popen([*TORCHRUN, *words(folder, out, *flags)], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, start_new_session=True)
     seen = []
     for line in process.stdout:
         seen.append(line)
@@ -176,8 +180,9 @@ def signal_in_evaluation(folder):
 
 def sync(folder):
     out, trace = folder / "sync", folder / "trace"
-    command = ["strace", "-f", "-y", "-e", "trace=fsync,rename,renameat,renameat2", "-o", trace, sys.executable, "train.py"]
-    subprocess.run([*command, *words(folder, out, "--max_iters=1")], check=True, capture_output=True)
+    strace = ["strace", "-f", "-y", "-e", "trace=fsync,rename,renameat,renameat2", "-o", trace]
+    command = [sys.executable, "train.py", *words(folder, out, "--max_iters=1")]
+    subprocess.run([*strace, *command], check=True, capture_output=True)
     calls = [line for line in trace.read_text().splitlines() if str(out) in line]
     names = [re.search(r"(fsync|rename)\w*\(", line)[1] for line in calls]
     assert names == ["fsync", "rename", "fsync"], calls
