@@ -4,9 +4,9 @@ Train a GPT on one device, or on many under torchrun:
     python train.py config/quickstart.py [--key=value ...]         --help prints every key
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, shared out
 
-The tokens of a step depend on (seed, step) alone: a resumed run, or one on another number of processes, is
-the same run. SIGTERM, Ctrl-C or a closed terminal ends a run with a checkpoint, a second Ctrl-C at once;
---resume=True goes on from the last checkpoint.
+The tokens of a step depend on (seed, step) alone: a resumed run, or one on another number of
+processes, is the same run. SIGTERM, Ctrl-C or a closed terminal ends a run with a checkpoint, a
+second Ctrl-C ends it at once; --resume=True goes on from the last checkpoint.
 """
 import contextlib
 import dataclasses
@@ -28,11 +28,13 @@ import torch
 import torch.distributed as dist
 
 import config
-from data.shards import Split, command_for, locate, options
+from data.shards import Split, command_for, locate
+from data.shards import options as data_options
 from model import GPT, GPTConfig, choose
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "RTX 4090": 165e12}  # dense bf16, data sheets
+# dense bf16, from the data sheets
+PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "RTX 4090": 165e12}
 
 
 @dataclass
@@ -44,7 +46,7 @@ class TrainConfig(GPTConfig):
     data: str = "stdlib"  # a data set prepared by data/NAME.py, or the path of a folder of shards
     out_dir: str = ""  # run directory; empty: out/<config>_<pe>, with _seed<n> for another seed
     resume: bool = False  # go on from the run directory's checkpoint, if there is one
-    init_from: str = ""  # fine-tuning: run directory of the weights, and of the model's options not set here
+    init_from: str = ""  # fine-tuning: run directory of the weights and the model's options
     seed: int = 1337  # of weights, batches and dropout
     batch_size: int = 16  # sequences per step, over all processes and micro-batches
     micro_batch: int = 0  # sequences per forward pass; 0: all of a process's share at once
@@ -59,7 +61,7 @@ class TrainConfig(GPTConfig):
     grad_clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     eval_interval: int = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
-    eval_splits: str = "val"  # splits to evaluate, joined by commas; the best evaluation is the first's
+    eval_splits: str = "val"  # splits to evaluate, joined by commas; the first decides which was best
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
     log_interval: int = 10  # steps between log lines
     device: str = "auto"  # auto | cpu | cuda | mps
@@ -89,16 +91,17 @@ def main(argv):
     train = Split(folder, "train")
     evals = [Split(folder, name) for name in cfg.eval_splits.split(",")]
     for split in (train, *evals):
-        split.windows(cfg.block_size, 1)  # refuses a block_size that does not fit, before anything is written
+        split.windows(cfg.block_size, 1)  # refuses a block_size that does not fit
     cfg.vocab_size = cfg.vocab_size or train.vocab_size
     if cfg.vocab_size < train.vocab_size:
-        raise ValueError(f"vocab_size={cfg.vocab_size} is smaller than that of {folder}, {train.vocab_size}; "
-                         "use vocab_size=0 for the data set's own")
+        raise ValueError(f"vocab_size={cfg.vocab_size} is smaller than that of {folder}, "
+                         f"{train.vocab_size}; use vocab_size=0 for the data set's own")
 
     # model and optimizer
     torch.manual_seed(cfg.seed)
     torch.set_float32_matmul_precision("high")
-    raw = GPT(GPTConfig(**{f.name: getattr(cfg, f.name) for f in dataclasses.fields(GPTConfig)})).to(device)
+    options = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(GPTConfig)}
+    raw = GPT(GPTConfig(**options)).to(device)
     betas = cfg.beta1, cfg.beta2
     optimizer = raw.configure_optimizers(cfg.weight_decay, cfg.learning_rate, betas, device.type)
     if cfg.init_from:
@@ -121,8 +124,8 @@ def main(argv):
     model = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
     if log:
-        log.start(f"{raw.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, {world} x {device.type}, "
-                  f"{str(dtype)[6:]}, {cfg.out_dir}" + (f", from step {step}" if step else ""), checkpoint)
+        log.start(checkpoint, f"{raw.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, "
+                  f"{world} x {device.type}, {str(dtype)[6:]}, {cfg.out_dir}, from step {step}")
         log.say(attention)
 
     # training
@@ -130,16 +133,18 @@ def main(argv):
     micro_batches = read_batch(train, step, cfg, rank, world, device)
     began = time.perf_counter()
     while True:
-        torch.manual_seed(cfg.seed + step * world + rank)  # dropout depends on the step: resuming is exact
+        torch.manual_seed(cfg.seed + step * world + rank)  # of dropout: resuming is exact
         loss = backward(model, micro_batches, world, autocast)
-        micro_batches = read_batch(train, step + 1, cfg, rank, world, device)  # while the device computes
+        # read while the device computes
+        micro_batches = read_batch(train, step + 1, cfg, rank, world, device)
         loss = loss.item()
         refuse_nan(loss, "loss", step, path, saved)
 
-        # these weights give a finite loss, so they are worth keeping; and first, as evaluations may be long
+        # these weights give a finite loss, so they are worth keeping; and an evaluation may be long
         paused = time.perf_counter()
         last = step == cfg.max_iters
-        if step != saved and (last or step and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0):
+        due = last or step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0
+        if due and step != saved:
             save(path, raw, optimizer, step, cfg, train.meta, log)
             saved = step
         if last or step % cfg.eval_interval == 0:
@@ -172,7 +177,7 @@ def main(argv):
     if log:
         log.end(step, path, stop.number, "" if train.row_length else " --extrapolate=1,2,4,8")
     if world > 1:
-        time.sleep(0.5)  # for gloo's threads, which could abort if Python ended at once (torch 2.13)
+        time.sleep(0.5)  # gloo's threads could abort if Python ended at once (torch 2.13)
         dist.destroy_process_group()
     if stop.number:
         stop.end()
@@ -185,13 +190,14 @@ def main(argv):
 def read_batch(train, step, cfg, rank, world, device):
     """This process's share of the step's batch, as micro-batches of (x, y) on the device."""
     n = cfg.micro_batch or cfg.batch_size // world
-    x, y = (to(device, a) for a in train.batch(step, cfg.batch_size, cfg.block_size, cfg.seed, rank, world))
+    batch = train.batch(step, cfg.batch_size, cfg.block_size, cfg.seed, rank, world)
+    x, y = (to(device, array) for array in batch)
     return list(zip(x.split(n), y.split(n)))
 
 
 def backward(model, micro_batches, world, autocast):
-    """Adds up the gradients of one step. Returns its loss, the mean over the targets of all processes."""
-    # every target of the global batch weighs the same, however many each micro-batch and process holds
+    """Adds up the gradients of a step. Returns its loss, the mean over the targets of all processes."""
+    # every target of the global batch weighs the same, whichever micro-batch and process holds it
     counts = [(y != -1).sum() for _, y in micro_batches]
     total = sum(counts)
     if world > 1:
@@ -214,14 +220,16 @@ def learning_rate(step, cfg):
     if step < cfg.warmup_iters:
         return cfg.learning_rate * (step + 1) / (cfg.warmup_iters + 1)
     t = (step - cfg.warmup_iters) / max(1, cfg.max_iters - cfg.warmup_iters)
-    shape = {"cosine": 0.5 * (1 + math.cos(math.pi * t)), "linear": 1 - t, "constant": 1.0}[cfg.schedule]
-    return cfg.min_lr + shape * (cfg.learning_rate - cfg.min_lr)
+    shapes = {"cosine": 0.5 * (1 + math.cos(math.pi * t)), "linear": 1 - t, "constant": 1.0}
+    return cfg.min_lr + shapes[cfg.schedule] * (cfg.learning_rate - cfg.min_lr)
 
 
 def refuse_nan(loss, name, step, path, saved):
     """End a run that has diverged; its last good checkpoint stays."""
     if not math.isfinite(loss):
-        kept = "no checkpoint yet" if saved is None else f"the last good checkpoint is {path}, step {saved}"
+        kept = "no checkpoint yet"
+        if saved is not None:
+            kept = f"the last good checkpoint is {path}, step {saved}"
         raise ValueError(f"{name} is {loss} at step {step}; {kept}; try a lower learning_rate")
 
 
@@ -230,8 +238,8 @@ def refuse_nan(loss, name, step, path, saved):
 
 
 def evaluate(net, split, cfg, rank, world, device, autocast, stop, log=None):
-    """The scores of the same windows each time, see error_sums; None where a signal breaks it off. Processes
-    share the windows, and none holds more at once than in training."""
+    """The scores of the same windows each time, see error_sums; None where a signal breaks it off.
+    Processes share the windows, and none holds more at once than in training."""
     net.eval()
     began = shown = time.monotonic()
     starts = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None)
@@ -259,9 +267,10 @@ def evaluate(net, split, cfg, rank, world, device, autocast, stop, log=None):
 
 @torch.no_grad()
 def error_sums(model, batches):
-    """Over batches of (x, y), as forward takes them: float64 (5,), sums of loss in nats, targets, wrong
-    argmaxes, rows with a wrong one, rows. Every target sees the right tokens before it, so greedy decoding
-    writes just the rows without a wrong argmax: the share of the others is the whole-sequence error."""
+    """Over batches of (x, y), as forward takes them: float64 (5,), sums of loss in nats, targets,
+    wrong argmaxes, rows with a wrong one, rows. Every target sees the right tokens before it, so
+    greedy decoding writes just the rows without a wrong argmax: the share of the others is the
+    whole-sequence error."""
     sums = torch.zeros(5, dtype=torch.float64)
     for x, y in batches:
         logits, loss = model(x, y)
@@ -274,11 +283,11 @@ def error_sums(model, batches):
 
 
 def scores(sums, masked):
-    """error_sums as a dict: loss in nats per target, perplexity and, where only some targets carry loss, the
-    percentage of wrong targets and that of rows with one."""
+    """error_sums as a dict: loss in nats per target, perplexity and, where only some targets carry
+    loss, the percentage of wrong targets and that of rows with one."""
     loss, targets, wrong, wrong_rows, rows = sums.tolist()
     if not targets:
-        raise ValueError("no target of the evaluation carries loss; use more eval_batches or another mask")
+        raise ValueError("no target of the evaluation carries loss; evaluate more, or check the mask")
     result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
     if masked:
         result |= dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows)
@@ -290,11 +299,13 @@ def scores(sums, masked):
 
 
 def save(path, model, optimizer, step, cfg, meta, log):
-    """Write the checkpoint, where there is a log. A kill or power cut leaves the old file or the new one."""
+    """Write the checkpoint, in the process that has the log. A kill or a power cut leaves the old
+    file or the new one."""
     if not log:
         return
     content = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                   config=dataclasses.asdict(cfg), meta=meta, best=log.best, wandb=log.wandb and log.wandb.id)
+                   config=dataclasses.asdict(cfg), meta=meta, best=log.best,
+                   wandb=log.wandb and log.wandb.id)
     part = f"{path}.{os.getpid()}.tmp"
     try:
         with open(part, "wb") as file:
@@ -309,25 +320,25 @@ def save(path, model, optimizer, step, cfg, meta, log):
         with contextlib.suppress(OSError):
             os.remove(part)
         reason = str(error.__context__ or error).partition("\n")[0]
-        raise OSError(f"step {step} could not be written to {path} ({reason}); make room for it, then go on "
-                      "from the checkpoint before it by --resume=True") from error
+        raise OSError(f"step {step} could not be written to {path} ({reason}); make room for it, then "
+                      "go on from the checkpoint before it by --resume=True") from error
 
 
 def resume(checkpoint, cfg, model, optimizer, meta):
-    """Give model and optimizer the state of this run's checkpoint; ValueError where it is another run's."""
+    """Give model and optimizer the state of this run's checkpoint; ValueError if it is another's."""
     run, theirs, ours = cfg.out_dir, checkpoint["config"], dataclasses.asdict(model.cfg)
     for key, value in dataclasses.asdict(model_config(checkpoint)).items():
         if ours[key] != value:
             raise ValueError(f"{run} was trained with {key}={value!r}, this run has {ours[key]!r}; "
                              "resume with the same model, or write elsewhere by --out_dir=...")
     if checkpoint["step"] > cfg.max_iters:
-        raise ValueError(f"{run} is at step {checkpoint['step']}, beyond max_iters={cfg.max_iters}; "
-                         "give more --max_iters")
+        raise ValueError(f"{run} is at step {checkpoint['step']}, beyond "
+                         f"max_iters={cfg.max_iters}; give more --max_iters")
     other = [key for key, value in checkpoint["meta"].items() if meta.get(key) != value]
     data = theirs.get("data", "")
     if other or os.path.basename(data) != os.path.basename(cfg.data):  # the folder may have moved
         raise ValueError(f"{run} was trained on data={data!r}, and this data={cfg.data!r} has another "
-                         f"{', '.join(other) or 'name'}; fine-tune by --init_from={run} --out_dir=...")
+                         f"{', '.join(other) or 'name'}; fine-tune by --init_from={run}")
     load_weights(model, checkpoint, run)
 
     # the optimizer: its moments are the checkpoint's, its hyperparameters this run's
@@ -335,25 +346,28 @@ def resume(checkpoint, cfg, model, optimizer, meta):
     there = [group["params"] for group in checkpoint["optimizer"].get("param_groups", [])]
     params = [p for group in optimizer.param_groups for p in group["params"]]
     shapes = {i: dict(step=(), exp_avg=p.shape, exp_avg_sq=p.shape) for i, p in enumerate(params)}
-    fits = [{name: a.shape for name, a in moments.items()} == shapes.get(i) for i, moments in state.items()]
-    if there != [group["params"] for group in groups] or not all(fits):
+    fits = there == [group["params"] for group in groups]
+    for i, moments in state.items():
+        fits = fits and {name: a.shape for name, a in moments.items()} == shapes.get(i)
+    if not fits:
         raise ValueError(f"{run} holds the optimizer of other parameters; "
                          f"take its weights alone by --init_from={run}")
     optimizer.load_state_dict(dict(state=state, param_groups=groups))
 
 
 def read_checkpoint(run, device="cpu"):
-    """The checkpoint of a run directory: dict(model, optimizer, step, config, meta, ...) of plain values."""
+    """The checkpoint of a run directory: dict(model, optimizer, step, config, meta, best, wandb)."""
     path = os.path.join(run, "ckpt.pt")
     if os.path.isfile(run):
-        raise ValueError(f"{run!r} is a file; give the run directory of it, {os.path.dirname(run) or '.'}")
+        folder = os.path.dirname(run) or "."
+        raise ValueError(f"{run!r} is a file; give the run directory that holds it, {folder}")
     if not os.path.isfile(path):
         lacks = "has no ckpt.pt yet" if os.path.isdir(run) else "does not exist"
         raise FileNotFoundError(f"run directory {run!r} {lacks}; "
                                 "train one with `python train.py config/quickstart.py`")
     try:
         with zipfile.ZipFile(path) as file:
-            if file.testzip():  # torch.save writes a checksum of each tensor, torch.load does not look at it
+            if file.testzip():  # the file has a checksum of each tensor, which torch.load ignores
                 raise zipfile.BadZipFile
         checkpoint = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:
@@ -362,16 +376,16 @@ def read_checkpoint(run, device="cpu"):
     parts = checkpoint if isinstance(checkpoint, dict) else {}
     for key, kind in dict(model=dict, optimizer=dict, step=int, config=dict, meta=dict).items():
         if not isinstance(parts.get(key), kind) or key == "step" and parts[key] < 0:
-            raise ValueError(f"{path} is no checkpoint of train.py: {key!r} is missing or of another kind; "
-                             "give the directory of a run of train.py")
+            raise ValueError(f"{path} is no checkpoint of train.py: {key!r} is missing or of another "
+                             "kind; give the directory of a run of train.py")
     return checkpoint
 
 
 def load_weights(model, checkpoint, run):
-    """Give the model the weights of read_checkpoint(run); ValueError if they are not this model's."""
+    """Give the model the weights of read_checkpoint(run); ValueError if they are another model's."""
     theirs, ours = checkpoint["model"], {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        ours.setdefault(tensor, []).append(name)  # layers that share a tensor each have a name for it
+        ours.setdefault(tensor, []).append(name)  # a tensor that layers share has several
     differs = None
     unknown = theirs.keys() - sum(ours.values(), [])
     if unknown:
@@ -387,15 +401,18 @@ def load_weights(model, checkpoint, run):
             elif not differs and not torch.equal(theirs[name], theirs[there[0]]):
                 differs = f"{there[0]} and {name} differ there and are one tensor here"
     if differs:
-        raise ValueError(f"{run} holds another architecture: {differs}; give the options it was trained with")
+        raise ValueError(f"{run} holds another architecture: {differs}; "
+                         "give the options it was trained with")
     model.load_state_dict(theirs, strict=False)
 
 
 def model_config(checkpoint, **changes):
     """The GPTConfig of a checkpoint, with changes; an option younger than it takes its default."""
-    there = {f.name: checkpoint["config"].get(f.name, f.default) for f in dataclasses.fields(GPTConfig)}
-    values = {key: config.typed(GPTConfig, key, value, "the checkpoint") for key, value in there.items()}
-    return GPTConfig(**values | changes)
+    options = {}
+    for field in dataclasses.fields(GPTConfig):
+        value = checkpoint["config"].get(field.name, field.default)
+        options[field.name] = config.typed(GPTConfig, field.name, value, "the checkpoint")
+    return GPTConfig(**options | changes)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -403,10 +420,11 @@ def model_config(checkpoint, **changes):
 
 
 def check(cfg):
-    """Refuse values that make no sense; model and data refuse theirs. Also names the run directory."""
+    """Refuse values that make no sense; model and data refuse theirs. Names the run directory."""
     choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
     choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
-    for key in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
+    for key in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval",
+                "log_interval"):
         if getattr(cfg, key) < 1:
             raise ValueError(f"{key}={getattr(cfg, key)} is too small; use 1 or more")
     for key in ("learning_rate", "min_lr", "weight_decay", "grad_clip"):
@@ -423,11 +441,12 @@ def check(cfg):
 
 
 def start_processes(cfg):
-    """(rank, world, device): of this process among those that torchrun started, or of the only one."""
-    words = [os.environ.get(*pair) for pair in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))]
+    """(rank, world, device) of this process among those that torchrun started, or of the only one."""
+    defaults = dict(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    words = [os.environ.get(name, default) for name, default in defaults.items()]
     if not all(word.isdecimal() for word in words) or int(words[0]) >= int(words[1]):
-        raise ValueError(f"RANK={words[0]}, WORLD_SIZE={words[1]}, LOCAL_RANK={words[2]} in the environment "
-                         "make no sense; unset them, or start by torchrun")
+        raise ValueError(f"{', '.join(defaults)} = {', '.join(words)} in the environment make no sense; "
+                         "unset them, or start by torchrun")
     rank, world, local = (int(word) for word in words)
     if cfg.batch_size % world:
         raise ValueError(f"batch_size={cfg.batch_size} does not divide by the {world} processes; "
@@ -443,11 +462,12 @@ def start_processes(cfg):
 def pick_device(kind, index=0):
     """The torch.device of "cpu", "cuda", "mps" or "auto", the fastest that is there."""
     choose("device", kind, ("auto", "cpu", "cuda", "mps"))
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if kind == "mps" and not torch.backends.mps.is_available():
+        kind = "cuda" if cuda else "mps" if mps else "cpu"
+    if kind == "mps" and not mps:
         raise ValueError("device='mps' but PyTorch sees none; use --device=cpu")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if kind == "cuda" and not cuda:
         raise ValueError("device='cuda' but PyTorch sees no GPU; use --device=cpu")
     return torch.device(kind, index) if kind == "cuda" else torch.device(kind)
 
@@ -455,15 +475,16 @@ def pick_device(kind, index=0):
 def prepare(data, folder):
     """Make the data set if it is missing and needs no download."""
     if os.path.isfile(data):
-        raise ValueError(f"data={data!r} is a file; make it a set by `python -m data.text --source={data}`")
+        raise ValueError(f"data={data!r} is a file; make it a data set by "
+                         f"`python -m data.text --source={data}`")
     name, _, text = data.partition("@")
     script = os.path.join(HERE, "data", name + ".py")
-    if os.path.exists(os.path.join(folder, "meta.json")) or os.sep in name or not os.path.exists(script):
+    if os.path.exists(os.path.join(folder, "meta.json")) or not os.path.exists(script):
         return  # Split says what is wrong, if anything
-    module = importlib.import_module("data." + name)
+    module = importlib.import_module("data." + name) if name.isidentifier() else None
     if not hasattr(module, "DOWNLOAD"):
-        return  # it makes no data set by itself
-    arguments = options(module.prepare, text)
+        return  # no script that makes a data set by itself
+    arguments = data_options(module.prepare, text)
     if module.DOWNLOAD:
         raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; "
                                 f"run {command_for(folder)}")
@@ -478,12 +499,14 @@ def bf16(cfg, device):
 
 def to(device, array):
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class Log:
-    """Lines on the screen, records in log.jsonl (steps that a kill undid are there twice), wandb if asked.
-    It keeps a second run out of the run directory."""
+    """Lines on the screen, records in log.jsonl (steps that a kill undid are there twice), wandb if
+    asked. It keeps a second run out of the run directory."""
 
     def __init__(self, cfg, device):
         if cfg.wandb_project:
@@ -496,9 +519,10 @@ class Log:
         self.device = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self.peak = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in self.device), None)
         self.best = self.wandb = None
-        self.steps, self.seconds, self.eval_seconds = 0, 0.0, {}  # so far; of the latest evaluation, by split
+        self.steps, self.seconds = 0, 0.0  # of training so far
+        self.eval_seconds = {}  # of each split's latest evaluation
 
-    def start(self, line, checkpoint):
+    def start(self, checkpoint, line):
         """Begin, or go on from a checkpoint, and say which keys have changed since."""
         cfg, then = dataclasses.asdict(self.cfg), checkpoint or {}
         if self.cfg.wandb_project:
@@ -508,7 +532,8 @@ class Log:
             self.wandb = wandb.init(project=self.cfg.wandb_project, name=name, config=cfg,
                                     id=then.get("wandb"), resume="allow")
         self.best = then.get("best")
-        self.write(dict(config=cfg, device=self.device, torch=torch.__version__, numpy=np.__version__))
+        versions = dict(torch=torch.__version__, numpy=np.__version__)
+        self.write(dict(config=cfg, device=self.device, **versions))
         self.say(line)
         if self.cfg.resume and not checkpoint:
             self.say(f"no checkpoint in {self.cfg.out_dir} yet: from the start")
@@ -517,8 +542,8 @@ class Log:
                 self.say(f"{key}={cfg[key]!r} from here on, before it was {value!r}")
         load, cores = os.getloadavg()[0], os.cpu_count()
         if self.device == "cpu" and "OMP_NUM_THREADS" not in os.environ and load > cores / 2:
-            self.say(f"the {cores} cores are busy (load {load:.1f}): one thread may be ten times as fast, "
-                     "by OMP_NUM_THREADS=1 before the command")
+            self.say(f"the {cores} cores are busy (load {load:.1f}): one thread may be ten times as "
+                     "fast, by OMP_NUM_THREADS=1 before the command")
 
     def write(self, record):
         line = json.dumps(record).encode() + b"\n"
@@ -532,7 +557,7 @@ class Log:
     def say(self, line):
         try:
             print(line, flush=True)
-        except OSError:  # `| head` has seen enough, or the terminal is gone: on with log.jsonl alone
+        except OSError:  # `| head` has seen enough, or the terminal is gone
             sys.stdout = open(os.devnull, "w")
 
     def evaluation(self, step, split, result):
@@ -545,18 +570,21 @@ class Log:
     def progress(self, step, loss, lr, seconds, model, world, length):
         """A line, and a record, of the last log_interval steps on sequences of `length` tokens."""
         cfg, dt = self.cfg, seconds / self.cfg.log_interval
-        record = dict(step=step, loss=loss, lr=lr, ms=1e3 * dt, tokens_per_s=cfg.batch_size * length / dt)
+        speed = cfg.batch_size * length / dt
+        record = dict(step=step, loss=loss, lr=lr, ms=1e3 * dt, tokens_per_s=speed)
         line = (f"step {step}/{cfg.max_iters} loss {loss:.4f} lr {lr:.2e} "
-                f"{record['ms']:.0f} ms {record['tokens_per_s']:,.0f} tokens/s")
+                f"{1e3 * dt:.0f} ms {speed:,.0f} tokens/s")
         if world > 1:
-            line += f" ({record['tokens_per_s'] / world:,.0f} a process)"
+            line += f" ({speed / world:,.0f} a process)"
         if self.peak:
             record["mfu"] = model.estimate_mfu(cfg.batch_size / world, dt, self.peak, length)
             line += f" mfu {100 * record['mfu']:.0f}%"
         self.write(record)
-        self.steps, self.seconds = self.steps + cfg.log_interval, self.seconds + seconds
-        evals = math.ceil(cfg.max_iters / cfg.eval_interval) - math.ceil(step / cfg.eval_interval) + 1
-        left = (cfg.max_iters - step) * self.seconds / self.steps + evals * sum(self.eval_seconds.values())
+        self.steps += cfg.log_interval
+        self.seconds += seconds
+        left = (cfg.max_iters - step) * self.seconds / self.steps
+        evals = 1 + math.ceil(cfg.max_iters / cfg.eval_interval) - math.ceil(step / cfg.eval_interval)
+        left += evals * sum(self.eval_seconds.values())
         self.say(line + f" left {left // 3600:.0f}:{left // 60 % 60:02.0f}:{left % 60:02.0f}")
 
     def end(self, step, path, stopped, options):
@@ -571,28 +599,29 @@ class Log:
 
 
 def lock(out_dir):
-    """The run directory's log.jsonl, open to append and locked until this process ends, however it ends."""
+    """The run directory's log.jsonl, open to append and locked until this process ends."""
     try:
         os.makedirs(out_dir, exist_ok=True)
         file = open(os.path.join(out_dir, "log.jsonl"), "ab+", buffering=0)
     except OSError as error:
-        raise ValueError(f"out_dir={out_dir!r} cannot be written ({error.strerror}); take another") from error
+        reason = error.strerror
+        raise ValueError(f"out_dir={out_dir!r} cannot be written ({reason}); take another") from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        raise ValueError(f"another process trains in {out_dir}; end it first (torchrun may leave some), "
-                         "or write elsewhere by --out_dir=...") from None
+        raise ValueError(f"another process trains in {out_dir}; end it first (a killed torchrun leaves "
+                         "its own running), or write elsewhere by --out_dir=...") from None
     except OSError:
         pass  # a file system without locks
     file.seek(0)
-    file.truncate(file.read().rfind(b"\n") + 1)  # a line that a full disk or a power cut left unfinished goes
+    file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a full disk cut short
     for part in glob.glob(os.path.join(glob.escape(out_dir), "ckpt.pt.*.tmp")):
         os.remove(part)  # a kill left it
     return file
 
 
 class Stop:
-    """Set by SIGTERM, Ctrl-C or a closed terminal; asked after each step and each batch of an evaluation."""
+    """Set by SIGTERM, Ctrl-C or a closed terminal; asked after each step and batch of an evaluation."""
 
     def __init__(self, device):
         self.number, self.device = 0, device
@@ -602,7 +631,7 @@ class Stop:
 
     def heed(self, number, frame):
         self.number = number
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # but a scheduler and torchrun may both send SIGTERM
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not SIGTERM, which torchrun sends again
 
     def asked(self):
         """Whether any process got a signal; all of them have to ask together."""
@@ -619,7 +648,7 @@ class Stop:
 
 
 def last_words(error):
-    """The error as one line for sys.exit, or with its traceback where it is no fault of the input."""
+    """The error as one line for sys.exit; with its traceback where it is no fault of the input."""
     text = str(error).partition("\n")[0]
     no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if no_memory or re.search("can't allocate memory|size calculation overflowed", text):
@@ -630,7 +659,7 @@ def last_words(error):
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not report:
         return line
-    if os.environ["RANK"] != "0":  # the first speaks for all: torchrun ends the others before they do
+    if os.environ["RANK"] != "0":  # the first speaks for all, and torchrun ends the others
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(5)
     with open(report, "w") as file:  # torchrun closes its own report with it
