@@ -386,10 +386,8 @@ def load_weights(model, checkpoint, run):
     theirs, ours = checkpoint["model"], {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         ours.setdefault(tensor, []).append(name)  # a tensor that layers share has several
-    differs = None
     unknown = theirs.keys() - sum(ours.values(), [])
-    if unknown:
-        differs = f"{min(unknown)} is there and not here"
+    differs = f"{min(unknown)} is there and not here" if unknown else None
     for tensor, names in ours.items():
         there = [name for name in names if name in theirs]
         if not there:
@@ -398,7 +396,8 @@ def load_weights(model, checkpoint, run):
             shape = tuple(getattr(theirs[name], "shape", ()))
             if shape != tensor.shape:
                 differs = f"{name} is {shape} there and {tuple(tensor.shape)} here"
-            elif not differs and not torch.equal(theirs[name], theirs[there[0]]):
+        for name in there[1:]:
+            if not differs and not torch.equal(theirs[name], theirs[there[0]]):
                 differs = f"{there[0]} and {name} differ there and are one tensor here"
     if differs:
         raise ValueError(f"{run} holds another architecture: {differs}; "
