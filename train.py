@@ -651,17 +651,19 @@ def last_words(error):
     text = str(error).partition("\n")[0]
     no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if no_memory or re.search("can't allocate memory|size calculation overflowed", text):
-        text = f"out of memory ({text}); try a smaller --micro_batch, or a smaller model"
-    elif not isinstance(error, (ValueError, OSError)):
+        text, no_memory = f"out of memory ({text}); try a smaller --micro_batch or model", True
+    explained = no_memory or isinstance(error, (ValueError, OSError))
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun closes its own report with it
+    if report and (os.environ["RANK"] != "0" or not explained):
+        # one process speaks for all, the first that can explain it: then torchrun ends the others
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(5 if explained else 10)
+    if not explained:
         raise error
     line = f"{type(error).__name__}: {text}"
-    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not report:
         return line
-    if os.environ["RANK"] != "0":  # the first speaks for all, and torchrun ends the others
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(5)
-    with open(report, "w") as file:  # torchrun closes its own report with it
+    with open(report, "w") as file:
         json.dump(dict(message=line), file)
     return 1
 

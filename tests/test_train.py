@@ -318,6 +318,34 @@ def test_torchrun_prints_an_error_once(stream, tmp_path):
     assert "pe='zope' is unknown" in "".join(done.stderr.splitlines()[-3:])  # and ends with the line that helps
 
 
+ONE_FAILS = """
+import os, sys
+sys.path.insert(0, os.getcwd())
+import train
+
+def read_batch(train, step, *rest, real=train.read_batch):
+    if step == 3 and os.environ["RANK"] == "1":
+        raise MemoryError("of the second process")
+    return real(train, step, *rest)
+
+train.read_batch = read_batch
+try:
+    train.main(sys.argv[1:])
+except (ValueError, OSError, MemoryError, RuntimeError) as error:
+    sys.exit(train.last_words(error))
+"""
+
+
+def test_torchrun_prints_the_error_of_one_process(stream, tmp_path):
+    """And not the broken connections of the others."""
+    (tmp_path / "one_fails.py").write_text(ONE_FAILS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    flags = [f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--max_iters=9"]
+    done = subprocess.run([*command, str(tmp_path / "one_fails.py"), *flags], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "train.py\", line" not in done.stderr, done.stderr
+    assert done.stderr.count("out of memory (of the second process); try a smaller --micro_batch") == 1
+
+
 def test_first_step_is_adamw(stream, tmp_path):
     """One step against Adam's formula on PyTorch's gradients: clipping, warm-up, decay groups and all."""
     flags = ["--max_iters=1", "--dropout=0.0", "--warmup_iters=3", "--weight_decay=50.0", "--grad_clip=0.01", "--beta1=0.8",
@@ -586,7 +614,7 @@ def test_out_of_memory(stream, tmp_path, monkeypatch):
         assert "out of memory" in line and "try a smaller --micro_batch" in line
     line = train.last_words(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore"))
     assert line == ("OutOfMemoryError: out of memory (CUDA out of memory. Tried to allocate 2 GiB.); "
-                    "try a smaller --micro_batch, or a smaller model")
+                    "try a smaller --micro_batch or model")
     with pytest.raises(RuntimeError, match="a bug"):  # with its traceback
         train.last_words(RuntimeError("a bug"))
 
