@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import shlex
+import zipfile
 
 import pytest
 import torch
@@ -66,6 +67,14 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     (["--steps", "200"], "flag '--steps' has no value; write --steps=200"),
     (["a.py", "--name", "b"], "flag '--name' has no value; write --name=b"),
     (["missing.py"], "config file 'missing.py' does not exist; there are config/"),
+    (["--rate=1e400"], "rate='1e400' in --rate=1e400 is not finite; use a number"),
+    (["--rate=-1e400"], "is not finite"),
+    (["--rate=1" + 400 * "0"], "is not of type float"),
+    (["--steps=" + 300 * "("], "is not of type int"),
+    (["--config=a.py"], "a config file has no flag; write a.py in place of --config=a.py"),
+    (["config"], "config file 'config' does not exist; there are config/"),
+    (["README.md"], "config file 'README.md' is not Python; write lines of key = value into a .py file"),
+    (["--lr=1"], "unknown key 'lr' in --lr=1; see --help"),
     (["a.py", "b.py"], "expected one config file, got a.py b.py; write options as --key=value"),
 ])
 def test_wrong_flags(words, message):
@@ -80,10 +89,37 @@ def test_wrong_flags(words, message):
     ("name = 3", "name=3 in .*some.py is not of type str"),
     ("loud = 1", "loud=1 in .*some.py is not of type bool"),
     ("steps = -2", "steps=-2 in .*some.py is negative; use 0 or more"),
+    ("rate = float('nan')", "rate=nan in .*some.py is not finite; use a number"),
+    ("rate = 1e400", "rate=inf in .*some.py is not finite"),
+    ("steps = = 3", "some.py' does not run: SyntaxError: invalid syntax .some.py, line 1."),
+    ("steps = 1\n  rate = 2", "some.py' does not run: IndentationError: "),
+    ("from nowhere import *", "some.py' does not run: ModuleNotFoundError: No module named 'nowhere'"),
+    ("steps = 1 / 0", "some.py' does not run: ZeroDivisionError: "),
+    ("raise ValueError('one\\ntwo')", "some.py' does not run: ValueError: one$"),
+    ("\0", "some.py' does not run: "),
+    ("import os", "unknown key 'os' in "),
 ])
 def test_wrong_files(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         config.load(Small, [write(tmp_path, text)])
+
+
+def test_files_that_are_no_python(tmp_path):
+    """Neither JSON nor an archive is read as assignments, whatever its name; nothing in an archive runs."""
+    (tmp_path / "some.json").write_text('{"steps": 4}')
+    with zipfile.ZipFile(tmp_path / "some.zip", "w") as file:
+        file.writestr("__main__.py", "raise SystemExit('it ran')")
+    (tmp_path / "archive.py").write_bytes((tmp_path / "some.zip").read_bytes())
+    for name, message in (("some.json", "is not Python"), ("some.zip", "is not Python"), ("archive.py", "does not run")):
+        with pytest.raises(ValueError, match=message) as error:
+            config.load(Small, [str(tmp_path / name)])
+        assert "\n" not in str(error.value)
+
+
+def test_a_key_by_its_initials():
+    for word, key in (("--lr=1", "learning_rate"), ("--wd=1", "weight_decay")):
+        with pytest.raises(ValueError, match=f"did you mean '{key}'"):
+            config.load(TrainConfig, [word])
 
 
 def test_help_prints_every_key_with_its_comment(capsys):
@@ -106,7 +142,8 @@ def sources():
 @pytest.mark.parametrize("cls", [GPTConfig, TrainConfig, SampleConfig])
 def test_every_field_is_read(cls):
     for field in dataclasses.fields(cls):
-        assert re.search(rf"cfg\.{field.name}\b", sources()), f"nothing reads {field.name}"
+        read = rf'cfg\.{field.name}\b|learnable = .*"{field.name}"'  # ExPE reads these by their names
+        assert re.search(read, sources()), f"nothing reads {field.name}"
 
 
 CONFIGS = sorted(glob.glob("config/[a-z]*.py"))
