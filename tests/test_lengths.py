@@ -1,0 +1,297 @@
+"""Holds the tasks that go beyond the trained length, data/recall.py and data/strings.py, against brute force:
+every row is read from the files with numpy alone, spelled out in its symbols and solved by a plain loop.
+"""
+import collections
+import itertools
+import json
+import re
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TINY, contents, fails
+from test_tasks import fit, uniform
+
+import train
+from data import recall, shards, strings
+from data.shards import Split
+
+ROOT = Path(__file__).parent.parent
+FILLERS = ".,;:!?-+*/=<>@#%"
+ALPHABET = {"copy": string.ascii_lowercase, "reverse": string.ascii_lowercase, "addition": string.digits,
+            "reversed_addition": string.digits, "parity": "01"}
+
+
+def read(folder):
+    """A written set -> {split: [(the row's symbols as one string, its mask as 0 and 1), ...]}."""
+    meta, splits = json.loads((folder / "meta.json").read_text()), {}
+    symbols = meta["tokenizer"]["symbols"]
+    assert meta["loss"] == "mask" and meta["vocab_size"] == len(symbols) == len(set(symbols))
+    for name, count in meta["shards"].items():
+        split = name[: name.index("_0")]
+        n = meta["row_length"][split]
+        tokens = np.fromfile(folder / name, "<u2")
+        loss = np.fromfile(folder / name.replace(".bin", ".loss"), "u1")
+        assert len(tokens) == len(loss) == count
+        for row, mask in zip(tokens.reshape(-1, n).tolist(), loss.reshape(-1, n).tolist()):
+            splits.setdefault(split, []).append(("".join(symbols[token] for token in row), mask))
+    return splits
+
+
+def write(folder, module, **options):
+    """Write a set and read it back; the number of rows that were asked for is there."""
+    module.prepare(folder, **options)
+    splits = read(folder)
+    for split, rows in splits.items():
+        assert len(rows) == options.get(split, options["test"])
+    return splits
+
+
+# recall
+
+
+def times(split):
+    """How many times the trained length a split's rows have before their queries."""
+    return int(split[1:]) if split.startswith("x") else 1
+
+
+def recall_row(row, mask, length, pairs, queries):
+    """-> the places of the pairs, [(key, value), ...] in this order, the keys asked for, the fillers;
+    fails for a row that breaks the rules."""
+    assert len(row) == length + 2 * queries
+    places, table, fillers, t = [], {}, [], 0
+    while t < length:
+        if row[t] in string.ascii_lowercase:
+            assert row[t] not in table and row[t + 1] in string.digits and t + 1 < length
+            table[row[t]] = row[t + 1]
+            places.append(t)
+            t += 2
+        else:
+            assert row[t] in FILLERS
+            fillers.append(row[t])
+            t += 1
+    asked = []
+    for t in range(length, len(row), 2):
+        assert row[t + 1] == table[row[t]] and row[t] not in asked
+        asked.append(row[t])
+    assert len(places) == pairs and len(asked) == queries
+    assert mask == [int(t > length and (t - length) % 2 == 1) for t in range(len(row))]
+    return tuple(places), list(table.items()), asked, fillers
+
+
+def test_recall(tmp_path):
+    options = dict(length=6, pairs=2, queries=1, filler=3)
+    splits = write(tmp_path, recall, **options, train=4000, val=2000, test=3000)
+    assert splits.keys() == {"train", "val", "x2", "x4", "x8", "x16"}
+    for split, rows in splits.items():
+        length = 6 * times(split)
+        rows = [recall_row(row, mask, length, 2, 1) for row, mask in rows]
+        # every choice of places is as likely as every other, whichever of the pairs is asked for
+        if length < 25:
+            choices = [(a, b) for a, b in itertools.combinations(range(length - 1), 2) if b > a + 1]
+            uniform(collections.Counter((places, table[0][0] in asked) for places, table, asked, _ in rows),
+                    itertools.product(choices, (True, False)))
+        else:  # that many choices are told apart by their quarters: of the first pair, of the second
+            expected = collections.Counter()
+            for a, b in itertools.combinations(range(length - 1), 2):
+                expected[4 * a // length, 4 * b // length] += b > a + 1
+            total = sum(expected.values())
+            fit(collections.Counter((4 * a // length, 4 * b // length) for (a, b), _, _, _ in rows),
+                {quarters: len(rows) * n / total for quarters, n in expected.items()})
+        for i in (0, 1):
+            uniform(collections.Counter(table[i][0] for _, table, _, _ in rows), string.ascii_lowercase)
+            uniform(collections.Counter(table[i][1] for _, table, _, _ in rows), string.digits)
+        uniform(collections.Counter(table[0][1] + table[1][1] for _, table, _, _ in rows),
+                map("".join, itertools.product(string.digits, repeat=2)))
+        uniform(collections.Counter("".join(fillers[-2:]) for _, _, _, fillers in rows),
+                map("".join, itertools.product(FILLERS[:3], repeat=2)))
+
+
+def test_recall_with_several_queries(tmp_path):
+    splits = write(tmp_path, recall, length=20, pairs=4, queries=3, filler=1, train=3000, val=10, test=10)
+    for split, rows in splits.items():
+        length = 20 * times(split)
+        for row, mask in rows:
+            recall_row(row, mask, length, 4, 3)
+    asked = collections.Counter()
+    for row, mask in splits["train"]:
+        _, table, keys, _ = recall_row(row, mask, 20, 4, 3)
+        asked[tuple([key for key, _ in table].index(key) for key in keys)] += 1
+    uniform(asked, itertools.permutations(range(4), 3))
+
+
+def test_recall_at_its_size(tmp_path):
+    splits = write(tmp_path, recall, train=1100, val=50, test=50)
+    for split, rows in splits.items():
+        length = 256 * times(split)
+        for row, mask in rows:
+            recall_row(row, mask, length, 16, 16)
+    rows = [row for part in splits.values() for row, _ in part]
+    assert len(set(rows)) == len(rows)
+
+
+# strings
+
+
+def solve(task, question):
+    """The answer, a character at a time."""
+    if task == "copy":
+        return question
+    if task == "reverse":
+        return "".join(question[len(question) - 1 - i] for i in range(len(question)))
+    if task == "parity":
+        odd = False
+        for bit in question:
+            odd = odd != (bit == "1")
+        return "1" if odd else "0"
+    a, b = question.split("+")
+    assert len(a) == len(b)
+    carry, sums = 0, []
+    for x, y in zip(reversed(a), reversed(b)):
+        carry, digit = divmod(string.digits.index(x) + string.digits.index(y) + carry, 10)
+        sums.append(string.digits[digit])
+    sums.append(string.digits[carry])
+    return "".join(sums if task == "reversed_addition" else reversed(sums))
+
+
+def strings_row(task, row, mask):
+    """-> (n, the question) of a row that obeys the rules."""
+    question, answer, pads = re.fullmatch(r"(.+)=([^_]+)(_*)", row).groups()
+    assert answer == solve(task, question)
+    assert mask == [0] * (len(question) + 1) + [1] * len(answer) + [0] * len(pads)
+    drawn = question.replace("+", "")
+    assert set(drawn) <= set(ALPHABET[task])
+    return len(drawn) // (2 if "addition" in task else 1), drawn
+
+
+@pytest.mark.parametrize("task", ALPHABET)
+def test_strings(tmp_path, task):
+    splits = write(tmp_path, strings, task=task, longest=6, train=4000, val=1500, test=1500)
+    ranges = {"train": (1, 6), "val": (1, 6), "x1.5": (7, 9), "x2": (10, 12), "x3": (13, 18), "x4": (19, 24)}
+    assert splits.keys() == ranges.keys()
+    for split, (low, high) in ranges.items():
+        rows = [strings_row(task, row, mask) for row, mask in splits[split]]
+        uniform(collections.Counter(n for n, _ in rows), range(low, high + 1))
+        whole = 3 * high + 3 if "addition" in task else high + 2 if task == "parity" else 2 * high + 1
+        assert len(splits[split][0][0]) == whole
+        uniform(collections.Counter(itertools.chain(*(drawn for _, drawn in rows))), ALPHABET[task])
+        for at in (0, -1):
+            uniform(collections.Counter(drawn[at] for _, drawn in rows), ALPHABET[task])
+        if task == "addition":  # the carry out of the first column has the chance (1 - 10^-n) / 2
+            carried, expected = 0, 0
+            for (n, _), (row, _) in zip(rows, splits[split]):
+                carried += row[2 * n + 2] == "1"
+                expected += (1 - 10**-n) / 2
+            fit({"carry": carried, "none": len(rows) - carried},
+                {"carry": expected, "none": len(rows) - expected})
+
+
+def test_strings_of_two_draws_are_all_equally_likely(tmp_path):
+    rows = write(tmp_path, strings, task="copy", longest=2, train=12_000, val=0, test=0)["train"]
+    rows = [strings_row("copy", row, mask)[1] for row, mask in rows]
+    uniform(collections.Counter(text for text in rows if len(text) == 2),
+            map("".join, itertools.product(string.ascii_lowercase, repeat=2)))
+    sums = write(tmp_path, strings, task="addition", longest=2, train=4000, val=0, test=0)["train"]
+    sums = [strings_row("addition", row, mask)[1] for row, mask in sums]
+    uniform(collections.Counter(text for text in sums if len(text) == 2),
+            map("".join, itertools.product(string.digits, repeat=2)))
+
+
+# both of them
+
+SMALL = [(recall, dict(length=16, pairs=4, queries=2)),
+         *((strings, dict(task=task, longest=6)) for task in ALPHABET)]
+
+
+@pytest.mark.parametrize("module, options", SMALL)
+def test_rows_are_a_function_of_the_seed(tmp_path, module, options):
+    """The same seed gives the same bytes, another one others; fewer rows are the first of more."""
+    def make(name, **more):
+        module.prepare(tmp_path / name, **options | dict(train=990, val=7, test=7) | more)
+        return contents(tmp_path / name)
+
+    once = make("once")
+    assert make("twice", seed=0) == once
+    other = make("other", seed=1)
+    assert all(other[name] != once[name] for name in once if name.endswith(".bin"))
+    fewer, more = make("fewer", train=1, test=3), make("more", train=1003, val=1007)
+    for name in set(once) - {"meta.json"}:
+        assert once[name].startswith(fewer[name]) and more[name].startswith(once[name])
+
+
+@pytest.mark.parametrize("module, options", SMALL)
+def test_split_sees_the_same_rows(tmp_path, module, options):
+    splits = write(tmp_path, module, **options, train=1100, val=7, test=7)
+    symbols = Split(tmp_path, "train").meta["tokenizer"]["symbols"]
+    for name, rows in splits.items():
+        split = Split(tmp_path, name)
+        x, y = split.read(split.windows(9999), 9999)
+        assert len(x) == split.rows == len(rows)
+        for (row, mask), inputs, targets in zip(rows, x.tolist(), y.tolist()):
+            assert "".join(symbols[token] for token in inputs) == row[:-1] and not mask[0]
+            assert targets == [symbols.index(s) if loss else -1 for s, loss in zip(row[1:], mask[1:])]
+
+
+@pytest.mark.parametrize("module, options", [
+    (recall, dict(queries=0)), (recall, dict(queries=3, pairs=2)), (recall, dict(pairs=27)),
+    (recall, dict(length=31, pairs=16)), (recall, dict(filler=0)), (recall, dict(filler=17)),
+    (strings, dict(task="sort")), (strings, dict(longest=1)),
+    (recall, dict(seed=-1)), (strings, dict(train=-1)), (recall, dict(val=-1)), (strings, dict(val=-5))])
+def test_options_that_make_no_task(tmp_path, module, options):
+    with pytest.raises(ValueError) as error:
+        module.prepare(tmp_path / "set", **options)
+    text = str(error.value)
+    assert "\n" not in text and all(f"{name}={value!r}" in text for name, value in options.items())
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_at_their_limits(tmp_path):
+    few = dict(train=30, val=5, test=5)
+    for pairs, length, filler in ((26, 52, 16), (1, 2, 1), (26, 53, 1)):
+        splits = write(tmp_path, recall, length=length, pairs=pairs, queries=pairs, filler=filler, **few)
+        for split, rows in splits.items():
+            for row, mask in rows:
+                recall_row(row, mask, length * times(split), pairs, pairs)
+    for task in ALPHABET:
+        for rows in write(tmp_path, strings, task=task, longest=2, **few).values():
+            for row, mask in rows:
+                strings_row(task, row, mask)
+
+
+@pytest.mark.parametrize("module, options", SMALL[:3])
+def test_training_prepares_the_set(monkeypatch, tmp_path, module, options):
+    monkeypatch.setattr(shards, "__file__", str(tmp_path / "shards.py"))  # sets are located beside it
+    options = options | dict(train=64, val=7, test=7)
+    given = ",".join(f"{key}={value}" for key, value in options.items())
+    name = f"{module.__name__.removeprefix('data.')}@{given}"
+    longer = "x2,x16" if module is recall else "x1.5,x4"
+    train.main([*TINY, f"--data={name}", "--block_size=300", "--max_iters=2", f"--eval_splits=val,{longer}",
+                f"--out_dir={tmp_path / 'run'}"])
+    module.prepare(tmp_path / "direct", **options)
+    assert contents(tmp_path / name) == contents(tmp_path / "direct")
+    records = [json.loads(line) for line in open(tmp_path / "run" / "log.jsonl")]
+    assert {record["split"] for record in records if "split" in record} == {"val", *longer.split(",")}
+
+
+@pytest.mark.parametrize("data, parts", [
+    ("recall@length=sixteen", ["length=sixteen", "pairs (int)"]), ("recall@pairs=40", ["pairs=40", "26"]),
+    ("strings@task=sort", ["sort", "copy", "parity"])])
+def test_options_in_training_that_do_not_exist(monkeypatch, tmp_path, data, parts):
+    monkeypatch.setattr(shards, "__file__", str(tmp_path / "shards.py"))
+    line = fails("train.py", *TINY, f"--data={data}", f"--out_dir={tmp_path / 'run'}")
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize("module, options", SMALL[:2])
+def test_command_line(tmp_path, module, options):
+    flags = [f"--{name}={value}" for name, value in (options | dict(train=30, val=5, test=5, seed=5)).items()]
+    words = [sys.executable, "-m", module.__name__]
+    done = subprocess.run([*words, *flags, f"--out={tmp_path / 'set'}"], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0
+    module.prepare(tmp_path / "direct", **options, train=30, val=5, test=5, seed=5)
+    assert contents(tmp_path / "set") == contents(tmp_path / "direct")
+    wrong = subprocess.run([*words, "--seed=-3"], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 1 and len(wrong.stderr.splitlines()) == 1 and "seed=-3" in wrong.stderr
