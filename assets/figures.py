@@ -1,9 +1,10 @@
-"""The pictures that sample.py draws: loss and error against length, and what the heads learned. Needs matplotlib.
+"""The pictures that sample.py draws, with matplotlib: curves of runs, and what the heads learned.
 
-A method has the same colour in every picture (COLORS). Runs that differ in their seed alone form one curve, their mean,
-with a band from the lowest to the highest. Dashed vertical lines mark the trained length.
+A method has the same colour in every picture (COLORS). Runs that differ in their seed alone form one
+curve, their mean, with a band from the lowest to the highest.
 """
 import collections
+import json
 import math
 import os
 import re
@@ -51,42 +52,45 @@ def pyplot():
     return plt
 
 
+def subplots(rows, columns, width, height, **options):
+    """(figure, its axes as an array (rows, columns)); width, height of the figure in inches."""
+    return pyplot().subplots(rows, columns, figsize=(width, height), squeeze=False,
+                             layout="constrained", **options)
+
+
 def save(figure, path):
-    figure.savefig(path, dpi=120)
+    figure.savefig(path + ".png", dpi=120)
     pyplot().close(figure)
-    print(f"wrote {path}")
+    print(f"wrote {path}.png")
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # curves of many runs
 
 
 def labels(pes):
-    """{run: label}, from {run: its cfg.pe}: what tells the runs apart. `out/quickstart_pope` and its other seed
-    `out/quickstart_pope_seed1338` are both "pope"."""
+    """{run: label}: what tells the runs apart, from {run: its pe}. The labels of
+    `out/quickstart_pope` and of its other seed `out/quickstart_pope_seed1338` are both "pope"."""
     names, stems = {}, []
     for run, pe in pes.items():
-        directory = run.partition("@")[0]
-        names[run] = re.sub(r"_seed\d+$", "", os.path.normpath(directory))
+        names[run] = re.sub(r"_seed\d+$", "", os.path.normpath(run.partition("@")[0]))
         stems.append(names[run].removesuffix(pe))
     common = os.path.commonprefix(stems)
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))
     result = {}
     for run, name in names.items():
         options = run.partition("@")[2].replace(",", ", ")
-        result[run] = name[cut:] + (f" ({options})" if options else "")
+        result[run] = f"{name[cut:]} ({options})" if options else name[cut:]
     return result
 
 
 def curves(pes):
-    """[(label, its runs, how to draw its line)], from {run: its cfg.pe}, in the order given."""
-    members, methods, drawn = collections.defaultdict(list), {}, collections.Counter()
+    """[(label, its runs, color and linestyle)], from {run: its pe}."""
+    members, drawn, result = {}, collections.Counter(), []
     for run, label in labels(pes).items():
-        members[label].append(run)
-        methods[label] = pes[run]
-    result = []
+        members.setdefault(label, []).append(run)
     for label, runs in members.items():
-        pe = methods[label]
+        pe = pes[runs[0]]
         style = dict(color=COLORS.get(pe, OTHER), linestyle=LINES[drawn[pe] % len(LINES)])
         drawn[pe] += 1
         result.append((label, runs, style))
@@ -94,25 +98,26 @@ def curves(pes):
 
 
 def draw_curve(ax, points, **style):
-    """A line through the means, and a band from the lowest to the highest; points: {x: [y of each seed]}."""
-    points = {x: ys for x, ys in sorted(points.items()) if ys}
-    x = list(points)
-    ax.plot(x, [sum(ys) / len(ys) for ys in points.values()], **style)
-    if any(len(ys) > 1 for ys in points.values()):
-        lowest, highest = [min(ys) for ys in points.values()], [max(ys) for ys in points.values()]
-        ax.fill_between(x, lowest, highest, color=style["color"], alpha=0.15, linewidth=0)
+    """A line through the means and a band from the lowest to the highest; points: {x: [y of each
+    run]}."""
+    x = sorted(points)
+    ys = [points[at] for at in x]
+    ax.plot(x, [sum(y) / len(y) for y in ys], **style)
+    lowest, highest = [min(y) for y in ys], [max(y) for y in ys]
+    ax.fill_between(x, lowest, highest, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def points(table, runs, metric):
     """{length: [value of each run]} of the rows of a table that have this metric."""
     result = {}
     for row in table:
-        if row["run"] in runs and row.get(metric, "") != "":
+        if row["run"] in runs and metric in row:
             result.setdefault(row["length"], []).append(row[metric])
     return result
 
 
-def lengths_axis(ax, lengths):
+def lengths_axis(ax, table):
+    lengths = sorted({row["length"] for row in table})
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, lengths)
     ax.minorticks_off()
@@ -128,116 +133,158 @@ def plain(ax, trained=()):
 
 def legend(figure, ax):
     handles, names = ax.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(6, len(names)), frameon=False)
+    columns = min(6, len(names))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def draw_extrapolation(table, pes, trained, split, by_position):
-    """Loss against length, and against the position within the longest length.
-
-    table: rows of run, length, loss, window_loss; pes, trained: {run: its cfg.pe, its block_size}; by_position: {run:
-    loss of every position (T,)}.
-    """
-    figure, (left, right) = pyplot().subplots(1, 2, figsize=(10, 5), sharey=True, layout="constrained")
-    for label, runs, style in curves(pes):
-        losses, windows = points(table, runs, "loss"), points(table, runs, "window_loss")
-        draw_curve(left, losses, label=label, marker="o", markersize=4, linewidth=1.6, **style)
-        left.plot(list(windows), [sum(ys) / len(ys) for ys in windows.values()], linewidth=0.6, color=style["color"])
-        width = max(1, trained[runs[0]] // 4)  # a mean over a quarter of the trained length, against the noise
+def draw_extrapolation(table, by_position, path):
+    """Loss against length, and against the position within the longest length. table: rows of run,
+    pe, split, trained, length, loss, window_loss; by_position: {run: loss at each position,
+    (T,)}."""
+    figure, ((left, right),) = subplots(1, 2, 10, 5, sharey=True)
+    trained = {row["run"]: row["trained"] for row in table}
+    for label, runs, style in curves({row["run"]: row["pe"] for row in table}):
+        windows = points(table, runs, "window_loss")
+        draw_curve(left, windows, **style | dict(linewidth=0.6))
+        draw_curve(left, points(table, runs, "loss"), label=label, marker=".", **style)
+        width = max(1, trained[runs[0]] // 4)  # the mean over a quarter of the trained length
         along = {}
-        for run in runs:
+        for run in (run for run in runs if run in by_position):
             whole = by_position[run][: len(by_position[run]) // width * width]
             for n, loss in enumerate(whole.view(-1, width).mean(1).tolist()):
                 along.setdefault((n + 0.5) * width, []).append(loss)
-        draw_curve(right, along, linewidth=1.6, **style)
+        draw_curve(right, along, **style)
     lowest, highest = min(left.dataLim.ymin, right.dataLim.ymin), left.dataLim.ymax
-    left.set_ylim(lowest - 0.05, min(highest, 1.7 * lowest) + 0.05)  # a loss that explodes leaves the picture
-    lengths_axis(left, sorted({row["length"] for row in table}))
+    # a loss that explodes leaves the picture
+    left.set_ylim(lowest - 0.05, min(highest, 1.7 * lowest) + 0.05)
+    lengths_axis(left, table)
     for ax in (left, right):
         plain(ax, set(trained.values()))
-    left.set(xlabel="tokens in the sequence; thin: each token sees the last trained length alone",
-             ylabel=f"{split} loss, nats per token")
-    right.set(xlabel="position in the longest sequence")
+    left.set(xlabel="tokens in the sequence; thin: each sees the last trained length alone",
+             ylabel=f"{table[0]['split']} loss, nats per token")
+    right.set(xlabel="position in the longest sequence; dashed: the trained length")
     legend(figure, left)
-    return figure
+    save(figure, path)
 
 
-def draw_errors(table, pes, trained):
-    """Error, or loss where every target counts, against the length of the splits.
-
-    table: rows of run, split, length, loss and, on a task, token_error and sequence_error in percent; pes, trained:
-    {run: its cfg.pe, the length that it was trained on}.
-    """
-    names = {"token_error": "wrong targets, %", "sequence_error": "rows with a wrong target, %"}
-    names = {metric: name for metric, name in names.items() if any(metric in row for row in table)}
-    names = names or {"loss": "loss, nats per token"}
-    figure, axes = pyplot().subplots(1, len(names), figsize=(1 + 4.5 * len(names), 5), squeeze=False,
-                                     layout="constrained")
-    for ax, (metric, name) in zip(axes[0], names.items()):
-        for label, runs, style in curves(pes):
-            draw_curve(ax, points(table, runs, metric), label=label, marker="o", markersize=4, **style)
-        lengths_axis(ax, sorted({row["length"] for row in table}))
-        plain(ax, set(trained.values()))
-        ax.set(xlabel="tokens in the row", ylabel=name)
+def draw_errors(table, path):
+    """Errors, or the loss where every target counts, against the length of the splits. table: rows
+    of run, pe, trained, length, loss and, on a task, token_error and sequence_error in percent."""
+    metrics = {"token_error": "wrong targets, %", "sequence_error": "rows with a wrong target, %"}
+    if not any("token_error" in row for row in table):
+        metrics = {"loss": "loss, nats per token"}
+    figure, axes = subplots(1, len(metrics), 1 + 4.5 * len(metrics), 5)
+    for ax, (metric, name) in zip(axes[0], metrics.items()):
+        for label, runs, style in curves({row["run"]: row["pe"] for row in table}):
+            draw_curve(ax, points(table, runs, metric), label=label, marker=".", **style)
+        lengths_axis(ax, table)
+        plain(ax, {row["trained"] for row in table})
+        ax.set(xlabel="tokens in the row; dashed: the trained length", ylabel=name)
     legend(figure, axes[0, 0])
-    return figure
+    save(figure, path)
 
 
 @torch.no_grad()
 def recall_errors(model, splits, device):
-    """{length: {n: (wrong answers, answers)}} over splits of data/recall.py, where the queries stand 2^n to 2^(n+1) - 1
-    tokens after their key's first place in the row."""
-    result = {}
+    """{(length, n): [wrong, ...]} over splits of data/recall.py: for each query that stands 2^n to
+    2^(n+1) - 1 tokens after its key's first place in the row, whether its answer is wrong."""
+    result = collections.defaultdict(list)
     for split in splits:
         length = split.row_length - 1
-        cells = result.setdefault(length, collections.defaultdict(lambda: torch.zeros(2)))
         for start in split.windows(length):
-            x, y = (torch.from_numpy(a[0]).to(device) for a in split.read([start], length))
-            wrong = model(x[None], y[None])[0][0].argmax(-1) != y
-            for place in (y != -1).nonzero().flatten().tolist():
-                distance = place - (x == x[place]).tolist().index(True)
-                cells[int(math.log2(distance))] += torch.tensor([wrong[place], 1])
+            x, y = (torch.from_numpy(a).to(device) for a in split.read([start], length))
+            wrong = (model(x, y)[0].argmax(-1) != y)[0].tolist()
+            keys = x[0].tolist()
+            for place in (y[0] != -1).nonzero().flatten().tolist():
+                distance = place - keys.index(keys[place])
+                result[length, int(math.log2(distance))].append(wrong[place])
     return result
 
 
-def draw_recall(errors, pes):
-    """A map of error for each curve: distance by length. errors: {run: {length: recall_errors}}."""
-    drawn = curves(pes)
-    figure, axes = pyplot().subplots(1, len(drawn), figsize=(1.5 + 2.6 * len(drawn), 3), squeeze=False, sharey=True,
-                                     layout="constrained")
-    lengths = sorted({length for by_length in errors.values() for length in by_length})
-    most = 1 + max(n for by_length in errors.values() for cells in by_length.values() for n in cells)
-    for ax, (label, runs, _) in zip(axes[0], drawn):
-        grid = torch.full((len(lengths), most), math.nan)
-        for i, length in enumerate(lengths):
-            for n in range(most):
-                wrong, answers = sum(errors[run].get(length, {}).get(n, torch.zeros(2)) for run in runs)
-                if answers:
-                    grid[i, n] = 100 * wrong / answers
+def draw_recall(models, splits, device, path):
+    """<path>_distance.png: for each curve a map of its errors, distance by length."""
+    pyplot()  # before the evaluation, if it is not there
+    errors = {run: recall_errors(model, splits[run], device) for run, (model, _) in models.items()}
+    panels = curves({run: model.cfg.pe for run, (model, _) in models.items()})
+    figure, axes = subplots(1, len(panels), 1.5 + 2.6 * len(panels), 3, sharey=True)
+    cells = {cell for run in errors for cell in errors[run]}
+    lengths = sorted({length for length, _ in cells})
+    bins = range(1 + max(n for _, n in cells))
+    for ax, (label, runs, _) in zip(axes[0], panels):
+        grid = torch.full((len(lengths), len(bins)), math.nan)  # nan: no query stands there
+        for length, n in cells:
+            wrong = [miss for run in runs for miss in errors[run][length, n]]
+            if wrong:
+                grid[lengths.index(length), n] = 100 * sum(wrong) / len(wrong)
         image = ax.imshow(grid.numpy(), "magma_r", vmin=0, vmax=100, aspect="auto", origin="lower")
-        ax.set_xticks(range(most), [2**n for n in range(most)], rotation=90)
+        ax.set_xticks(bins, [2**n for n in bins], rotation=90)
         ax.set(title=label, xlabel="distance, from")
     axes[0, 0].set_yticks(range(len(lengths)), lengths)
     axes[0, 0].set_ylabel("tokens in the row")
     figure.colorbar(image, ax=axes, label="wrong answers, %")
-    return figure
+    save(figure, path + "_distance")
 
 
-# ---------------------------------------------------------------------------------------------------
+def draw_training(runs, keys, against, path):
+    """A panel for each key of the runs' logs, against "step" or the number of training "tokens"."""
+    logs = {run: read_log(run) for run in runs}
+    figure, axes = subplots(1, len(keys), 1 + 4.5 * len(keys), 5)
+    for ax, key in zip(axes[0], keys):
+        for label, members, style in curves({run: cfg["pe"] for run, (cfg, _) in logs.items()}):
+            values = {}
+            for run in members:
+                cfg, log = logs[run]
+                if key not in log:
+                    raise ValueError(f"keys={key!r} is not in {run}/log.jsonl; it has "
+                                     + ", ".join(sorted(log)))
+                scale = cfg["batch_size"] * cfg["block_size"] if against == "tokens" else 1
+                for step, value in log[key].items():
+                    values.setdefault(step * scale, []).append(value)
+            draw_curve(ax, values, label=label, **style)
+        plain(ax)
+        ax.set(xlabel=against, ylabel=key)
+    legend(figure, axes[0, 0])
+    save(figure, path)
+
+
+def read_log(run):
+    """(config, {key: {step: value}}) of RUN/log.jsonl: `loss` of training, `val/loss` of a split."""
+    name = os.path.join(run, "log.jsonl")
+    if not os.path.isfile(name):
+        raise FileNotFoundError(f"{name} does not exist; name run directories that train.py wrote")
+    cfg, log = {}, {}
+    with open(name, encoding="utf-8") as file:
+        for line in map(json.loads, file):
+            cfg = line.get("config", cfg)
+            if "step" in line:
+                step, prefix = line.pop("step"), f"{line.pop('split')}/" if "split" in line else ""
+                for key, value in line.items():  # of a step that a kill undid, the later line counts
+                    log.setdefault(prefix + key, {})[step] = value
+    return cfg, log
+
+
+# --------------------------------------------------------------------------------------------------
 # what the heads of one run learned
 
 
-def draw(figure, model, idx, words):
-    """One of FIGURES on the tokens idx (B, T); `words`: the text of those of the first row."""
-    if figure == "frequency":
-        return draw_norms(pyplot(), norms(model, idx), model.cfg.base)
-    if figure == "distance":
-        return draw_distances(weights_by_distance(model, idx), model.cfg.block_size)
-    return draw_maps(pyplot(), maps(model, idx[:1], figure), lines(words))
+def draw_heads(folder, run, name, model, idx, words):
+    """Write <run>_<name>.png, one of FIGURES, on the texts idx (B, T); maps are of the first one,
+    whose tokens spell `words`."""
+    if name == "frequency":
+        figure = draw_norms(norms(model, idx), model.cfg.base)
+    elif name == "distance":
+        figure = draw_distances(weights_by_distance(model, idx), model.cfg.block_size)
+    else:
+        figure = draw_maps(maps(model, idx[:1], name), lines(words))
+    directory, at, options = run.partition("@")
+    title = os.path.basename(os.path.normpath(directory)) + at + options
+    figure.suptitle(f"{title}: {FIGURES[name]}")
+    save(figure, os.path.join(folder, f"{title}_{name}"))
 
 
 def inside(model, idx):
-    """Of each layer in a pass over idx (B, T): its Attention, its input x (B, T, C), and q, k, v (B, H, T, d) before
-    rotation."""
+    """Of each layer in a pass over idx (B, T): its Attention, its input x (B, T, C), and q, k, v
+    (B, H, T, d) before rotation."""
     outputs = {}
     with register_module_forward_hook(lambda module, args, out: outputs.update({module: out})):
         model(idx)
@@ -249,23 +296,27 @@ def inside(model, idx):
 
 @torch.no_grad()
 def norms(model, idx):
-    """{layer: (2, H, n)}: for q and k, the 2-norm of the pair of numbers that turns at frequency c, mean over the tokens
-    (PoPE Figures 3 to 6, whose mean is over the heads too). In PoPE that is the magnitude mu of component c."""
+    """{layer: (2, H, n)}: for q and k, the 2-norm of the pair of numbers that turns at frequency
+    c, mean over the tokens (PoPE Figures 3 to 6, whose mean is over the heads too). In PoPE that
+    is the magnitude mu of component c."""
     result, pos = {}, torch.arange(idx.size(1), device=idx.device)
     for i, (attn, x, q, k, _) in enumerate(inside(model, idx)):
         for pe in attn.pes:
             if pe.rotates:
-                pairs = torch.stack(pe.rotate(q, k, x, pos, None)).unflatten(-1, (2, -1))  # (2, B, H, T, 2, n)
+                pairs = torch.stack(pe.rotate(q, k, x, pos, None))  # (2, B, H, T, 2 n)
+                pairs = pairs.unflatten(-1, (2, -1))  # (2, B, H, T, 2, n)
                 result[i] = pairs.norm(dim=-2).mean((1, 3)).cpu()
     if len({a.size(-1) for a in result.values()}) != 1:
-        raise ValueError(f"figure='frequency' shows rope, carope or pope, but the run has pe={model.cfg.pe!r}")
+        raise ValueError("figure='frequency' shows rope, carope or pope, "
+                         f"but the run has pe={model.cfg.pe!r}")
     return result
 
 
 @torch.no_grad()
 def maps(model, idx, figure):
-    """{layer: (H, T, T)} for idx (1, T), zero in the future: CoPE's gates g_ij (CoPE Figure 7) or, from positions p_ij
-    alone, the attention exp(z_i[p_ij]) over the largest in its row, as if q.k were the same for all keys (Figure 4)."""
+    """{layer: (H, T, T)} for idx (1, T), zero in the future: CoPE's gates g_ij (CoPE Figure 7) or,
+    from positions p_ij alone, the attention exp(z_i[p_ij]) over the largest in its row, as if q.k
+    were the same for all keys (Figure 4)."""
     result, pos = {}, torch.arange(idx.size(1), device=idx.device)
     dist = pos[:, None] - pos
     for i, (attn, x, q, k, v) in enumerate(inside(model, idx)):
@@ -276,23 +327,27 @@ def maps(model, idx, figure):
                 alone = (z - z.amax(-1, keepdim=True)).exp()
                 result[i] = (g if figure == "gates" else alone)[0].cpu()
     if not result:
-        raise ValueError(f"figure={figure!r} shows cope, cope_mlp or cope_alibi, but the run has pe={model.cfg.pe!r}")
+        raise ValueError(f"figure={figure!r} shows cope, cope_mlp or cope_alibi, "
+                         f"but the run has pe={model.cfg.pe!r}")
     return result
 
 
 @torch.no_grad()
 def weights_by_distance(model, idx):
-    """{layer: (H, T)}: the attention weight at each distance 0..T-1, mean over the queries that reach so far back and
-    over the texts of idx (B, T)."""
+    """{layer: (H, T)}: the attention weight at each distance 0..T-1, mean over the queries that reach
+    so far back and over the texts idx (B, T)."""
     B, T = idx.shape
     result, pos = {}, torch.arange(T, device=idx.device)
     one_hot = torch.eye(T, device=idx.device)
     for text in idx:
         for i, (attn, x, q, k, v) in enumerate(inside(model, text[None])):
-            turned = (q, k) if attn.rotation is None else attn.rotation.rotate(q, k, x, pos, None)
+            raw_q, raw_k = q, k
+            if attn.rotation is not None:
+                q, k = attn.rotation.rotate(q, k, x, pos, None)
             memories = [pe.remember(x, v, None) for pe in attn.biases]
-            # with one-hot values the outputs of attention are its weights
-            weights = attn.dense(*turned, one_hot.expand(1, attn.H, T, T), pos, q, k, memories)[0]  # (H, T, T)
+            # with one-hot values, the outputs of attention are its weights
+            values = one_hot.expand(1, attn.H, T, T)
+            weights = attn.dense(q, k, values, pos, raw_q, raw_k, memories)[0]  # (H, T, T)
             sums = [weights.diagonal(-distance, 1, 2).sum(1) for distance in range(T)]
             result[i] = result.get(i, 0) + torch.stack(sums, 1).cpu()
     return {i: sums / (B * torch.arange(T, 0, -1)) for i, sums in result.items()}
@@ -308,42 +363,44 @@ def lines(words):
     return result
 
 
-def draw_norms(plt, norms, base):
-    """Heat maps for q and for k on one scale: a row per frequency, named by its period in training (CARoPE: at the start);
-    above, a column per head; below, a column per layer, the mean over its heads."""
+def draw_norms(norms, base):
+    """Heat maps for q and for k on one scale: a row per frequency, named by its period in training
+    (CARoPE: at the start). Above, a column per head; below, a column per layer, its heads' mean."""
     L, (_, H, n) = len(norms), next(iter(norms.values())).shape
-    figure, axes = plt.subplots(2, 2, figsize=(max(10, L * H / 12), 8), sharey=True, layout="constrained")
-    every, highest = torch.cat(list(norms.values()), 1), max(a.max() for a in norms.values())
-    means = torch.stack([a.mean(1) for a in norms.values()], 1)  # (2, L, n)
-    for row, columns, width in zip(axes, (every, means), (H, 1)):
-        for ax, name, side in zip(row, ("queries", "keys"), columns):
-            image = ax.imshow(side.T.numpy(), "viridis", vmin=0, vmax=highest, aspect="auto", interpolation="nearest")
-            ax.vlines([i * width - 0.5 for i in range(1, L)], -0.5, n - 0.5, color="white", linewidth=1)
-            ax.set_xticks([(i + 0.5) * width - 0.5 for i in range(L)], [i + 1 for i in norms])
-            ax.set(title=name, xlabel="layer, with a column per head" if width > 1 else "layer, mean over its heads")
+    highest = max(layer.max() for layer in norms.values())
+    heads = torch.cat(list(norms.values()), 1)  # (2, L H, n)
+    figure, axes = subplots(2, 2, max(10, L * H / 12), 8, sharey=True)
     ticks = range(0, n, max(1, n // 8))
-    for ax in axes[:, 0]:
-        ax.set_yticks(ticks, [f"{2 * math.pi * base ** (c / n):,.0f}" for c in ticks])
-        ax.set_ylabel(f"period of frequency c, 2\u03c0 {base:g}$^{{c/{n}}}$ tokens")
+    for row, columns, width in zip(axes, (heads, heads.unflatten(1, (L, H)).mean(2)), (H, 1)):
+        for ax, name, side in zip(row, ("queries", "keys"), columns):
+            image = ax.imshow(side.T.numpy(), vmin=0, vmax=highest, aspect="auto")
+            bounds = [i * width - 0.5 for i in range(1, L)]
+            ax.vlines(bounds, -0.5, n - 0.5, color="white", linewidth=1)
+            ax.set_xticks([(i + 0.5) * width - 0.5 for i in range(L)], [i + 1 for i in norms])
+            ax.set(title=name, xlabel="layer, a column per head" if width > 1 else "layer, mean of its heads")
+        row[0].set_yticks(ticks, [f"{2 * math.pi * base ** (c / n):,.0f}" for c in ticks])
+        row[0].set_ylabel(f"period of frequency c, 2\u03c0 {base:g}$^{{c/{n}}}$ tokens")
     figure.colorbar(image, ax=axes)
     return figure
 
 
-def draw_maps(plt, maps, lines):
+def draw_maps(maps, lines):
     """A map of queries by keys for each layer and head."""
     L, (H, T, _) = len(maps), next(iter(maps.values())).shape
     side = max(1.3, min(2.4, 16 / H))  # inches
-    figure, axes = plt.subplots(L, H, figsize=(side * H + 2, side * L + 2), squeeze=False, layout="constrained")
-    colors = plt.get_cmap("Blues").with_extremes(bad="0.9")
+    figure, axes = subplots(L, H, side * H + 2, side * L + 2)
+    colors = pyplot().get_cmap("Blues").with_extremes(bad="0.9")
     future = torch.ones(T, T).triu(1) > 0
-    ended = [(last, text) for _, last, text in lines if "\n" in text]
-    ends = [last for last, _ in ended]
-    sizes = [20 if text.strip() and text.count("\n") == 1 else 80 for _, text in ended]
-    begun = [(first, text.strip()) for first, last, text in lines if last - first > T // 20]  # else there is no room
-    starts = {first: text[:14] for first, text in begun if text}
+    ends, sizes, starts = [], [], {}
+    for first, last, text in lines:
+        if "\n" in text:
+            ends.append(last)
+            sizes.append(20 if text.strip() and text.count("\n") == 1 else 80)
+        if text.strip() and last - first > T // 20:  # else there is no room for its letters
+            starts[first] = text.strip()[:14]
     for row, (i, layer) in zip(axes, maps.items()):
-        for h, ax in enumerate(row):
-            weights = layer[h].masked_fill(future, math.nan).numpy()
+        for ax, h, head in zip(row, range(H), layer):
+            weights = head.masked_fill(future, math.nan).numpy()
             image = ax.imshow(weights, colors, vmin=0, vmax=1, interpolation="nearest")
             ax.scatter(ends, ends, sizes, "crimson", marker="+", linewidths=1)
             ax.set_title(f"layer {i + 1}, head {h + 1}", fontsize=8)
@@ -351,7 +408,7 @@ def draw_maps(plt, maps, lines):
         row[0].set_yticks(list(starts), starts.values(), fontsize=7, parse_math=False)
     for ax in axes[-1]:
         ax.set_xticks(list(starts), starts.values(), fontsize=7, parse_math=False, rotation=90)
-    figure.supxlabel("key; the letters begin a line, + ends one, a large + a blank one", fontsize=10)
+    figure.supxlabel("key; letters begin a line, + ends one, a large + a blank one", fontsize=10)
     figure.supylabel("query", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.5)
     return figure
@@ -359,19 +416,19 @@ def draw_maps(plt, maps, lines):
 
 def draw_distances(weights, trained):
     """A panel for each layer, a line for each head: the mean attention weight at every distance."""
-    wide = min(4, len(weights))
-    tall = math.ceil(len(weights) / wide)
-    figure, axes = pyplot().subplots(tall, wide, figsize=(3 * wide + 1, 2.6 * tall + 0.6), squeeze=False, sharex=True,
-                                     sharey=True, layout="constrained")
+    columns = min(4, len(weights))
+    rows = math.ceil(len(weights) / columns)
+    size = 3 * columns + 1, 2.6 * rows + 0.8
+    figure, axes = subplots(rows, columns, *size, sharex=True, sharey=True)
     for ax in axes.flat[len(weights) :]:
         ax.set_visible(False)
     for ax, (i, layer) in zip(axes.flat, weights.items()):
-        for h, head in enumerate(layer):
-            ax.plot(head.tolist(), color=f"C{h % 10}", linewidth=0.8, label=f"head {h + 1}")
+        for h, head in enumerate(layer.tolist()):
+            ax.plot(head, color=f"C{h % 10}", linewidth=0.8, label=f"head {h + 1}")
         ax.set(title=f"layer {i + 1}", yscale="log")
         ax.set_xscale("symlog", base=2, linthresh=1)  # from 0, the token itself
         plain(ax, [trained])
-    figure.supxlabel("distance, tokens; dashed: the trained length", fontsize=10)
+    figure.supxlabel("distance in tokens; dashed: the trained length", fontsize=10)
     figure.supylabel("attention weight", fontsize=10)
     legend(figure, axes[0, 0])
     return figure

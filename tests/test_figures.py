@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from assets import figures
-from model import GPT, GPTConfig
+from data.shards import Split, Writer
+from model import GPT, PES, GPTConfig
 
 
 def small(**options):
@@ -90,11 +91,137 @@ def test_maps(options, layers, monkeypatch):
         assert np.abs(got_positions[i][h].numpy() - want).max() < 1e-3 and want.std() > 0.1
 
 
+@pytest.mark.parametrize("options", [
+    *(dict(pe=name) for name in PES),
+    dict(pe="cope+rope,nope,rope+alibi", norm="rmsnorm", bias=False),
+    dict(pe="cope+carope", cope_gates="values"),
+    dict(pe="learned", hard_attention=True),
+], ids=str)
+def test_weights_by_distance(options, monkeypatch):
+    """The oracle's scores and biases, made weights and sorted by distance, one query and one key at a time."""
+    net, idx, params = small(**options | dict(block_size=23))
+    with torch.no_grad():
+        for pe in net.modules():
+            if hasattr(pe, "clamp_parameters"):
+                pe.clamp_parameters()
+    params = {k: v.double().numpy() for k, v in net.state_dict().items()}
+    calls = []
+    for name in ("score", "bias"):
+        f = getattr(oracles, name)
+        monkeypatch.setattr(oracles, name, lambda *args, f=f, name=name: calls.append((name, f(*args))) or calls[-1][1])
+    texts = torch.cat((idx, idx.flip(1)))
+    sums, counts = np.zeros((3, 2, 23)), np.zeros(23)
+    for text in texts.tolist():
+        calls.clear()
+        oracles.gpt(net.cfg, params, text)
+        logits = []  # of layer 1 head 1, layer 1 head 2, layer 2 head 1, ...
+        for name, values in calls:
+            if name == "score":
+                logits.append(values)
+            else:
+                logits[-1] = logits[-1] + values
+        for n, a in enumerate(logits):
+            for i in range(23):
+                e = [math.exp(a[i, j] - max(a[i, : i + 1])) for j in range(i + 1)]
+                for j in range(i + 1):
+                    weight = e[j] / sum(e) if not net.cfg.hard_attention else float(e[j] == 1)
+                    sums[n // 2, n % 2, i - j] += weight
+                    counts[i - j] += n == 0
+    got = figures.weights_by_distance(net, texts)
+    assert list(got) == [0, 1, 2]
+    for layer in range(3):
+        assert np.abs(got[layer].numpy() - sums[layer] / counts).max() < 1e-4
+    assert counts.tolist() == [2 * n for n in range(23, 0, -1)]
+
+
+def test_labels():
+    """The label is what differs; the seed does not count, options do."""
+    def check(pes, *wanted):
+        assert list(figures.labels(pes).values()) == list(wanted)
+
+    check({"out/quickstart_pope": "pope"}, "pope")
+    check({"out/quickstart_pope/": "pope", "out/quickstart_cope+rope": "cope+rope"}, "pope", "cope+rope")
+    check({"out/a_rope": "rope", "out/a_rope_seed1": "rope", "out/a_rope@rope_scaling=ntk,rope_factor=2": "rope"},
+          "rope", "rope", "rope (rope_scaling=ntk, rope_factor=2)")
+    check({"out/a_rope": "rope", "out/b_rope": "rope"}, "a_rope", "b_rope")
+    check({"out/a_cope": "cope", "out/a_cope_16": "cope", "out/a_rope": "rope"}, "cope", "cope_16", "rope")
+    check({"here/a_rope": "rope", "there/a_rope": "rope"}, "here/a_rope", "there/a_rope")
+    check({"trial": "rope", "trial2": "rope"}, "trial", "trial2")
+
+
+def test_curves_of_seeds_and_methods(tmp_path, monkeypatch):
+    """A curve for each label: the mean of its seeds, between the lowest and the highest, in its method's colour."""
+    pytest.importorskip("matplotlib")
+    losses = {"x_pope": [2.0, 3.0], "x_pope_seed2": [4.0, 4.0], "x_rope": [5.0, 7.0], "x_rope@rope_factor=2": [1.0, 1.0],
+              "x_learned": [6.0]}
+    table = []
+    for run, values in losses.items():
+        pe = "pope" if "pope" in run else "rope" if "rope" in run else "learned"
+        for length in (16, 32):
+            row = dict(run=run, pe=pe, trained=16, split="val", length=length, window_loss=0.5)
+            if length // 32 < len(values):
+                row["loss"] = values[length // 32]
+            table.append(row)
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    by_position = {run: torch.arange(16.0 * len(values)) for run, values in losses.items()}
+    figures.draw_extrapolation(table, by_position, str(tmp_path / "x"))
+    left, right = drawn[0].axes
+    found = {line.get_label(): line for line in left.lines if not line.get_label().startswith("_")}
+    assert {label: line.get_xydata().tolist() for label, line in found.items()} == {
+        "pope": [[16, 3], [32, 3.5]], "rope": [[16, 5], [32, 7]], "rope (rope_factor=2)": [[16, 1], [32, 1]],
+        "learned": [[16, 6]]}
+    assert [line.get_color() for line in found.values()] == [figures.COLORS[pe] for pe in ("pope", "rope", "rope", "learned")]
+    assert [line.get_linestyle() for line in found.values()] == ["-", "-", "--", "-"]
+    bands = {tuple(map(tuple, band.get_paths()[0].vertices.tolist())) for band in left.collections}
+    assert any({(16, 2), (16, 4), (32, 3), (32, 4)} <= set(band) for band in bands)
+    for ax in (left, right):  # the trained length
+        assert [16, 16] in [list(line.get_xdata()) for line in ax.lines if line.get_linestyle() == "--"]
+    assert right.lines[0].get_xydata().tolist() == [[4 * n + 2, 4 * n + 1.5] for n in range(8)]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(found)
+
+
+def test_recall_errors(tmp_path):
+    """Rows of two pairs, fillers and two queries; wrong answers at random, counted by loops."""
+    rng, writer = np.random.default_rng(0), Writer(tmp_path / "recall")
+    for split, length in (("val", 12), ("x2", 24)):
+        rows = np.full((20, length + 4), 9)  # 0..4 keys, 5..8 values, 9 fills
+        for row in rows:
+            first = int(rng.integers(0, length - 4))
+            second = int(rng.integers(first + 2, length - 1))
+            pairs = [(int(key), int(rng.integers(5, 9))) for key in rng.permutation(5)[:2]]
+            row[first : first + 2], row[second : second + 2] = pairs
+            row[length : length + 2], row[length + 2 :] = pairs[:: int(rng.choice([-1, 1]))]
+        mask = np.zeros_like(rows)
+        mask[:, length + 1 :: 2] = 1
+        writer.write(split, rows, mask)
+    writer.finish(10, {"symbols": list("abcdefghij")})
+    splits = [Split(tmp_path / "recall", split) for split in ("val", "x2")]
+
+    def model(x, y):  # the answer to each token is a function of it and its place alone
+        answers = (x * 7 + torch.arange(x.size(1)) * 5) % 4 + 5
+        return torch.nn.functional.one_hot(answers, 10).float(), None
+
+    want = {}
+    for split, length in zip(splits, (12, 24)):
+        for row in split.bins[0].reshape(-1, length + 4).astype(int).tolist():
+            for query in (length, length + 2):
+                distance = query - next(j for j in range(length) if row[j] == row[query])
+                wrong = (row[query] * 7 + query * 5) % 4 + 5 != row[query + 1]
+                n = max(n for n in range(10) if 2**n <= distance)
+                want.setdefault((length + 3, n), []).append(wrong)
+    assert figures.recall_errors(model, splits, "cpu") == want and len(want) > 4
+
+
+def test_every_method_has_a_colour_of_its_own():
+    assert set(PES) < set(figures.COLORS) and len(set(figures.COLORS.values())) == len(figures.COLORS)
+
+
 def test_drawing():
     """Every array lies where its labels say."""
-    plt = pytest.importorskip("matplotlib") and figures.pyplot()
+    pytest.importorskip("matplotlib")
     norms = {3: torch.rand(2, 4, 10), 5: torch.rand(2, 4, 10)}
-    figure = figures.draw_norms(plt, norms, 100.0)
+    figure = figures.draw_norms(norms, 100.0)
     for side, ax in enumerate(figure.axes[:2]):
         drawn = ax.images[0].get_array()
         for j, i in enumerate(norms):
@@ -102,6 +229,11 @@ def test_drawing():
             for h in range(4):
                 assert (drawn[:, 4 * j + h] == norms[i][side, h].numpy()).all()
                 assert abs(4 * j + h - ax.get_xticks()[j]) < 2
+    assert len({image.get_clim() for ax in figure.axes[:4] for image in ax.images}) == 1  # one scale
+    for side, ax in enumerate(figure.axes[2:4]):  # the mean over heads
+        for j, i in enumerate(norms):
+            mean = sum(norms[i][side, h] for h in range(4)) / 4
+            assert torch.allclose(torch.as_tensor(ax.images[0].get_array().data[:, j]), mean)
     periods = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert periods[:6] == [f"{2 * math.pi * 100 ** (c / 10):,.0f}" for c in range(6)]
 
@@ -109,7 +241,7 @@ def test_drawing():
     lines = figures.lines(["def", " f", ":\n", "\n", *"  pass", "\n  ", "x\n\n", *"last line, unfin"])
     assert [(first, last) for first, last, _ in lines] == [(0, 2), (3, 3), (4, 10), (11, 11), (12, 27)]
     assert "".join(text for _, _, text in lines) == "def f:\n\n  pass\n  x\n\nlast line, unfin"
-    figure = figures.draw_maps(plt, maps, lines)
+    figure = figures.draw_maps(maps, lines)
     for n, (i, h) in enumerate((i, h) for i in maps for h in range(3)):
         ax = figure.axes[n]
         assert ax.get_title() == f"layer {i + 1}, head {h + 1}"
@@ -121,4 +253,6 @@ def test_drawing():
         assert (signs.get_sizes() > 50).tolist() == [False, True, False, True]  # large: an empty line
         assert dict(zip(ax.get_yticks(), (t.get_text() for t in ax.get_yticklabels()))) == (
             {0: "def f:", 4: "pass", 12: "last line, unf"} if h == 0 else {})
-    plt.close("all")
+        assert dict(zip(ax.get_xticks(), (t.get_text() for t in ax.get_xticklabels()))) == (
+            {0: "def f:", 4: "pass", 12: "last line, unf"} if i == 2 else {})
+    figures.pyplot().close("all")

@@ -204,15 +204,16 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     words = [run, f"--tasks={tmp_path / 'task.yaml'}", "--device=cpu"]
     sample.main([*words, "--task_limit=2"])
     sample.main([*words, "--fewshot=1"])
-    with open(os.path.join(run, "tasks.jsonl")) as file:
-        lines = [json.loads(line) for line in file][-2:]
-    for line, shown, used in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), strict=True):
+    with open(os.path.join(run, "results.jsonl")) as file:
+        lines = [line for line in map(json.loads, file) if line["metric"] == "acc,none"][-2:]
+    shots = ("three_questions, 0-shot, the first 2", "three_questions, 1-shot")
+    for line, shown, used, split in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), shots, strict=True):
         right = []
         for doc in used:
             sums = [by_hand(net.double(), shown + doc["q"], choice)[0] for choice in doc["choices"]]
             right.append(sums.index(max(sums)) == doc["gold"])
-        assert line["results"]["three_questions"]["acc,none"] == pytest.approx(sum(right) / len(right))
-        assert line["n-shot"]["three_questions"] == bool(shown) and line["run"] == run
+        assert line["value"] == pytest.approx(sum(right) / len(right))
+        assert line["split"] == split and line["run"] == run
     printed = capsys.readouterr().out
     assert printed.startswith(run) and "three_questions" in printed and "|acc" in printed
 
@@ -241,9 +242,9 @@ def test_cbt(run, net, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     sample.main([run, "--tasks=cbt", "--device=cpu"])
-    with open(os.path.join(run, "tasks.jsonl")) as file:
-        results = json.loads(file.readlines()[-1])["results"]
-    assert {name.rpartition("_")[2]: scores["acc,none"] for name, scores in results.items()} == dict(
+    with open(os.path.join(run, "results.jsonl")) as file:
+        found = [line for line in map(json.loads, file) if line["metric"] == "acc,none" and "cbt" in line["split"]]
+    assert {line["split"].partition(",")[0].rpartition("_")[2]: line["value"] for line in found} == dict(
         cn=1.0, ne=0.5, p=0.5, v=0.0, cbt=0.5)  # each kind counts the same
     task = next(iter(tasks.TaskManager(include_path=os.path.abspath("config/tasks")).load("cbt")["tasks"].values()))
     task.build_all_requests()

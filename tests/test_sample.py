@@ -1,5 +1,6 @@
 """sample.py against losses computed by hand, one plain forward pass per window, and its tables."""
 import csv
+import json
 import math
 import os
 import sys
@@ -13,7 +14,7 @@ import sample
 import train
 from assets import figures
 from data.shards import Split, Writer
-from model import GPT, GPTConfig
+from model import GPT
 from train import load_weights, model_config, read_checkpoint
 
 
@@ -90,7 +91,7 @@ def test_sliding_window(runs, stream, tmp_path, capsys):
                 for t in range(length):  # the position of the token that predicts the next
                     begin = 0 if t < 16 else (t // 8 - 1) * 8
                     with torch.no_grad():
-                        logits = net(torch.tensor([tokens[start + begin : start + t + 1]]))[0][0, -1]
+                        logits = net(torch.from_numpy(tokens[None, start + begin : start + t + 1]))[0][0, -1]
                     terms.append(-logits.double().log_softmax(-1)[tokens[start + t + 1]].item())
         assert float(row["window_loss"]) == pytest.approx(sum(terms) / len(terms), abs=1e-4)
         if length <= 16:
@@ -173,7 +174,7 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     capsys.readouterr()
     sample.main([str(task / "run"), "--evaluate=val,long", f"--out={tmp_path / 'ev'}", "--device=cpu"])
     header, names, *_, row = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("wrote")]
-    assert "wrong targets, rows with a wrong target" in header and names.split() == ["val", "long"]
+    assert header == "wrong targets, rows with a wrong one" and names.split() == ["val", "long"]
     assert row.startswith(str(task / "run"))
     found = list(csv.DictReader(open(tmp_path / "ev.csv")))
     checkpoint = read_checkpoint(str(task / "run"))
@@ -199,6 +200,47 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
         assert row.split()[1:] == [f"{loss:.4f}", f"({math.exp(loss):.2f})"] and "error" not in row
 
 
+def test_report(runs, task, tmp_path, capsys):
+    """Three seeds of one run, and a run of another method, from numbers that are written by hand but for one."""
+    folder = tmp_path / "out"
+    numbers = {"x_pope": 1.0, "x_pope_seed2": 2.0, "x_pope_seed3": 6.0, "x_rope": 0.5}
+    for name, value in numbers.items():
+        (folder / name).mkdir(parents=True)
+        seed = int(name.partition("_seed")[2] or 1337)
+        lines = [dict(run=str(folder / name), config="config/x.py", pe=name.split("_")[1], seed=seed, split=split,
+                      length=16, metric="loss", value=v, steps=9, commit="c", torch="t", machine="m")
+                 for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1)) if (split, name) != ("val 2x", "x_rope")]
+        (folder / name / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'r'}"])
+    printed = capsys.readouterr().out
+    assert "\nloss, nats\n\n| run | seeds | val | val 2x |\n| --- | --- | --- | --- |\n" in printed
+    assert "| pope | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope | 1 | 0.5 | – |\n" in printed
+    with open(tmp_path / "r.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 7 and {row["seed"] for row in rows} == {"1337", "2", "3"}
+    assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "length", "metric", "value", "steps", "commit",
+                             "torch", "machine"]
+
+
+def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
+    out = [f"--out={tmp_path / 'x'}", "--device=cpu"]
+    pope = str(runs / "pope")
+    sample.main([pope, "--extrapolate=1,2", "--eval_tokens=64", *out])
+    sample.main([str(task / "run"), "--evaluate=val", *out])
+    for run, split, metrics, pe, steps in ((pope, "val 2x", ["window_loss", "loss", "ppl"], "pope", 30),
+                             (str(task / "run"), "val", ["loss", "ppl", "token_error", "sequence_error"], "rope", 150)):
+        with open(os.path.join(run, "results.jsonl")) as file:
+            lines = [line for line in map(json.loads, file) if line["split"] == split][-len(metrics) :]
+        assert sorted(line["metric"] for line in lines) == sorted(metrics)
+        with open(tmp_path / "x.csv") as file:
+            row = list(csv.DictReader(file))[-1]
+        for line in lines:
+            if run != pope:
+                assert float(row[line["metric"]]) == line["value"]
+            assert (line["run"], line["pe"], line["seed"], line["steps"]) == (run, pe, 1337, steps)
+            assert line["torch"] == torch.__version__ and line["machine"] and "commit" in line and "config" in line
+
+
 @pytest.mark.parametrize("words, message", [
     ([], "no run directory given; e.g. python sample.py out/quickstart_pope"),
     (["nowhere"], "run directory 'nowhere' does not exist; train one with"),
@@ -220,6 +262,15 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     (["RUN", "--evaluate=val", "--data=OTHER"], "holds tokens of "),
     (["RUN", "--prompt=zz"], "'zz' is no symbol of this set"),
     (["RUN", "--temp=1"], "unknown key 'temp' in --temp=1"),
+    (["RUN", "--temperature=1e-320"], "temperature=1e-320 is too small to divide by; use 0"),
+    (["RUN", "--extrapolate"], "flag '--extrapolate' has no value; write e.g. --extrapolate=1,2,4,8"),
+    (["TASK", "--prompt=a"], "prompt='a' is for text, but TASK was trained on a task; leave it out"),
+    (["gpt2"], "run directory 'gpt2' does not exist"),
+    (["RUN", "--task_limit=-1"], "task_limit=-1 in --task_limit=-1 is negative; use 0 or more"),
+    (["nowhere", "--report=r"], "results.jsonl does not exist; `python sample.py nowhere --evaluate=val` writes"),
+    (["nowhere", "--figure=curves"], "log.jsonl does not exist; name run directories that train.py wrote"),
+    (["RUN", "--figure=curves", "--keys=los"], "keys='los' is not in RUN/log.jsonl; it has loss, lr, ms, step, "),
+    (["RUN", "--figure=curves", "--against=time"], "against='time' is unknown; choose one of step, tokens"),
     (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, positions, gates"),
     (["RUN", "--figure=gates"], "figure='gates' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
     (["RUN", "--figure=positions"], "figure='positions' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
@@ -229,7 +280,7 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     (["RUN", "--figure=frequency", f"--text={os.devnull}"], "is empty; name a file that holds some text"),
 ])
 def test_wrong_input(runs, task, tmp_path, words, message):
-    for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe").items():
+    for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe", TASK=task / "run").items():
         words, message = [word.replace(name, str(path)) for word in words], message.replace(name, str(path))
     assert message in fails("sample.py", *words, f"--out={tmp_path / 'ex'}")
 
@@ -276,6 +327,39 @@ def test_figure_without_matplotlib(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = fails("sample.py", str(runs / "cope"), "--figure=gates")
     assert line == "ImportError: no picture without one more package: pip install matplotlib"
+
+
+def test_a_path_that_cannot_be_written(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    line = fails("sample.py", str(runs / "pope"), "--extrapolate=1", "--eval_tokens=64", f"--out={tmp_path / 'file' / 'x'}")
+    assert line == (f"ValueError: out='{tmp_path / 'file' / 'x'}' needs the folder '{tmp_path / 'file'}', "
+                    "which cannot be made (File exists); name another")
+
+
+def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
+    sample.main([str(runs / "learned"), "--num_samples=1", "--device=cpu"])
+    title, text = capsys.readouterr().out.splitlines()
+    assert title.endswith("sample 1, which ends at 16 tokens") and len(text.split()) == 16
+    sample.main([str(runs / "learned"), "--num_samples=1", "--device=cpu", "--prompt=s1 s2 s3"])
+    assert len(capsys.readouterr().out.splitlines()[1].split()) == 17  # the last token is not read again
+
+
+def test_training_curves(runs, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append((figure, path)))
+    words = ["--figure=curves", "--keys=loss,val/ppl", f"--out={tmp_path / 'x'}"]
+    for against, tokens in (("step", 1), ("tokens", 4 * 16)):
+        sample.main([str(runs / "pope"), str(runs / "rope"), *words, f"--against={against}"])
+        figure, path = drawn.pop()
+        assert path == str(tmp_path / "x")
+        for i, (name, line) in enumerate(zip(("pope", "rope"), figure.axes[0].lines)):
+            with open(runs / name / "log.jsonl") as file:
+                log = [json.loads(line) for line in file]
+            want = [[line["step"] * tokens, line["loss"]] for line in log if "loss" in line and "split" not in line]
+            assert line.get_xydata().tolist() == want and len(want) == 3 and line.get_label() == name
+            want = [[line["step"] * tokens, line["ppl"]] for line in log if line.get("split") == "val"]
+            assert figure.axes[1].lines[i].get_xydata().tolist() == want and len(want) > 1
 
 
 def test_empty_text(runs, tmp_path):

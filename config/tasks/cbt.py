@@ -18,7 +18,8 @@ def plain(text):
 
 
 def questions(rows):
-    """A datasets.Dataset of sentences, question, options, answer -> context, endings and the number of the right one."""
+    """A datasets.Dataset of sentences, question, options, answer -> context, endings and the
+    number of the right one."""
 
     def question(row):
         before, _, after = row["question"].partition("XXXXX")

@@ -1,12 +1,12 @@
 """Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: `python sample.py RUN --tasks=blimp,piqa`."""
 import difflib
-import json
 import os
 
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from assets import results
 from data.shards import tokenizer
 
 try:
@@ -21,11 +21,11 @@ BATCH = 8192  # tokens per forward pass
 
 
 def score_tasks(models, names, limit=0, fewshot=0):
-    """Print the harness's table of scores for each run, and append the scores to RUN/tasks.jsonl, a line of JSON.
+    """Print the harness's table of scores for each run, and append them to RUN/results.jsonl.
 
-    models: {run: (model, checkpoint)}; names: of tasks, or yaml files; limit: questions of each, 0: all; fewshot:
-    solved examples before each question, 0: as many as the task's own file says. Raises ValueError for other names.
-    """
+    models: {run: (model, checkpoint)}; names: of tasks, or yaml files; limit: questions of each,
+    0: all; fewshot: solved examples before each question, 0: as many as the task's own file says.
+    Raises ValueError for other names."""
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
     for name in names:
         if name not in manager.all_tasks and not os.path.isfile(name):
@@ -33,17 +33,20 @@ def score_tasks(models, names, limit=0, fewshot=0):
             mend = f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them"
             raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; {mend}")
     for run, (model, checkpoint) in models.items():
-        found = lm_eval.simple_evaluate(Model(model, checkpoint["meta"]), tasks=names, task_manager=manager,
-                                        num_fewshot=fewshot or None, limit=limit or None, log_samples=False)
+        found = lm_eval.simple_evaluate(
+            Model(model, checkpoint["meta"]), tasks=names, task_manager=manager,
+            num_fewshot=fewshot or None, limit=limit or None, log_samples=False)
         print(f"{run}\n{make_table(found)}", flush=True)
-        line = dict(run=run, task_limit=limit) | {key: found[key] for key in ("results", "versions", "n-shot")}
-        with open(os.path.join(run.partition("@")[0], "tasks.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        for task, scores in found["results"].items():
+            shots = f", {found['n-shot'][task]}-shot" if task in found["n-shot"] else ""  # a group has none
+            first = f", the first {limit}" if limit else ""
+            numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
+            results.append(run, checkpoint, task + shots + first, model.cfg.block_size, numbers)
 
 
 class Score(tuple):
-    """(log-likelihood, whether greedy decoding writes just that) of a continuation, and how many tokens it has: the
-    harness wants the pair, and cbt.py takes the mean over `tokens`."""
+    """(log-likelihood, whether greedy decoding writes just that) of a continuation, and how many
+    tokens it has: the harness wants the pair, and cbt.py takes the mean over `tokens`."""
 
     def __new__(cls, logp, greedy, tokens):
         score = super().__new__(cls, (logp, greedy))
@@ -52,19 +55,20 @@ class Score(tuple):
 
 
 class Model(TemplateLM):
-    """A GPT as the harness wants it: TemplateLM cuts texts into tokens and asks for their log-likelihoods.
+    """A GPT as the harness wants it: TemplateLM cuts texts into tokens and asks for their
+    log-likelihoods.
 
-    No more than block_size tokens are read at once (RUN@block_size=n: more than in training). Of a longer context the
-    last ones are read, as the harness's own adapters do it. A longer continuation is scored block_size targets at a
-    time. The separator stands in for an empty context. Answers are greedy.
-    """
+    No more than block_size tokens are read at once (RUN@block_size=n: more than in training). Of a
+    longer context the last ones are read, as the harness's own adapters do it. A longer
+    continuation is scored block_size targets at a time. The separator stands in for an empty
+    context. Answers are greedy."""
 
     def __init__(self, model, meta):
         """Raises ValueError where the model's data set is no text."""
         super().__init__()
         if meta["separator"] is None:
-            raise ValueError("downstream tasks need a model of text, this one's data set has no separator between "
-                             "documents; train on text")
+            raise ValueError("downstream tasks need a model of text, this one's data set has no separator "
+                             "between documents; train on text")
         self.model, self.text, self.separator = model, tokenizer(meta), meta["separator"]
         self.longest = model.cfg.block_size
         self._device = model.wte.weight.device  # what LM.device gives
@@ -86,7 +90,7 @@ class Model(TemplateLM):
                 end = min(begin + self.longest, len(tokens))
                 window = torch.tensor(tokens[max(0, end - self.longest - 1) : end])
                 windows.append((i, window, end - begin))
-        windows.sort(key=lambda window: -len(window[1]))  # equal lengths together: little of a batch is padding
+        windows.sort(key=lambda window: -len(window[1]))  # equal lengths together: little padding
         logps = [0.0] * len(requests)
         greedy = [True] * len(requests)
         bar = tqdm(total=len(windows), desc="log-likelihoods", disable=disable_tqdm)
@@ -106,26 +110,29 @@ class Model(TemplateLM):
                 greedy[i] &= not miss
             bar.update(len(batch))
         bar.close()
-        return [Score(logp, right, len(targets)) for logp, right, (_, _, targets) in zip(logps, greedy, requests)]
+        lengths = [len(targets) for _, _, targets in requests]
+        return [Score(*score) for score in zip(logps, greedy, lengths)]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         texts = [(None, [self.separator], self.text.encode(request.args[0])) for request in requests]
         return [score[0] for score in self._loglikelihood_tokens(texts, disable_tqdm)]
 
     def generate_until(self, requests, disable_tqdm=False):
-        return [self.answer(*request.args) for request in tqdm(requests, desc="answers", disable=disable_tqdm)]
+        bar = tqdm(requests, desc="answers", disable=disable_tqdm)
+        return [self.answer(*request.args) for request in bar]
 
     def answer(self, prompt, options):
         new = options.get("max_gen_toks", 256)
         stops = options.get("until") or []
         if new >= self.longest:
-            raise ValueError(f"max_gen_toks={new} leaves no room for a prompt within block_size={self.longest}; "
-                             "set fewer in the task's generation_kwargs")
+            raise ValueError(f"max_gen_toks={new} leaves no room for a prompt within "
+                             f"block_size={self.longest}; set fewer in the task's generation_kwargs")
         if options.get("do_sample"):
-            raise ValueError("do_sample=True in the task's generation_kwargs; only greedy answers are scored here")
+            raise ValueError("do_sample=True in the task's generation_kwargs; only greedy answers are "
+                             "scored here")
         idx = (self.text.encode(prompt) or [self.separator])[new - self.longest :]
-        tokens = self.model.generate(torch.tensor([idx], device=self.device), new, temperature=0)[0].tolist()
-        tokens = tokens[len(idx) :]
+        start = torch.tensor([idx], device=self.device)
+        tokens = self.model.generate(start, new, temperature=0)[0].tolist()[len(idx) :]
         if self.separator in tokens:
             tokens = tokens[: tokens.index(self.separator)]
         answer = self.text.decode(tokens)
