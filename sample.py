@@ -8,12 +8,13 @@ What one does with a trained model:
     python sample.py RUN ... --tasks=blimp,piqa     scores on tasks of the lm-evaluation-harness
     python sample.py RUN ... --report=out/report    a table of all these numbers, seeds together
 
-RUN is a run directory, `out/quickstart_pope`. Options of the model can be changed at test time,
-per run: `out/quickstart_rope@rope_scaling=yarn,rope_factor=8`, `out/quickstart_expe@expe_scale=0.5`.
+RUN is a run directory, `out/quickstart_pope`. Options of the model can be changed at test time, per
+run: `out/quickstart_rope@rope_scaling=yarn,rope_factor=8` or `out/quickstart_expe@expe_scale=0.5`.
 Numbers are also appended to RUN/results.jsonl. --help prints all keys.
 """
 import math
 import os
+import re
 import sys
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 
 import config
 from data.shards import Split, locate, tokenizer
-from model import GPT, GPTConfig, choose
+from model import GPT, PES, GPTConfig, choose
 from train import error_sums, load_weights, model_config, pick_device, read_checkpoint, scores
 
 BATCH = 8192  # tokens per forward pass
@@ -50,6 +51,7 @@ class SampleConfig:
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the one trained on
     figure: str = ""  # frequency | positions | gates | distance | curves: draw it
     text: str = ""  # figure: a text file to draw it on; empty: the split
+    heads: str = ""  # positions, gates: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
     keys: str = "loss,val/loss"  # curves: keys of log.jsonl; those of a split are SPLIT/KEY
     against: str = "step"  # curves: step | tokens
     report: str = ""  # write the table into this file, without its .csv
@@ -60,7 +62,7 @@ class SampleConfig:
 def main(argv):
     if "--extrapolate" in argv:
         raise ValueError("flag '--extrapolate' has no value; write e.g. --extrapolate=1,2,4,8")
-    runs = [word for word in argv if not word.startswith("--")]
+    runs = [os.path.normpath(word) for word in argv if not word.startswith("--")]
     cfg = config.load(SampleConfig, [word for word in argv if word.startswith("--")])
     if not runs:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
@@ -103,10 +105,23 @@ def load(run, device):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
+    if not os.path.exists(directory):
+        raise FileNotFoundError(f"run directory {directory!r} does not exist; train one with "
+                                f"`{command_for(directory)}`, public weights are not read")
     checkpoint = read_checkpoint(directory, device)
     model = GPT(model_config(checkpoint, **changes)).to(device).eval()
     load_weights(model, checkpoint, directory)
     return model, {key: checkpoint[key] for key in ("config", "meta", "step")}
+
+
+def command_for(directory):
+    """The command that trains a run of this name, <config>_<pe>, or any run."""
+    name = re.sub(r"_seed\d+$", "", os.path.basename(directory))
+    for path in config.known_files():
+        stem = os.path.basename(path).removesuffix(".py") + "_"
+        if name.startswith(stem) and set(re.split("[+,]", name.removeprefix(stem))) <= set(PES):
+            return f"python train.py {path} --pe={name.removeprefix(stem)}"
+    return "python train.py config/quickstart.py"
 
 
 def limit(model):
@@ -114,8 +129,12 @@ def limit(model):
     return min((pe.limit for pe in model.firsts.values() if pe.limit), default=math.inf)
 
 
+def data_of(cfg, checkpoint):
+    return cfg.data or checkpoint["config"]["data"]
+
+
 def open_split(cfg, checkpoint, name):
-    split = Split(locate(cfg.data or checkpoint["config"]["data"]), name)
+    split = Split(locate(data_of(cfg, checkpoint)), name)
     theirs, ours = split.meta["tokenizer"], checkpoint["meta"]["tokenizer"]
     if theirs != ours:
         raise ValueError(f"{split.folder} holds tokens of {theirs!r}, the run was trained on "
@@ -184,16 +203,12 @@ def picture(cfg, run, model, checkpoint, device):
     trained length where that is less; distance: four times the trained length."""
     from assets import figures
 
-    choose("figure", cfg.figure, figures.FIGURES)
+    choose("figure", cfg.figure, (*figures.FIGURES, "curves"))
     code, length = tokenizer(checkpoint["meta"]), min(256, model.cfg.block_size)
     if cfg.figure == "distance":
         length = min(4 * model.cfg.block_size, limit(model))
     if cfg.text:
-        try:
-            with open(cfg.text, encoding="utf-8") as file:
-                idx = torch.tensor([code.encode(file.read())[:length]])
-        except (OSError, UnicodeDecodeError):
-            raise ValueError(f"text={cfg.text!r} is no file of UTF-8 text; name one") from None
+        idx = torch.tensor([code.encode(figures.read_text(cfg.text))[:length]])
         if not idx.numel():
             raise ValueError(f"text={cfg.text!r} is empty; name a file that holds some text")
     else:
@@ -203,7 +218,7 @@ def picture(cfg, run, model, checkpoint, device):
         idx = torch.from_numpy(x)[:, :length]
     words = [code.decode([i]) for i in idx[0].tolist()]
     folder = os.path.dirname(output(cfg, cfg.figure))
-    figures.draw_heads(folder, run, cfg.figure, model, idx.to(device), words)
+    figures.draw_heads(folder, run, cfg.figure, model, idx.to(device), words, cfg.heads)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -216,8 +231,7 @@ def evaluate(cfg, models, device):
     targets, and rows with a wrong one."""
     from assets import results
 
-    names = cfg.evaluate.split(",")
-    splits = {}
+    names, splits = cfg.evaluate.split(","), {}
     for run, (_, checkpoint) in models.items():
         splits[run] = [open_split(cfg, checkpoint, name) for name in names]
     path, width = output(cfg, "evaluation"), max(map(len, models))
@@ -232,8 +246,8 @@ def evaluate(cfg, models, device):
             length = split.row_length - 1 if split.rows else trained
             trained = split.meta["row_length"].get("train", trained + 1) - 1
             starts, n = split.windows(length), max(1, BATCH // length)
-            row = dict(run=run, pe=model.cfg.pe, trained=trained, split=split.split, length=length)
-            row["windows"] = len(starts)
+            row = dict(run=run, pe=model.cfg.pe, trained=trained, data=data_of(cfg, checkpoint))
+            row |= dict(split=split.split, length=length, windows=len(starts))
             table.append(row)
             if length > limit(model):
                 cells.append(f"ends at {limit(model)}")
@@ -249,13 +263,14 @@ def evaluate(cfg, models, device):
     results.keep(path, table, models)
     if len({row["length"] for row in table}) > 1:
         draw("draw_errors", table, path)
-        if all(split.folder.name.partition("@")[0] == "recall" for split in splits[run]):
+        if {split.folder.name.partition("@")[0] for row in splits.values() for split in row} == {"recall"}:
+            for run, row in splits.items():
+                splits[run] = [split for split in row if split.row_length - 1 <= limit(models[run][0])]
             draw("draw_recall", models, splits, device, path)
 
 
 def draw(name, *args):
-    """A picture of a table by figures.py. Without matplotlib a word about that: the table is
-    there."""
+    """A picture by figures.py; without matplotlib a word about that, as the table is there."""
     from assets import figures
 
     try:
@@ -277,8 +292,8 @@ def extrapolate(cfg, models, device):
     multiples = read_multiples(cfg, models)
     texts = [spans(cfg, checkpoint, multiples[-1]) for _, checkpoint in models.values()]
     path, width = output(cfg, "extrapolation"), max(24, *map(len, models))
-    print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split:\n"
-          f"the same {texts[0][0].numel():,} tokens at every length, others than train.py evaluates")
+    print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split: the same"
+          f"\n{texts[0][0].numel():,} tokens at every length, but not those that train.py evaluates")
     print(" " * width + "".join(f"{f'{m:g}x':>17}" for m in multiples))
     table, by_position = [], {}
     for (run, (model, checkpoint)), (x, y) in zip(models.items(), texts):
@@ -288,8 +303,8 @@ def extrapolate(cfg, models, device):
             length = round(m * trained)
             n = x.size(1) // length  # windows of this length tile each span
             xs, ys = (a[:, : n * length].reshape(-1, length) for a in (x, y))
-            row = dict(run=run, pe=model.cfg.pe, trained=trained, split=cfg.split)
-            row |= dict(multiple=f"{m:g}", length=length)
+            row = dict(run=run, pe=model.cfg.pe, trained=trained, data=data_of(cfg, checkpoint))
+            row |= dict(split=cfg.split, multiple=f"{m:g}", length=length)
             table.append(row)
             losses = last = window_losses(model, xs, ys, trained, device)
             row["window_loss"] = last.mean().item()
@@ -303,8 +318,8 @@ def extrapolate(cfg, models, device):
             row["ppl"] = perplexity(row["loss"])
             cells.append(f"{row['loss']:.4f} ({row['ppl']:.2f})")
             by_position[run] = losses.mean(0)  # of the longest length that it can
-        for name, row in ((run, cells), (f"  seeing the last {trained}", last_cells)):
-            print(f"{name:{width}}" + "".join(f"{cell:>17}" for cell in row), flush=True)
+        for name, line in ((run, cells), (f"  seeing the last {trained}", last_cells)):
+            print(f"{name:{width}}" + "".join(f"{cell:>17}" for cell in line), flush=True)
     results.keep(path, table, models)
     draw("draw_extrapolation", table, by_position, path)
 

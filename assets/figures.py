@@ -1,7 +1,7 @@
 """The pictures that sample.py draws, with matplotlib: curves of runs, and what the heads learned.
 
-A method has the same colour in every picture (COLORS). Runs that differ in their seed alone form one
-curve, their mean, with a band from the lowest to the highest.
+A method has the same colour in every picture (COLORS). Runs that differ in their seed alone form
+one curve, their mean, with a band from the lowest to the highest.
 """
 import collections
 import json
@@ -73,7 +73,7 @@ def labels(pes):
     `out/quickstart_pope` and of its other seed `out/quickstart_pope_seed1338` are both "pope"."""
     names, stems = {}, []
     for run, pe in pes.items():
-        names[run] = re.sub(r"_seed\d+$", "", os.path.normpath(run.partition("@")[0]))
+        names[run] = re.sub(r"_seed\d+$", "", run.partition("@")[0])
         stems.append(names[run].removesuffix(pe))
     common = os.path.commonprefix(stems)
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))
@@ -248,7 +248,8 @@ def draw_training(runs, keys, against, path):
 
 
 def read_log(run):
-    """(config, {key: {step: value}}) of RUN/log.jsonl: `loss` of training, `val/loss` of a split."""
+    """(config, {key: {step: value}}) of RUN/log.jsonl: `loss` of training, `val/loss` of a
+    split."""
     name = os.path.join(run, "log.jsonl")
     if not os.path.isfile(name):
         raise FileNotFoundError(f"{name} does not exist; name run directories that train.py wrote")
@@ -258,7 +259,7 @@ def read_log(run):
             cfg = line.get("config", cfg)
             if "step" in line:
                 step, prefix = line.pop("step"), f"{line.pop('split')}/" if "split" in line else ""
-                for key, value in line.items():  # of a step that a kill undid, the later line counts
+                for key, value in line.items():  # a step that a kill undid comes twice: the last
                     log.setdefault(prefix + key, {})[step] = value
     return cfg, log
 
@@ -267,19 +268,27 @@ def read_log(run):
 # what the heads of one run learned
 
 
-def draw_heads(folder, run, name, model, idx, words):
-    """Write <run>_<name>.png, one of FIGURES, on the texts idx (B, T); maps are of the first one,
-    whose tokens spell `words`."""
+def draw_heads(folder, run, name, model, idx, words, chosen):
+    """Write <run>_<name>.png, one of FIGURES, on the texts idx (B, T). Maps are of the first text,
+    whose tokens spell `words`, and of the heads chosen, "4.3,1.2", or of all."""
     if name == "frequency":
         figure = draw_norms(norms(model, idx), model.cfg.base)
     elif name == "distance":
         figure = draw_distances(weights_by_distance(model, idx), model.cfg.block_size)
     else:
-        figure = draw_maps(maps(model, idx[:1], name), lines(words))
+        figure = draw_maps(choose_heads(maps(model, idx[:1], name), chosen), lines(words))
     directory, at, options = run.partition("@")
-    title = os.path.basename(os.path.normpath(directory)) + at + options
-    figure.suptitle(f"{title}: {FIGURES[name]}")
-    save(figure, os.path.join(folder, f"{title}_{name}"))
+    file = f"{os.path.basename(directory)}{at}{options}_{name}"
+    figure.suptitle(f"{labels({run: model.cfg.pe})[run]}: {FIGURES[name]}")
+    save(figure, os.path.join(folder, file))
+
+
+def read_text(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"text={path!r} is no file of UTF-8 text; name one") from None
 
 
 def inside(model, idx):
@@ -334,8 +343,8 @@ def maps(model, idx, figure):
 
 @torch.no_grad()
 def weights_by_distance(model, idx):
-    """{layer: (H, T)}: the attention weight at each distance 0..T-1, mean over the queries that reach
-    so far back and over the texts idx (B, T)."""
+    """{layer: (H, T)}: the attention weight at each distance 0..T-1, mean over the queries that
+    reach so far back and over the texts idx (B, T)."""
     B, T = idx.shape
     result, pos = {}, torch.arange(T, device=idx.device)
     one_hot = torch.eye(T, device=idx.device)
@@ -377,16 +386,32 @@ def draw_norms(norms, base):
             bounds = [i * width - 0.5 for i in range(1, L)]
             ax.vlines(bounds, -0.5, n - 0.5, color="white", linewidth=1)
             ax.set_xticks([(i + 0.5) * width - 0.5 for i in range(L)], [i + 1 for i in norms])
-            ax.set(title=name, xlabel="layer, a column per head" if width > 1 else "layer, mean of its heads")
+            ax.set(title=name, xlabel="layer, a column per head" if width > 1 else "layer, heads' mean")
         row[0].set_yticks(ticks, [f"{2 * math.pi * base ** (c / n):,.0f}" for c in ticks])
         row[0].set_ylabel(f"period of frequency c, 2\u03c0 {base:g}$^{{c/{n}}}$ tokens")
     figure.colorbar(image, ax=axes)
     return figure
 
 
-def draw_maps(maps, lines):
-    """A map of queries by keys for each layer and head."""
-    L, (H, T, _) = len(maps), next(iter(maps.values())).shape
+def choose_heads(maps, chosen):
+    """Rows of ((layer, head), its map (T, T)): those of "4.3,1.2", counted from 1, or a row for
+    each layer where that is empty."""
+    if not chosen:
+        return [[((i, h), head) for h, head in enumerate(layer)] for i, layer in maps.items()]
+    there = {}
+    for i, layer in maps.items():
+        for h, head in enumerate(layer):
+            there[f"{i + 1}.{h + 1}"] = ((i, h), head)
+    for word in chosen.split(","):
+        if word not in there:
+            raise ValueError(f"heads={word!r} is no layer.head of this figure; "
+                             f"choose among {', '.join(there)}")
+    return [[there[word] for word in chosen.split(",")]]
+
+
+def draw_maps(panels, lines):
+    """Maps of queries by keys, from choose_heads; lines: of the text."""
+    L, H, T = len(panels), len(panels[0]), len(panels[0][0][1])
     side = max(1.3, min(2.4, 16 / H))  # inches
     figure, axes = subplots(L, H, side * H + 2, side * L + 2)
     colors = pyplot().get_cmap("Blues").with_extremes(bad="0.9")
@@ -394,12 +419,13 @@ def draw_maps(maps, lines):
     ends, sizes, starts = [], [], {}
     for first, last, text in lines:
         if "\n" in text:
+            title = re.fullmatch(r"\s*=.*=\s*", text)  # as Wikipedia marks it
             ends.append(last)
-            sizes.append(20 if text.strip() and text.count("\n") == 1 else 80)
+            sizes.append(80 if title or not text.strip() or text.count("\n") > 1 else 20)
         if text.strip() and last - first > T // 20:  # else there is no room for its letters
             starts[first] = text.strip()[:14]
-    for row, (i, layer) in zip(axes, maps.items()):
-        for ax, h, head in zip(row, range(H), layer):
+    for row, maps in zip(axes, panels):
+        for ax, ((i, h), head) in zip(row, maps):
             weights = head.masked_fill(future, math.nan).numpy()
             image = ax.imshow(weights, colors, vmin=0, vmax=1, interpolation="nearest")
             ax.scatter(ends, ends, sizes, "crimson", marker="+", linewidths=1)
@@ -408,7 +434,8 @@ def draw_maps(maps, lines):
         row[0].set_yticks(list(starts), starts.values(), fontsize=7, parse_math=False)
     for ax in axes[-1]:
         ax.set_xticks(list(starts), starts.values(), fontsize=7, parse_math=False, rotation=90)
-    figure.supxlabel("key; letters begin a line, + ends one, a large + a blank one", fontsize=10)
+    key = "key; letters begin a line, + ends one, a large + a blank one or a title"
+    figure.supxlabel(key, fontsize=10)
     figure.supylabel("query", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.5)
     return figure

@@ -1,5 +1,6 @@
-"""Tables of what sample.py measured. Each run keeps its numbers, with all that made them, in RUN/results.jsonl."""
+"""The numbers that sample.py measures: CSV files, RUN/results.jsonl, and tables over runs and seeds."""
 import csv
+import functools
 import json
 import os
 import platform
@@ -31,27 +32,34 @@ def write_csv(path, table):
 def keep(path, table, models):
     """Write a table to <path>.csv, and each number in it to its run's results.jsonl.
 
-    table: rows of run, split, length, `multiple` where the length is one of the trained length,
-    and of METRICS; models: {run: (model, checkpoint)}."""
+    table: rows of run, data, split, length, perhaps `multiple`, and of METRICS; models: {run: (model,
+    checkpoint)}."""
     write_csv(path, table)
     for row in table:
-        split = f"{row['split']} {row['multiple']}x" if "multiple" in row else row["split"]
+        model, checkpoint = models[row["run"]]
+        split = row["split"]
+        if row["data"] != checkpoint["config"]["data"]:
+            split = f"{row['data']} {split}"
+        if "multiple" in row:
+            split = f"{split} {row['multiple']}x"
         numbers = {metric: row[metric] for metric in METRICS if metric in row}
-        append(row["run"], models[row["run"]][1], split, row["length"], numbers)
+        append(row["run"], model, checkpoint, split, row["length"], numbers)
 
 
-def append(run, checkpoint, split, length, numbers):
+def append(run, model, checkpoint, split, length, numbers):
     """Append {metric: value}, measured on a split in sequences of this length, to
     RUN/results.jsonl: a line each, with all that made it."""
     trained = checkpoint["config"]
-    made = dict(run=run, config=trained["config"], pe=trained["pe"], seed=trained["seed"])
-    how = dict(steps=checkpoint["step"], commit=commit(), torch=torch.__version__, machine=machine())
+    made = dict(run=run, config=trained["config"], pe=model.cfg.pe, seed=trained["seed"])
+    how = dict(steps=checkpoint["step"], commit=commit())
+    how |= dict(torch=torch.__version__, machine=machine())
     with open(os.path.join(run.partition("@")[0], "results.jsonl"), "a", encoding="utf-8") as file:
         for metric, value in numbers.items():
             line = made | dict(split=split, length=length, metric=metric, value=value) | how
             file.write(json.dumps(line) + "\n")
 
 
+@functools.cache
 def commit():
     """The code's git commit, with a + where files were changed since; empty outside of a
     repository."""
@@ -77,8 +85,8 @@ def report(runs, path):
     for run in runs:
         name = os.path.join(run, "results.jsonl")
         if not os.path.isfile(name):
-            raise FileNotFoundError(f"{name} does not exist; `python sample.py {run} --evaluate=val` "
-                                    "writes a first number into it")
+            raise FileNotFoundError(f"{name} does not exist; "
+                                    f"`python sample.py {run} --evaluate=val` writes into it")
         with open(name, encoding="utf-8") as file:
             for line in map(json.loads, file):
                 latest[line["run"], line["split"], line["length"], line["metric"]] = line
@@ -104,5 +112,7 @@ def spread(values):
     """Mean (lowest to highest)."""
     if not values:
         return "–"
-    mean, lowest, highest = (f"{v:.4g}" for v in (sum(values) / len(values), min(values), max(values)))
-    return mean if len(values) == 1 else f"{mean} ({lowest} to {highest})"
+    mean = f"{sum(values) / len(values):.4g}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({min(values):.4g} to {max(values):.4g})"

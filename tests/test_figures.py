@@ -140,7 +140,7 @@ def test_labels():
         assert list(figures.labels(pes).values()) == list(wanted)
 
     check({"out/quickstart_pope": "pope"}, "pope")
-    check({"out/quickstart_pope/": "pope", "out/quickstart_cope+rope": "cope+rope"}, "pope", "cope+rope")
+    check({"out/quickstart_pope": "pope", "out/quickstart_cope+rope": "cope+rope"}, "pope", "cope+rope")
     check({"out/a_rope": "rope", "out/a_rope_seed1": "rope", "out/a_rope@rope_scaling=ntk,rope_factor=2": "rope"},
           "rope", "rope", "rope (rope_scaling=ntk, rope_factor=2)")
     check({"out/a_rope": "rope", "out/b_rope": "rope"}, "a_rope", "b_rope")
@@ -241,7 +241,8 @@ def test_drawing():
     lines = figures.lines(["def", " f", ":\n", "\n", *"  pass", "\n  ", "x\n\n", *"last line, unfin"])
     assert [(first, last) for first, last, _ in lines] == [(0, 2), (3, 3), (4, 10), (11, 11), (12, 27)]
     assert "".join(text for _, _, text in lines) == "def f:\n\n  pass\n  x\n\nlast line, unfin"
-    figure = figures.draw_maps(maps, lines)
+    lines.append((28, 29, " = A title = \n"))
+    figure = figures.draw_maps(figures.choose_heads(maps, ""), lines)
     for n, (i, h) in enumerate((i, h) for i in maps for h in range(3)):
         ax = figure.axes[n]
         assert ax.get_title() == f"layer {i + 1}, head {h + 1}"
@@ -249,10 +250,16 @@ def test_drawing():
         for t in range(30):
             assert (drawn[t, : t + 1] == maps[i][h, t, : t + 1].numpy()).all() and drawn.mask[t, t + 1 :].all()
         signs = ax.collections[0]
-        assert signs.get_offsets().tolist() == [[2, 2], [3, 3], [10, 10], [11, 11]]  # the last line does not end
-        assert (signs.get_sizes() > 50).tolist() == [False, True, False, True]  # large: an empty line
+        assert signs.get_offsets().tolist() == [[2, 2], [3, 3], [10, 10], [11, 11], [29, 29]]  # line 5 does not end
+        assert (signs.get_sizes() > 50).tolist() == [False, True, False, True, True]  # large: an empty line, a title
         assert dict(zip(ax.get_yticks(), (t.get_text() for t in ax.get_yticklabels()))) == (
             {0: "def f:", 4: "pass", 12: "last line, unf"} if h == 0 else {})
         assert dict(zip(ax.get_xticks(), (t.get_text() for t in ax.get_xticklabels()))) == (
             {0: "def f:", 4: "pass", 12: "last line, unf"} if i == 2 else {})
+    figure = figures.draw_maps(figures.choose_heads(maps, "3.1,2.3"), lines)
+    assert [ax.get_title() for ax in figure.axes[:2]] == ["layer 3, head 1", "layer 2, head 3"]
+    for ax, drawn in zip(figure.axes, (maps[2][0], maps[1][2])):
+        assert (ax.images[0].get_array()[29] == drawn[29].numpy()).all()
+    with pytest.raises(ValueError, match="heads='1.1' is no layer.head of this figure; choose among 2.1, 2.2, 2.3, 3.1"):
+        figures.choose_heads(maps, "3.1,1.1")
     figures.pyplot().close("all")

@@ -241,6 +241,29 @@ def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
             assert line["torch"] == torch.__version__ and line["machine"] and "commit" in line and "config" in line
 
 
+def test_evaluate_recall(tmp_path, capsys):
+    """A key, its value, three fillers or nineteen, the key again, and the value, which carries loss."""
+    imread = pytest.importorskip("matplotlib.image").imread
+    writer, rng = Writer(tmp_path / "recall"), np.random.default_rng(0)
+    for split, fillers in (("train", 3), ("val", 3), ("x2", 19)):
+        pairs = rng.integers(0, 4, (30, 2)) + [0, 4]
+        rows = np.concatenate((pairs, np.full((30, fillers), 8), pairs), 1)
+        writer.write(split, rows, np.arange(fillers + 4) == np.full((30, 1), fillers + 3))
+    writer.finish(9, {"symbols": list("abcdefghi")})
+    runs = [str(tmp_path / pe) for pe in ("learned", "rope")]
+    for run in runs:
+        train.main([f"--data={tmp_path / 'recall'}", f"--out_dir={run}", *TINY, f"--pe={os.path.basename(run)}", "--max_iters=5"])
+    capsys.readouterr()
+    sample.main([*runs, "--evaluate=val,x2", f"--out={tmp_path / 'ev'}", "--device=cpu"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith(runs[0]) and lines[2].endswith("ends at 16") and lines[2].count("%") == 2
+    assert lines[3].startswith(runs[1]) and lines[3].count("%") == 4
+    assert lines[4:] == [f"wrote {tmp_path / name}" for name in ("ev.csv", "ev.png", "ev_distance.png")]
+    for name in ("ev.png", "ev_distance.png"):
+        pixels = imread(tmp_path / name)[..., :3]
+        assert ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean() > 0.001
+
+
 @pytest.mark.parametrize("words, message", [
     ([], "no run directory given; e.g. python sample.py out/quickstart_pope"),
     (["nowhere"], "run directory 'nowhere' does not exist; train one with"),
@@ -265,7 +288,9 @@ def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
     (["RUN", "--temperature=1e-320"], "temperature=1e-320 is too small to divide by; use 0"),
     (["RUN", "--extrapolate"], "flag '--extrapolate' has no value; write e.g. --extrapolate=1,2,4,8"),
     (["TASK", "--prompt=a"], "prompt='a' is for text, but TASK was trained on a task; leave it out"),
-    (["gpt2"], "run directory 'gpt2' does not exist"),
+    (["gpt2"], "train one with `python train.py config/quickstart.py`, public weights are not read"),
+    (["out/quickstart_cope+rope_seed7"], "does not exist; train one with `python train.py config/quickstart.py --pe=cope+rope`"),
+    (["x/cope_counting_small_cope_mlp/"], "`python train.py config/cope_counting_small.py --pe=cope_mlp`"),
     (["RUN", "--task_limit=-1"], "task_limit=-1 in --task_limit=-1 is negative; use 0 or more"),
     (["nowhere", "--report=r"], "results.jsonl does not exist; `python sample.py nowhere --evaluate=val` writes"),
     (["nowhere", "--figure=curves"], "log.jsonl does not exist; name run directories that train.py wrote"),

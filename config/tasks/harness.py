@@ -1,4 +1,4 @@
-"""Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: `python sample.py RUN --tasks=blimp,piqa`."""
+"""Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: sample.py RUN --tasks=blimp,piqa"""
 import difflib
 import os
 
@@ -31,17 +31,19 @@ def score_tasks(models, names, limit=0, fewshot=0):
         if name not in manager.all_tasks and not os.path.isfile(name):
             near = difflib.get_close_matches(name, manager.all_tasks, 1)
             mend = f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them"
-            raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; {mend}")
+            raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; "
+                             + mend)
     for run, (model, checkpoint) in models.items():
         found = lm_eval.simple_evaluate(
             Model(model, checkpoint["meta"]), tasks=names, task_manager=manager,
             num_fewshot=fewshot or None, limit=limit or None, log_samples=False)
         print(f"{run}\n{make_table(found)}", flush=True)
         for task, scores in found["results"].items():
-            shots = f", {found['n-shot'][task]}-shot" if task in found["n-shot"] else ""  # a group has none
-            first = f", the first {limit}" if limit else ""
+            shots = found["n-shot"].get(task)
+            name = task if shots is None else f"{task}, {shots}-shot"  # a group has none
+            name += f", the first {limit}" if limit else ""
             numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-            results.append(run, checkpoint, task + shots + first, model.cfg.block_size, numbers)
+            results.append(run, model, checkpoint, name, model.cfg.block_size, numbers)
 
 
 class Score(tuple):
@@ -67,8 +69,8 @@ class Model(TemplateLM):
         """Raises ValueError where the model's data set is no text."""
         super().__init__()
         if meta["separator"] is None:
-            raise ValueError("downstream tasks need a model of text, this one's data set has no separator "
-                             "between documents; train on text")
+            raise ValueError("downstream tasks need a model of text, this one's data set has no "
+                             "separator between documents; train on text")
         self.model, self.text, self.separator = model, tokenizer(meta), meta["separator"]
         self.longest = model.cfg.block_size
         self._device = model.wte.weight.device  # what LM.device gives
@@ -102,8 +104,9 @@ class Model(TemplateLM):
             y = [F.pad(w[-n:], (len(w) - 1 - n, 0), value=-1) for _, w, n in batch]
             y = pad_sequence(y, True, -1).to(self.device)
             logits = self.model(x, y)[0]
-            losses = F.cross_entropy(logits.mT.float(), y, ignore_index=-1, reduction="none")  # (B, T)
-            wrong = (logits.argmax(-1) != y) & (y != -1)
+            logits = logits.mT.float()  # (B, V, T)
+            losses = F.cross_entropy(logits, y, ignore_index=-1, reduction="none")  # (B, T)
+            wrong = (logits.argmax(1) != y) & (y != -1)
             sums = losses.cpu().double().sum(1).tolist()
             for (i, _, _), loss, miss in zip(batch, sums, wrong.any(1).tolist()):
                 logps[i] -= loss
@@ -114,8 +117,9 @@ class Model(TemplateLM):
         return [Score(*score) for score in zip(logps, greedy, lengths)]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        texts = [(None, [self.separator], self.text.encode(request.args[0])) for request in requests]
-        return [score[0] for score in self._loglikelihood_tokens(texts, disable_tqdm)]
+        texts = [self.text.encode(request.args[0]) for request in requests]
+        scores = self._loglikelihood_tokens([(None, [self.separator], text) for text in texts], disable_tqdm)
+        return [score[0] for score in scores]
 
     def generate_until(self, requests, disable_tqdm=False):
         bar = tqdm(requests, desc="answers", disable=disable_tqdm)
@@ -125,11 +129,11 @@ class Model(TemplateLM):
         new = options.get("max_gen_toks", 256)
         stops = options.get("until") or []
         if new >= self.longest:
-            raise ValueError(f"max_gen_toks={new} leaves no room for a prompt within "
-                             f"block_size={self.longest}; set fewer in the task's generation_kwargs")
+            raise ValueError(f"max_gen_toks={new} leaves no room for a prompt within block_size="
+                             f"{self.longest}; set fewer in the task's generation_kwargs")
         if options.get("do_sample"):
-            raise ValueError("do_sample=True in the task's generation_kwargs; only greedy answers are "
-                             "scored here")
+            raise ValueError("do_sample=True in the task's generation_kwargs; only greedy answers "
+                             "are scored here")
         idx = (self.text.encode(prompt) or [self.separator])[new - self.longest :]
         start = torch.tensor([idx], device=self.device)
         tokens = self.model.generate(start, new, temperature=0)[0].tolist()[len(idx) :]
