@@ -58,6 +58,15 @@ def subplots(rows, columns, width, height, **options):
                              layout="constrained", **options)
 
 
+def panels(n, across, width, height, **options):
+    """(figure, n axes), at most `across` in a row; width, height of each in inches."""
+    columns, rows = min(across, n), math.ceil(n / across)
+    figure, axes = subplots(rows, columns, width * columns + 1, height * rows + 0.8, **options)
+    for ax in axes.flat[n:]:
+        ax.set_visible(False)
+    return figure, axes.flat[:n]
+
+
 def save(figure, path):
     figure.savefig(path + ".png", dpi=120)
     pyplot().close(figure)
@@ -205,23 +214,25 @@ def draw_recall(models, splits, device, path):
     """<path>_distance.png: for each curve a map of its errors, distance by length."""
     pyplot()  # before the evaluation, if it is not there
     errors = {run: recall_errors(model, splits[run], device) for run, (model, _) in models.items()}
-    panels = curves({run: model.cfg.pe for run, (model, _) in models.items()})
-    figure, axes = subplots(1, len(panels), 1.5 + 2.6 * len(panels), 3, sharey=True)
+    drawn = curves({run: model.cfg.pe for run, (model, _) in models.items()})
+    figure, axes = panels(len(drawn), 5, 2.6, 2.6, sharey=True)
     cells = {cell for run in errors for cell in errors[run]}
     lengths = sorted({length for length, _ in cells})
-    bins = range(1 + max(n for _, n in cells))
-    for ax, (label, runs, _) in zip(axes[0], panels):
+    bins = sorted({n for _, n in cells})
+    for ax, (label, runs, _) in zip(axes, drawn):
         grid = torch.full((len(lengths), len(bins)), math.nan)  # nan: no query stands there
         for length, n in cells:
             wrong = [miss for run in runs for miss in errors[run][length, n]]
             if wrong:
-                grid[lengths.index(length), n] = 100 * sum(wrong) / len(wrong)
+                grid[lengths.index(length), bins.index(n)] = 100 * sum(wrong) / len(wrong)
         image = ax.imshow(grid.numpy(), "magma_r", vmin=0, vmax=100, aspect="auto", origin="lower")
-        ax.set_xticks(bins, [2**n for n in bins], rotation=90)
-        ax.set(title=label, xlabel="distance, from")
-    axes[0, 0].set_yticks(range(len(lengths)), lengths)
-    axes[0, 0].set_ylabel("tokens in the row")
-    figure.colorbar(image, ax=axes, label="wrong answers, %")
+        ax.set_facecolor("0.9")
+        ax.set_xticks(range(len(bins)), [2**n for n in bins], rotation=90)
+        ax.set_yticks(range(len(lengths)), lengths)
+        ax.set_title(label)
+    figure.supxlabel("tokens from the key in the pair to the query, or up to twice as many", fontsize=10)
+    figure.supylabel("tokens in the row", fontsize=10)
+    figure.colorbar(image, ax=list(axes), label="wrong answers, %")
     save(figure, path + "_distance")
 
 
@@ -409,9 +420,9 @@ def choose_heads(maps, chosen):
     return [[there[word] for word in chosen.split(",")]]
 
 
-def draw_maps(panels, lines):
+def draw_maps(grid, lines):
     """Maps of queries by keys, from choose_heads; lines: of the text."""
-    L, H, T = len(panels), len(panels[0]), len(panels[0][0][1])
+    L, H, T = len(grid), len(grid[0]), len(grid[0][0][1])
     side = max(1.3, min(2.4, 16 / H))  # inches
     figure, axes = subplots(L, H, side * H + 2, side * L + 2)
     colors = pyplot().get_cmap("Blues").with_extremes(bad="0.9")
@@ -424,7 +435,7 @@ def draw_maps(panels, lines):
             sizes.append(80 if title or not text.strip() or text.count("\n") > 1 else 20)
         if text.strip() and last - first > T // 20:  # else there is no room for its letters
             starts[first] = text.strip()[:14]
-    for row, maps in zip(axes, panels):
+    for row, maps in zip(axes, grid):
         for ax, ((i, h), head) in zip(row, maps):
             weights = head.masked_fill(future, math.nan).numpy()
             image = ax.imshow(weights, colors, vmin=0, vmax=1, interpolation="nearest")
@@ -443,13 +454,8 @@ def draw_maps(panels, lines):
 
 def draw_distances(weights, trained):
     """A panel for each layer, a line for each head: the mean attention weight at every distance."""
-    columns = min(4, len(weights))
-    rows = math.ceil(len(weights) / columns)
-    size = 3 * columns + 1, 2.6 * rows + 0.8
-    figure, axes = subplots(rows, columns, *size, sharex=True, sharey=True)
-    for ax in axes.flat[len(weights) :]:
-        ax.set_visible(False)
-    for ax, (i, layer) in zip(axes.flat, weights.items()):
+    figure, axes = panels(len(weights), 4, 3, 2.6, sharey=True)
+    for ax, (i, layer) in zip(axes, weights.items()):
         for h, head in enumerate(layer.tolist()):
             ax.plot(head, color=f"C{h % 10}", linewidth=0.8, label=f"head {h + 1}")
         ax.set(title=f"layer {i + 1}", yscale="log")
@@ -457,5 +463,5 @@ def draw_distances(weights, trained):
         plain(ax, [trained])
     figure.supxlabel("distance in tokens; dashed: the trained length", fontsize=10)
     figure.supylabel("attention weight", fontsize=10)
-    legend(figure, axes[0, 0])
+    legend(figure, axes[0])
     return figure
