@@ -7,23 +7,22 @@ length of 512.
     python sample.py out/expe_35m_expe out/expe_35m_rope out/expe_35m_sinusoidal \
         --extrapolate=1,2,4 --split=test --eval_tokens=10000000
 
-    flags                     1x     2x     4x     time of an epoch
-    (none: ExPE)              3.93   3.87   3.88   1
-    --pe=sinusoidal           4.0    4.75   5.64
-    --pe=rope                 3.88   4.37   5.05
-    --expe_same=True          4.26   4.21   4.24   1
-    --expe_l=1                4.48   4.83   6.01   1
-    --expe_learned=init       3.88   3.82   4.89   1.6
-    --expe_learned=random     7.33   7.34   7.61   1.6
-    --expe_once=True          4.43   4.82   6.18   1
+    flags                                     1x     2x     4x     time of an epoch
+    (none: ExPE)                              3.93   3.87   3.88   1
+    --pe=sinusoidal --sinusoidal_scale=False  4.0    4.75   5.64
+    --pe=rope                                 3.88   4.37   5.05
+    --expe_same=True                          4.26   4.21   4.24   1
+    --expe_l=1                                4.48   4.83   6.01   1
+    --expe_learned=init                       3.88   3.82   4.89   1.6
+    --expe_learned=random                     7.33   7.34   7.61   1.6
+    --expe_once=True                          4.43   4.82   6.18   1
 
 (--out_dir=... for the last five, whose pe is ExPE's. ExPE at four times the length is 3.88 in Table
 2, 4.26 in Table 7.)
 
 The paper trains on one A40. Open, and ours: how long (an epoch of the 600M tokens, 2289 steps of
-512 sequences), cosine, GELU, LayerNorm and biases as in GPT; 35M means untied. Our sinusoidal is
-Vaswani's, which multiplies the embeddings by sqrt(C) before it adds; the paper's eq. 13 does not
-print the factor. Memory, 64 sequences a pass: 17 GB.
+512 sequences), cosine, GELU, LayerNorm and biases as in GPT; 35M means untied. Memory, 64 sequences
+a pass: 17 GB.
 """
 data = "fineweb"
 pe = "expe"

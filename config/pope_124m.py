@@ -18,12 +18,18 @@ on all of PG-19's test books, stays flat for PoPE and explodes for RoPE:
     python sample.py out/pope_124m_pope out/pope_124m_rope --data=pg19 --split=test \
         --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=7000000
 
-Name out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 as well to see RoPE stretched by YaRN, without
-training. DroPE (arXiv:2512.12167) goes on from the RoPE run with no encoding at all, for less than a
-hundredth of its training; 1000 steps and their schedule are ours:
+Two runs that go on from RoPE's belong beside it: YaRN, 500 steps at 4096 tokens, and DroPE
+(arXiv:2512.12167), which goes on with no encoding at all for a hundredth of the training or less. Their
+schedules are ours:
 
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py --init_from=out/pope_124m_rope \
+        --pe=rope --rope_scaling=yarn --rope_factor=4 --rope_trained=1024 --block_size=4096 \
+        --micro_batch=4 --max_iters=500 --warmup_iters=50 --out_dir=out/pope_124m_yarn
+    torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py --init_from=out/pope_124m_rope \
         --pe=nope --max_iters=1000 --warmup_iters=100 --out_dir=out/pope_124m_drope
+
+(Of the YaRN run the trained length is 4096: --extrapolate=0.25,1,2,2.5.) Without training,
+out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 stretches RoPE when it is used.
 
 Table 5, accuracy in percent without examples, the mean of the six last:
 
@@ -34,9 +40,10 @@ Table 5, accuracy in percent without examples, the mean of the six last:
     RoPE    28.74    77.55  38.80  29.55      60.28  37.08  45.33
     PoPE    27.67    77.75  44.43  29.18      59.58  38.52  46.19
 
-Figures 3 and 4 are the mean over ten sonnets of Shakespeare and over the heads. Of one text file:
+Figures 3 and 4, which frequencies queries and keys use; the paper draws the mean over the heads on ten
+sonnets of Shakespeare, here it is on eight stretches of the split, or on a file by --text=FILE:
 
-    python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency --text=SONNET.txt
+    python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency
 
 The paper's runs take 12.3 (PoPE) and 11.2 (RoPE) hours on four RTX 3090. Open, and ours: no biases,
 tied embeddings. Memory, 16 sequences a pass: 21 GB for PoPE and 18 GB for RoPE; --micro_batch=8

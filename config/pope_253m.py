@@ -25,9 +25,9 @@ Table 5, accuracy in percent without examples, the mean of the six last:
     RoPE    31.38    79.12  48.51  31.47      62.24  39.87  48.76
     PoPE    30.47    80.01  49.39  31.82      61.70  39.32  48.78
 
-Figures 5 and 6 are the mean over ten sonnets of Shakespeare and over the heads. Of one text file:
+Figures 5 and 6, which frequencies queries and keys use; see pope_124m.py:
 
-    python sample.py out/pope_253m_pope out/pope_253m_rope --figure=frequency --text=SONNET.txt
+    python sample.py out/pope_253m_pope out/pope_253m_rope --figure=frequency
 
 The paper's runs take 13.5 (PoPE) and 12.3 (RoPE) hours on eight V100. Open, and ours: no biases,
 tied embeddings. Memory, 8 sequences a pass: 18 GB for PoPE and 15 GB for RoPE.

@@ -25,9 +25,9 @@ Table 5, accuracy in percent without examples, the mean of the six last:
     RoPE    35.95    81.05  52.56  35.39      63.55  42.28  51.80
     PoPE    36.89    82.03  53.67  35.86      63.93  42.37  52.46
 
-Figures 3 to 6 for this size, which the paper leaves out. Of one text file:
+Figures 3 to 6 for this size, which the paper leaves out; see pope_124m.py:
 
-    python sample.py out/pope_774m_pope out/pope_774m_rope --figure=frequency --text=SONNET.txt
+    python sample.py out/pope_774m_pope out/pope_774m_rope --figure=frequency
 
 The paper's runs take 38.7 (PoPE) and 36.5 (RoPE) hours on eight V100. Open, and ours: no biases,
 tied embeddings. Memory, 8 sequences a pass: 45 GB for PoPE and 37 GB for RoPE, and under torchrun 3

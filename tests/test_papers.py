@@ -197,8 +197,8 @@ def kept_by_autograd(cfg, monkeypatch):
     bfloat16 autocast, no compilation. The tensors are fake, so that this machine needs none of it."""
     attention = F.scaled_dot_product_attention
 
-    def without_dropout(q, k, v, attn_mask=None, dropout_p=0.0, **rest):  # a CPU cannot fuse it, a GPU can
-        return attention(q, k, v, attn_mask, 0.0, **rest)
+    def without_dropout(q, k, v, mask, dropout, *rest, **named):  # a CPU cannot fuse it, a GPU can
+        return attention(q, k, v, mask, 0.0, *rest, **named)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", without_dropout)
     storages = {}
