@@ -31,9 +31,8 @@ the sep-keys run:
     python sample.py out/SEP_KEYS_RUN --figure=gates
 
 Given: GPT-2's shape, context 1024, batch 64, 100 epochs (117.8M tokens each, 179,800 steps in all),
-64 positions. Open, and ours: the learning rate and its schedule, dropout, AdamW's betas. Memory:
-with dropout PyTorch computes CoPE, and at 8 sequences a pass autograd keeps 41 GB, 46 GB for
-cope+relative; --pe=learned needs 10 GB.
+64 positions. Open, and ours: the learning rate and its schedule, dropout, AdamW's betas. Memory,
+8 sequences a pass, as PyTorch computes CoPE: 41 GB, 46 GB for cope+relative; 10 GB for --pe=learned.
 """
 data = "wikitext103"
 pe = "cope"

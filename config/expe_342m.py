@@ -29,7 +29,7 @@ of examples is not given:
     exqpe, halved   0.32       0.26   0.25   0.31
 
 As expe_135m.py, with tied embeddings and an MLP 2816 wide, which gives 342M. Memory, 32 sequences a
-pass: 34 GB.
+pass: 33 GB.
 """
 from config.expe_135m import *  # noqa: F403
 

@@ -30,7 +30,7 @@ Figures 3 to 6 for this size, which the paper leaves out; see pope_124m.py:
     python sample.py out/pope_774m_pope out/pope_774m_rope --figure=frequency
 
 The paper's runs take 38.7 (PoPE) and 36.5 (RoPE) hours on eight V100. Open, and ours: no biases,
-tied embeddings. Memory, 8 sequences a pass: 45 GB for PoPE and 37 GB for RoPE, and under torchrun 3
+tied embeddings. Memory, 8 sequences a pass: 44 GB for PoPE and 36 GB for RoPE, and under torchrun 3
 GB more for the exchange of gradients.
 """
 from config.pope_124m import *  # noqa: F403
