@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 
 import config
-from data.shards import Split, locate, tokenizer
+from data.shards import Split, locate
+from data.text import tokenizer
 from model import GPT, PES, GPTConfig, choose
 from train import error_sums, load_weights, model_config, pick_device, read_checkpoint, scores
 

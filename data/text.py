@@ -34,7 +34,17 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from data.shards import SCRIPTS, Writer, check_disk, check_folder, command, locate, read_meta, save_json, split_of
+from data.shards import (
+    SCRIPTS,
+    Writer,
+    check_disk,
+    check_folder,
+    command,
+    locate,
+    read_meta,
+    save_json,
+    split_of,
+)
 
 CORES = os.cpu_count() or 1
 BLOCK = 1_000_000  # characters that a core is given at once to tokenise

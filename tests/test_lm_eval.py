@@ -20,7 +20,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 import sample
 import train
 from config.tasks.harness import Model
-from data.shards import Writer, tokenizer
+from data.shards import Writer
+from data.text import tokenizer
 from model import GPT, GPTConfig
 
 BYTES = dict(tokenizer="bytes", separator=256)

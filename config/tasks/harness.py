@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from assets import results
-from data.shards import tokenizer
+from data.text import tokenizer
 
 try:
     import lm_eval.tasks
