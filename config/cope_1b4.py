@@ -29,8 +29,8 @@ tokens a step, cosine to a tenth, warm-up 2000, weight decay 0.1, betas 0.9, 0.9
 1e-5, ours PyTorch's 1e-8). Open: the MLP's width (5632 gives 1.36B).
 
 Memory: weights, gradients and AdamW's two moments take 1.36G x 16 bytes = 22 GB, and a pass over
-one sequence keeps 39 GB when PyTorch computes CoPE, 15 GB for RoPE: 61 and 37 GB, and under
-torchrun 5 GB more for the exchange of gradients.
+one sequence keeps 39 GB when PyTorch computes CoPE, 15 GB for RoPE: 61 and 37 GB. The exchange
+of gradients under torchrun takes 5 GB more.
 """
 data = "data/c4_llama"
 pe = "rope,rope,rope,rope,rope,cope+rope"
