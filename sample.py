@@ -235,39 +235,48 @@ def evaluate(cfg, models, device):
     names, splits = cfg.evaluate.split(","), {}
     for run, (_, checkpoint) in models.items():
         splits[run] = [open_split(cfg, checkpoint, name) for name in names]
+    every = sum(splits.values(), [])
     path, width = output(cfg, "evaluation"), max(map(len, models))
-    masked = any(split.meta["loss"] == "mask" for row in splits.values() for split in row)
+    masked = any(split.meta["loss"] == "mask" for split in every)
     print("wrong targets, rows with a wrong one" if masked else "loss in nats (perplexity)")
-    print(" " * width + "".join(f"{name:>18}" for name in names))
+    print_row("", names, width)
     table = []
     for run, (model, checkpoint) in models.items():
-        cells = []
-        for split in splits[run]:
-            trained = checkpoint["config"]["block_size"]
-            length = split.row_length - 1 if split.rows else trained
-            trained = split.meta["row_length"].get("train", trained + 1) - 1
-            starts, n = split.windows(length), max(1, BATCH // length)
-            row = dict(run=run, pe=model.cfg.pe, trained=trained, data=data_of(cfg, checkpoint))
-            row |= dict(split=split.split, length=length, windows=len(starts))
-            table.append(row)
-            if length > limit(model):
-                cells.append(f"ends at {limit(model)}")
-                continue
-            parts = (split.read(starts[i : i + n], length) for i in range(0, len(starts), n))
-            batches = ([torch.from_numpy(a).to(device) for a in part] for part in parts)
-            row |= scores(error_sums(model, batches), split.meta["loss"] == "mask")
-            if "token_error" in row:
-                cells.append(f"{row['token_error']:.2f}% {row['sequence_error']:.2f}%")
-            else:
-                cells.append(f"{row['loss']:.4f} ({row['ppl']:.2f})")
-        print(f"{run:{width}}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+        rows = [score_split(cfg, run, model, checkpoint, split, device) for split in splits[run]]
+        print_row(run, [cell(row, model) for row in rows], width)
+        splits[run] = [split for split, row in zip(splits[run], rows) if "loss" in row]
+        table += rows
     results.keep(path, table, models)
     if len({row["length"] for row in table}) > 1:
         draw("draw_errors", table, path)
-        if {split.folder.name.partition("@")[0] for row in splits.values() for split in row} == {"recall"}:
-            for run, row in splits.items():
-                splits[run] = [split for split in row if split.row_length - 1 <= limit(models[run][0])]
+        if all(split.folder.name.partition("@")[0] == "recall" for split in every):
             draw("draw_recall", models, splits, device, path)
+
+
+def score_split(cfg, run, model, checkpoint, split, device):
+    """The row of evaluate's table for one run and split; without scores where the model ends."""
+    length = trained = checkpoint["config"]["block_size"]
+    if split.rows:
+        length = split.row_length - 1
+        trained = split.meta["row_length"].get("train", length + 1) - 1
+    starts, n = split.windows(length), max(1, BATCH // length)
+    row = dict(run=run, pe=model.cfg.pe, data=data_of(cfg, checkpoint), split=split.split)
+    row |= dict(trained=trained, length=length, windows=len(starts))
+    if length > limit(model):
+        return row
+    parts = (split.read(starts[i : i + n], length) for i in range(0, len(starts), n))
+    batches = ([torch.from_numpy(a).to(device) for a in part] for part in parts)
+    return row | scores(error_sums(model, batches), split.meta["loss"] == "mask")
+
+
+def cell(row, model):
+    if "token_error" in row:
+        return f"{row['token_error']:.2f}% {row['sequence_error']:.2f}%"
+    return f"{row['loss']:.4f} ({row['ppl']:.2f})" if "loss" in row else f"ends at {limit(model)}"
+
+
+def print_row(name, cells, width):
+    print(f"{name:{width}}" + "".join(f"{text:>18}" for text in cells), flush=True)
 
 
 def draw(name, *args):
@@ -295,32 +304,31 @@ def extrapolate(cfg, models, device):
     path, width = output(cfg, "extrapolation"), max(24, *map(len, models))
     print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split: the same"
           f"\n{texts[0][0].numel():,} tokens at every length, but not those that train.py evaluates")
-    print(" " * width + "".join(f"{f'{m:g}x':>17}" for m in multiples))
+    print_row("", [f"{m:g}x" for m in multiples], width)
     table, by_position = [], {}
     for (run, (model, checkpoint)), (x, y) in zip(models.items(), texts):
         trained = checkpoint["config"]["block_size"]
-        cells, last_cells = [], []
+        rows = []
         for m in multiples:
             length = round(m * trained)
             n = x.size(1) // length  # windows of this length tile each span
             xs, ys = (a[:, : n * length].reshape(-1, length) for a in (x, y))
-            row = dict(run=run, pe=model.cfg.pe, trained=trained, data=data_of(cfg, checkpoint))
-            row |= dict(split=cfg.split, multiple=f"{m:g}", length=length)
-            table.append(row)
-            losses = last = window_losses(model, xs, ys, trained, device)
-            row["window_loss"] = last.mean().item()
-            last_cells.append(f"{row['window_loss']:.4f} ({perplexity(row['window_loss']):.2f})")
-            if length > limit(model):
-                cells.append(f"ends at {limit(model)}")
-                continue
-            if length > trained:
-                losses = token_losses(model, xs, ys, device)
-            row["loss"] = losses.mean().item()
-            row["ppl"] = perplexity(row["loss"])
-            cells.append(f"{row['loss']:.4f} ({row['ppl']:.2f})")
-            by_position[run] = losses.mean(0)  # of the longest length that it can
-        for name, line in ((run, cells), (f"  seeing the last {trained}", last_cells)):
-            print(f"{name:{width}}" + "".join(f"{cell:>17}" for cell in line), flush=True)
+            losses = window_losses(model, xs, ys, trained, device)
+            row = dict(run=run, pe=model.cfg.pe, data=data_of(cfg, checkpoint), split=cfg.split)
+            row |= dict(multiple=f"{m:g}", trained=trained, length=length)
+            row["window_loss"] = losses.mean().item()
+            if length <= limit(model):
+                if length > trained:
+                    losses = token_losses(model, xs, ys, device)
+                row["loss"] = losses.mean().item()
+                row["ppl"] = perplexity(row["loss"])
+                by_position[run] = losses.mean(0)  # of the longest length that it can
+            rows.append(row)
+        print_row(run, [cell(row, model) for row in rows], width)
+        seen = [row["window_loss"] for row in rows]
+        seen = [f"{loss:.4f} ({perplexity(loss):.2f})" for loss in seen]
+        print_row(f"  seeing the last {trained}", seen, width)
+        table += rows
     results.keep(path, table, models)
     draw("draw_extrapolation", table, by_position, path)
 

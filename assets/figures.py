@@ -32,6 +32,7 @@ COLORS = {
     "cope_mlp": "#98df8a",
     "cope_alibi": "#006d2c",
 }
+BATCH = 8192  # tokens per forward pass
 OTHER = "#b0b0b0"  # any other mix of methods
 LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of a method
 FIGURES = {
@@ -200,13 +201,15 @@ def recall_errors(model, splits, device):
     result = collections.defaultdict(list)
     for split in splits:
         length = split.row_length - 1
-        for start in split.windows(length):
-            x, y = (torch.from_numpy(a).to(device) for a in split.read([start], length))
-            wrong = (model(x, y)[0].argmax(-1) != y)[0].tolist()
-            keys = x[0].tolist()
-            for place in (y[0] != -1).nonzero().flatten().tolist():
-                distance = place - keys.index(keys[place])
-                result[length, int(math.log2(distance))].append(wrong[place])
+        starts, n = split.windows(length), max(1, BATCH // length)
+        for i in range(0, len(starts), n):
+            batch = split.read(starts[i : i + n], length)
+            x, y = (torch.from_numpy(a).to(device) for a in batch)
+            wrong = (model(x, y)[0].argmax(-1) != y).tolist()
+            rows = x.tolist()
+            for row, place in (y != -1).nonzero().tolist():
+                distance = place - rows[row].index(rows[row][place])
+                result[length, int(math.log2(distance))].append(wrong[row][place])
     return result
 
 
@@ -387,7 +390,7 @@ def draw_norms(norms, base):
     """Heat maps for q and for k on one scale: a row per frequency, named by its period in training
     (CARoPE: at the start). Above, a column per head; below, a column per layer, its heads' mean."""
     L, (_, H, n) = len(norms), next(iter(norms.values())).shape
-    highest = max(layer.max() for layer in norms.values())
+    highest = max(layer.max().item() for layer in norms.values())
     heads = torch.cat(list(norms.values()), 1)  # (2, L H, n)
     figure, axes = subplots(2, 2, max(10, L * H / 12), 8, sharey=True)
     ticks = range(0, n, max(1, n // 8))
@@ -458,10 +461,14 @@ def draw_distances(weights, trained):
     for ax, (i, layer) in zip(axes, weights.items()):
         for h, head in enumerate(layer.tolist()):
             ax.plot(head, color=f"C{h % 10}", linewidth=0.8, label=f"head {h + 1}")
-        ax.set(title=f"layer {i + 1}", yscale="log")
+        T = layer.size(1)
+        ticks = [0, *(4**n for n in range(10) if 4**n < T)]
         ax.set_xscale("symlog", base=2, linthresh=1)  # from 0, the token itself
+        ax.set_xticks(ticks, ticks)
+        ax.set(title=f"layer {i + 1}", xlabel="distance, tokens", yscale="log", xlim=(0, T))
         plain(ax, [trained])
-    figure.supxlabel("distance in tokens; dashed: the trained length", fontsize=10)
+    least = min(layer.clamp(min=1e-6).min().item() for layer in weights.values())
+    axes[0].set(ylim=(least, 1.2))  # of every panel
     figure.supylabel("attention weight", fontsize=10)
     legend(figure, axes[0])
     return figure

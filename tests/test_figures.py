@@ -262,4 +262,11 @@ def test_drawing():
         assert (ax.images[0].get_array()[29] == drawn[29].numpy()).all()
     with pytest.raises(ValueError, match="heads='1.1' is no layer.head of this figure; choose among 2.1, 2.2, 2.3, 3.1"):
         figures.choose_heads(maps, "3.1,1.1")
+    weights = {0: torch.rand(3, 64), 1: torch.rand(3, 64)}
+    figure = figures.draw_distances(weights, 16)
+    for ax, i in zip(figure.axes, weights):
+        *heads, trained = ax.lines
+        assert ax.get_title() == f"layer {i + 1}" and trained.get_xdata() == [16, 16]
+        assert [line.get_xdata().tolist() for line in heads] == [list(range(64))] * 3
+        assert [line.get_ydata().tolist() for line in heads] == weights[i].tolist()
     figures.pyplot().close("all")
