@@ -130,6 +130,12 @@ def limit(model):
     return min((pe.limit for pe in model.firsts.values() if pe.limit), default=math.inf)
 
 
+def trained_length(checkpoint):
+    """Tokens in a training sequence: block_size, or fewer where the data are rows."""
+    row = checkpoint["meta"]["row_length"].get("train")
+    return row - 1 if row else checkpoint["config"]["block_size"]
+
+
 def data_of(cfg, checkpoint):
     return cfg.data or checkpoint["config"]["data"]
 
@@ -207,7 +213,7 @@ def picture(cfg, run, model, checkpoint, device):
     choose("figure", cfg.figure, (*figures.FIGURES, "curves"))
     code, length = tokenizer(checkpoint["meta"]), min(256, model.cfg.block_size)
     if cfg.figure == "distance":
-        length = min(4 * model.cfg.block_size, limit(model))
+        length = min(4 * trained_length(checkpoint), limit(model))
     if cfg.text:
         idx = torch.tensor([code.encode(figures.read_text(cfg.text))[:length]])
         if not idx.numel():
@@ -219,7 +225,8 @@ def picture(cfg, run, model, checkpoint, device):
         idx = torch.from_numpy(x)[:, :length]
     words = [code.decode([i]) for i in idx[0].tolist()]
     folder = os.path.dirname(output(cfg, cfg.figure))
-    figures.draw_heads(folder, run, cfg.figure, model, idx.to(device), words, cfg.heads)
+    trained = trained_length(checkpoint)
+    figures.draw_heads(folder, run, cfg.figure, model, trained, idx.to(device), words, cfg.heads)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -255,10 +262,8 @@ def evaluate(cfg, models, device):
 
 def score_split(cfg, run, model, checkpoint, split, device):
     """The row of evaluate's table for one run and split; without scores where the model ends."""
-    length = trained = checkpoint["config"]["block_size"]
-    if split.rows:
-        length = split.row_length - 1
-        trained = split.meta["row_length"].get("train", length + 1) - 1
+    trained = trained_length(checkpoint)
+    length = split.row_length - 1 if split.rows else trained
     starts, n = split.windows(length), max(1, BATCH // length)
     row = dict(run=run, pe=model.cfg.pe, data=data_of(cfg, checkpoint), split=split.split)
     row |= dict(trained=trained, length=length, windows=len(starts))

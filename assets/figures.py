@@ -39,7 +39,7 @@ FIGURES = {
     "frequency": "magnitude of q and k at each frequency, mean over the text",
     "positions": "attention from position alone, the largest weight of each query set to 1",
     "gates": "gates, how much of each key a query counts",
-    "distance": "attention weight against distance, mean over the queries that reach so far back",
+    "distance": "mean attention weight at each distance",
 }
 
 
@@ -190,6 +190,8 @@ def draw_errors(table, path):
         lengths_axis(ax, table)
         plain(ax, {row["trained"] for row in table})
         ax.set(xlabel="tokens in the row; dashed: the trained length", ylabel=name)
+        if metric != "loss":
+            ax.set_ylim(bottom=0)
     legend(figure, axes[0, 0])
     save(figure, path)
 
@@ -282,13 +284,13 @@ def read_log(run):
 # what the heads of one run learned
 
 
-def draw_heads(folder, run, name, model, idx, words, chosen):
+def draw_heads(folder, run, name, model, trained, idx, words, chosen):
     """Write <run>_<name>.png, one of FIGURES, on the texts idx (B, T). Maps are of the first text,
     whose tokens spell `words`, and of the heads chosen, "4.3,1.2", or of all."""
     if name == "frequency":
         figure = draw_norms(norms(model, idx), model.cfg.base)
     elif name == "distance":
-        figure = draw_distances(weights_by_distance(model, idx), model.cfg.block_size)
+        figure = draw_distances(weights_by_distance(model, idx), trained)
     else:
         figure = draw_maps(choose_heads(maps(model, idx[:1], name), chosen), lines(words))
     directory, at, options = run.partition("@")
