@@ -111,9 +111,9 @@ def test_tables_of_cope_add_what_the_paper_says():
 ])
 def test_hyperparameters_of_the_papers(name, values):
     cfg = load(name)
-    found = (cfg.learning_rate, cfg.min_lr, cfg.warmup_iters, cfg.max_iters, cfg.batch_size,
-             cfg.dropout, cfg.weight_decay, cfg.grad_clip, cfg.beta2)
-    assert found[: len(values)] == values and cfg.beta1 == 0.9
+    ours = (cfg.learning_rate, cfg.min_lr, cfg.warmup_iters, cfg.max_iters, cfg.batch_size,
+            cfg.dropout, cfg.weight_decay, cfg.grad_clip, cfg.beta2)
+    assert ours[: len(values)] == values and cfg.beta1 == 0.9
 
 
 @pytest.mark.parametrize("name, tokens", [  # CoPE sections 5.4 to 5.7; ExPE Table 9, section 3.1
