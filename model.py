@@ -11,7 +11,7 @@ where embed, enter, rotate and logit_bias are the hooks of `class PE`; a method 
 
 Shapes    B batch, T queries (the new tokens), S keys (cached and new), t and s: those of a chunk,
           C = n_embd, H = n_head, d = C / H. A comment `# (B, H, T, d)` gives its line's shape
-Symbols   i: position of a query; j: of a key; theta_c: frequency of dimension or pair c; phi: phase.
+Symbols   i: position of a query; j: of a key; theta_c: frequency of dimension or pair c; phi: phase
           A paper's other symbols stay in its class: delta, mu (PoPE); g, p, e, z (CoPE);
           m (ALiBi); f, W, b (CARoPE, FoX); l, expe_S, expe_theta (ExPE)
 Papers    PoPE "Decoupling the What and Where With Polar Coordinate Positional Embedding";
@@ -56,7 +56,7 @@ class GPTConfig:
     t5_max_distance: int = 128  # t5: from here on all distances share the last bucket
     rope_scaling: str = "none"  # none | linear | ntk | yarn: stretch rope at test time ...
     rope_factor: float = 1.0  # ... to this many times the trained length
-    rope_trained: int = 0  # yarn: the trained length, if block_size no longer is; 0: block_size
+    rope_trained: int = 0  # yarn: the trained length, after block_size was raised; 0: block_size
     cope_npos: int = 64  # cope, cope_mlp: number of positions; p is clamped to npos - 1
     cope_gates: str = "keys"  # keys | sep-keys | values: vectors that q is compared with to count
     cope_per_head: bool = False  # cope: a table for each head, not one for all of them
@@ -99,8 +99,13 @@ def dots(q, k, d):
     return (q @ k.mT).to(wide(q)) * d**-0.5
 
 
+def own(cache, pe):
+    """The part of the layer's cache that belongs to one PE; None without a cache."""
+    return None if cache is None else cache.setdefault(pe, {})
+
+
 def extend(cache, name, new):
-    """Append new (B, H, T, .) to the layer's cache under this name; returns all (B, H, S, .)."""
+    """Append new (B, H, T, .) to what cache holds under this name; returns all (B, H, S, .)."""
     if cache is None:
         return new
     cache[name] = torch.cat((cache[name], new), 2) if name in cache else new
@@ -121,7 +126,7 @@ class Attention(nn.Module):
         self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # a PE may act on q, k alone
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
-        self.kernel = None  # the PE whose Triton kernel is this layer's attention: GPT.use_kernels
+        self.kernel = None  # the PE whose Triton kernel computes it all, see GPT.use_kernels
         self.biases = [pe for pe in pes if pe.biases]
         rotating = [pe for pe in pes if pe.rotates]
         self.rotation = rotating[0] if rotating else None
@@ -138,7 +143,7 @@ class Attention(nn.Module):
         q, k = (heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = heads(self.c_v(x_v), self.H)
         if self.kernel is not None and cache is None:  # kernels serve training, not decoding
-            y = self.kernel.attend(q, k, v, x, pos, self.rotation)
+            y = self.kernel.kernel_attention(q, k, v, x, pos, self.rotation)
         else:
             y = self.attend(q, k, v, x, pos, cache)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
@@ -146,58 +151,55 @@ class Attention(nn.Module):
 
     def attend(self, q, k, v, x, pos, cache):
         """q, k, v (B, H, T, d) of the new tokens -> (B, H, T, d)"""
-        raw_q, raw_k = q, None  # before rotation; the keys only if there is one and a bias reads them
+        raw_q, raw_k = q, None  # before rotation; the keys only where a bias reads them
         if self.rotation is not None:
             if any(pe.reads_qk for pe in self.biases):
                 raw_k = extend(cache, "raw_k", k)
-            q, k = self.rotation.rotate(q, k, x, pos, cache)
+            q, k = self.rotation.rotate(q, k, x, pos, own(cache, self.rotation))
         k, v = extend(cache, "k", k), extend(cache, "v", v)  # (B, H, S, d), k 2d wide for PoPE
         if not self.biases and not self.hard:
             return self.fused(q, k, v)
-        memories = [pe.remember(x, v, cache) for pe in self.biases]
+        memories = [pe.remember(x, v, own(cache, pe)) for pe in self.biases]
         return self.dense(q, k, v, pos, raw_q, raw_k, memories)
 
     def fused(self, q, k, v):
         """PyTorch's fused attention, for methods that leave the logits alone."""
         T, S, d = q.size(2), k.size(2), v.size(3)
-        if q.size(3) > d:  # PoPE: flash attention asks for equal widths; also 1.1 to 2.5 times as
-            v = F.pad(v, (0, q.size(3) - d))  # fast on CPU
+        if q.size(3) > d:  # PoPE: flash attention asks for v of that width, and CPUs are faster so
+            v = F.pad(v, (0, q.size(3) - d))
         causal = True if T == S else False  # under torch.compile T == S may be a symbol, not a bool
-        mask = None
-        if 1 < T < S:  # is_causal would line query 0 up with key 0, not with its own key
+        mask = None  # one query sees all keys
+        if 1 < T < S:  # causal=True would line query 0 up with key 0, not with its own key
             mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=self.d**-0.5)
         return y[..., :d]
 
     def dense(self, q, k, v, pos, raw_q, raw_k, memories):
-        """softmax(q.k / sqrt(d) + biases) v in the open, for methods that act on the logits.
+        """softmax(q.k / sqrt(d) + biases) v, step by step, for methods that act on the logits.
 
         It takes a chunk of queries at a time and only the keys that they may see: an evaluation
         on 10k tokens fits in memory (in training, autograd keeps every chunk). raw_q, raw_k: q
-        and k before rotation; memories: what PE.remember gave, for each bias."""
+        and k before rotation; memories: what PE.remember returned, for each bias."""
         T, S, chunks = q.size(2), k.size(2), []
         j = pos[-1] + 1 - S + torch.arange(S, device=q.device)  # positions of the keys
-        for start in range(0, T, CHUNK):
-            stop = min(start + CHUNK, T)
-            n = S - T + stop  # keys up to the chunk's last query
-            i = pos[start:stop]
-            dist = i[:, None] - j[:n]  # (t, s), negative in the future
-            logits = dots(q[:, :, start:stop], k[:, :, :n], self.d)  # (B, H, t, s)
-            if self.rotation is None:
-                qk = logits
-            elif raw_k is not None:
-                qk = dots(raw_q[:, :, start:stop], raw_k[:, :, :n], self.d)
-            else:
-                qk = None  # no bias of this layer reads it
+        for begin in range(0, T, CHUNK):
+            rows = slice(begin, min(begin + CHUNK, T))
+            seen = slice(0, S - T + rows.stop)  # keys up to the chunk's last query
+            i = pos[rows]
+            dist = i[:, None] - j[seen]  # (t, s), negative in the future
+            logits = dots(q[:, :, rows], k[:, :, seen], self.d)  # (B, H, t, s)
+            qk = logits if self.rotation is None else None
+            if raw_k is not None:
+                qk = dots(raw_q[:, :, rows], raw_k[:, :, seen], self.d)
             for pe, memory in zip(self.biases, memories):
-                memory = None if memory is None else memory[:, :, :n]
-                logits = logits + pe.logit_bias(raw_q[:, :, start:stop], qk, i, dist, memory)
+                memory = None if memory is None else memory[:, :, seen]
+                logits = logits + pe.logit_bias(raw_q[:, :, rows], qk, i, dist, memory)
             a = logits.masked_fill(dist < 0, -math.inf).softmax(-1)
-            if self.hard:  # all or nothing, with the softmax's gradient (ours, the paper is silent)
-                a = F.one_hot(a.argmax(-1), n) + a - a.detach()
+            if self.hard:  # straight-through: the softmax's gradient (ours, the paper is silent)
+                a = F.one_hot(a.argmax(-1), a.size(-1)) + a - a.detach()
             a = F.dropout(a.to(v.dtype), self.dropout, self.training)
-            chunks.append(a @ v[:, :, :n])
+            chunks.append(a @ v[:, :, seen])
         return torch.cat(chunks, 2)  # (B, H, T, d)
 
 
@@ -258,12 +260,12 @@ class GPT(nn.Module):
         self.cfg = cfg
         self.firsts = {}  # name -> its PE in the earliest layer that uses it, to share parameters
         blocks = []
-        for i in range(cfg.n_layer):
-            layer, pes = pattern[i % len(pattern)], []
-            for name in layer.split("+"):
+        for depth in range(cfg.n_layer):
+            mix, pes = pattern[depth % len(pattern)], []
+            for name in mix.split("+"):
                 pes.append(choose("pe", name, PES)(cfg, self.firsts.get(name)))
                 self.firsts.setdefault(name, pes[-1])
-            blocks.append(Block(cfg, layer, pes))
+            blocks.append(Block(cfg, mix, pes))
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
         self.h = nn.ModuleList(blocks)
         self.ln_f = norm(cfg)
@@ -271,8 +273,9 @@ class GPT(nn.Module):
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
         for name, layer in self.gpt2_layers().items():
-            to_residual_stream = name.endswith("c_proj")  # which is written to 2 n_layer times
-            std = 0.02 / math.sqrt(2 * cfg.n_layer) if to_residual_stream else 0.02
+            std = 0.02
+            if name.endswith("c_proj"):  # 2 n_layer of these add to the residual stream
+                std = 0.02 / math.sqrt(2 * cfg.n_layer)
             nn.init.normal_(layer.weight, std=std)
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -281,20 +284,24 @@ class GPT(nn.Module):
         """{name: module} of the layers whose weights start and decay as GPT-2's: every Linear and
         Embedding of the GPT and, of a PE's, those that it names in as_gpt2. The rest of a PE
         starts as its class says and never decays."""
-        others = set()
+        own_start = set()
         for pe in self.modules():
             if isinstance(pe, PE):
-                others |= {m for name, m in pe.named_modules() if name not in pe.as_gpt2}
+                own_start |= {m for name, m in pe.named_modules() if name not in pe.as_gpt2}
         return {name: m for name, m in self.named_modules()
-                if isinstance(m, (nn.Linear, nn.Embedding)) and m not in others}
+                if isinstance(m, (nn.Linear, nn.Embedding)) and m not in own_start}
 
     def forward(self, idx, targets=None, cache=None, start=None):
         """idx (B, T) token ids; targets (B, T), -1 where there is no loss. Returns (logits, loss):
         with targets, logits (B, T, V) and the loss in nats per target; without, the logits of the
         last position alone (B, 1, V) and None. cache: from new_cache(), extended in place;
         start: position of idx[:, 0], by default the one after the cache's."""
-        if start is None:
-            start = cache[0].get("end", 0) if cache is not None else 0
+        if cache is not None and "end" in cache[0]:  # go on where the cache ends
+            if start not in (None, cache[0]["end"]):
+                raise ValueError(f"start={start} leaves a gap, the cache ends at {cache[0]['end']}; "
+                                 "leave start out")
+            start = cache[0]["end"]
+        start = start or 0
         end = start + idx.size(1)
         if cache is not None:
             cache[0]["end"] = end
@@ -306,8 +313,8 @@ class GPT(nn.Module):
                                  "shorten the input, or train with a larger block_size or another pe")
             x = pe.embed(x, pos)
         x = F.dropout(x, self.cfg.dropout, self.training)
-        for i, block in enumerate(self.h):
-            x = block(x, pos, None if cache is None else cache[i])
+        for block, its_cache in zip(self.h, cache or [None] * len(self.h)):
+            x = block(x, pos, its_cache)
         x = self.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
@@ -316,16 +323,15 @@ class GPT(nn.Module):
         return logits, loss
 
     def use_kernels(self, dtype):
-        """Let kernels.py compute the attention of the layers that it can. dtype: that of q, k, v,
-        so autocast's. To be called once, on the device. Returns a line that says what computes
-        the attention."""
+        """Use the kernels of kernels.py in the layers for which there is one. dtype: that of q, k
+        and v, so autocast's. Call it once, on the device. Returns a line about every layer."""
         import kernels
 
         device, labels = self.wte.weight.device, []
         for attn in (block.attn for block in self.h):
             reason = kernels.why_not(attn.name, attn.d, device, dtype, self.cfg.dropout, attn.hard)
             if reason is None:
-                attn.kernel = next(pe for pe in attn.pes if pe.attend is not None)
+                attn.kernel = next(pe for pe in attn.pes if pe.kernel_attention is not None)
             label = f"pytorch ({attn.name}: {reason})" if reason else f"triton {attn.name}"
             if label not in labels:
                 labels.append(label)
@@ -366,10 +372,10 @@ class GPT(nn.Module):
 
     def get_num_params(self, non_embedding=True):
         """Number of parameters; learned absolute positions count only if non_embedding is False."""
-        n = sum(p.numel() for p in self.parameters())
+        total = sum(p.numel() for p in self.parameters())
         if non_embedding and "learned" in self.firsts:
-            n -= self.firsts["learned"].wpe.weight.numel()
-        return n
+            total -= self.firsts["learned"].wpe.weight.numel()
+        return total
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12, length=0):
         """Share of the peak FLOP/s (default: an A100's in bf16) when fwdbwd_per_iter sequences of
@@ -386,16 +392,20 @@ class GPT(nn.Module):
 
 class PE(nn.Module):
     """`nope`: no positional encoding. The causal mask alone tells a token what came before it."""
-    rotates = False  # does it have a rotate of its own? At most one in a layer
-    biases = False  # does it add to the logits? If none does, attention is PyTorch's fused one
+
+    rotates = biases = False  # set by __init_subclass__: does a class have a rotate, a logit_bias?
     reads_qk = False  # does its logit_bias read qk?
     limit = None  # number of positions past which the method is not defined, if there is one
     as_gpt2 = ()  # names of its submodules that start and decay as the GPT's own layers do
-    attend = None  # a method: the layer's whole attention by a Triton kernel, in training
+    kernel_attention = None  # a method where a Triton kernel computes the layer's whole attention
 
-    def __init__(self, cfg, first=None):
-        """first: this method's PE in the earliest layer that uses it, to share parameters with;
-        None in that layer."""
+    def __init_subclass__(cls):
+        cls.rotates = cls.rotate is not PE.rotate
+        cls.biases = cls.logit_bias is not PE.logit_bias
+
+    def __init__(self, cfg, shared_from=None):
+        """shared_from: this method's PE in the earliest layer that uses it, whose parameters this
+        one may share; None in that layer."""
         super().__init__()
         self.cfg, self.d = cfg, cfg.n_embd // cfg.n_head
 
@@ -418,11 +428,12 @@ class PE(nn.Module):
         return None
 
     def logit_bias(self, q, qk, i, dist, memory):
-        """Returns what to add to the logits of a chunk of queries, or broadcasts to (B, H, t, s).
+        """Returns the bias of a chunk of queries, of a shape that broadcasts to (B, H, t, s).
         q (B, H, t, d): the queries before rotation; qk (B, H, t, s): their q.k / sqrt(d) before
-        rotation, None unless reads_qk; i (t,): their positions; dist (t, s): i - j, negative in
-        the future, where the result is masked but must not be nan; memory (B, H, s, .): what
-        remember returned, up to the chunk's last query."""
+        rotation, or None if reads_qk is False; i (t,): their positions; dist (t, s): i - j. Keys
+        with dist < 0 are masked later, but a nan there would spoil the gradients. memory
+        (B, H, s, .): what remember returned for these s keys, the last t of which are the queries'
+        own."""
         return 0.0
 
     def clamp_parameters(self):
@@ -433,9 +444,9 @@ class Learned(PE):
     """`learned` absolute embeddings, added to the tokens' (GPT-2; Vaswani section 3.5)."""
     as_gpt2 = ("wpe",)
 
-    def __init__(self, cfg, first=None):
+    def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        self.wpe = first.wpe if first else nn.Embedding(cfg.block_size, cfg.n_embd)
+        self.wpe = shared_from.wpe if shared_from else nn.Embedding(cfg.block_size, cfg.n_embd)
         self.limit = cfg.block_size
 
     def embed(self, x, pos):
@@ -443,8 +454,8 @@ class Learned(PE):
 
 
 def frequencies(base, n, x):
-    """theta_c = base^(-c/n), c = 0..n-1, (n,), in float32 at least. Made anew each time: a buffer
-    would follow .bfloat16(), in which phases are off by radians."""
+    """theta_c = base^(-c/n), c = 0..n-1, (n,), in float32 at least. Made anew each time: .bfloat16()
+    would round a buffer, and phases would be off by radians."""
     return base ** (-torch.arange(n, device=x.device, dtype=wide(x)) / n)
 
 
@@ -452,7 +463,7 @@ class Sinusoidal(PE):
     """`sinusoidal`: dimensions 2c and 2c + 1 of the embeddings, which are multiplied by sqrt(C)
     before, get sin and cos of i theta_c, theta_c = base^(-2c/C) (Vaswani sections 3.4, 3.5)."""
 
-    def __init__(self, cfg, first=None):
+    def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         if cfg.n_embd % 2:
             raise ValueError(f"sinusoidal pairs sin and cos, but n_embd={cfg.n_embd} is odd; change it")
@@ -464,88 +475,6 @@ class Sinusoidal(PE):
         if self.cfg.sinusoidal_scale:
             x = x * C**0.5
         return x + waves.to(x.dtype)
-
-
-class Relative(PE):
-    """`relative`: q_i . (k_j + a[i-j]) / sqrt(d), a learned vector per distance (Shaw eq. 4)."""
-    biases = True
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        if first and cfg.share_table:
-            self.a = first.a
-        else:
-            self.a = nn.Parameter(0.02 * torch.randn(cfg.rel_max or cfg.block_size, self.d))
-
-    def logit_bias(self, q, qk, i, dist, memory):
-        R = len(self.a)
-        z = (q @ self.a.T).to(wide(q)) * self.d**-0.5  # (B, H, t, R): q.a for every distance
-        row = dist.clamp(0, R - 1).expand(*q.shape[:2], -1, -1)  # (B, H, t, s)
-        bias = z.gather(-1, row)
-        return bias if self.cfg.rel_capped else bias.masked_fill(dist >= R, 0.0)
-
-
-class T5(PE):
-    """`t5`: a learned bias per head and bucket of distances, one table for all layers (T5 section
-    2.1). Half of the buckets hold one distance each; the others widen logarithmically."""
-    biases = True
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        if not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance:
-            raise ValueError(f"t5_buckets={cfg.t5_buckets}, t5_max_distance={cfg.t5_max_distance}: "
-                             "need 4 buckets or more, and a distance beyond half of them")
-        self.table = first.table if first else nn.Parameter(torch.zeros(cfg.t5_buckets, cfg.n_head))
-
-    def logit_bias(self, q, qk, i, dist, memory):
-        n, exact = self.cfg.t5_buckets, self.cfg.t5_buckets // 2
-        octaves = (dist.clamp(min=exact).float() / exact).log()
-        share = octaves / math.log(self.cfg.t5_max_distance / exact)  # of the way to the last bucket
-        far = exact + (share * (n - exact)).long()
-        bucket = torch.where(dist < exact, dist.clamp(min=0), far.clamp(max=n - 1))  # (t, s)
-        return self.table[bucket].permute(2, 0, 1).to(wide(q))  # (H, t, s)
-
-
-def alibi_slopes(H, x):
-    """m_h = 2^(-8h/H), h = 1..H, (H, 1, 1). Where H is no power of two: those of the next smaller
-    power, then every other one of the next larger (ALiBi section 3 and its footnote)."""
-    n = 2 ** int(math.log2(H))
-    h = torch.arange(H, device=x.device, dtype=wide(x))
-    exponent = torch.where(h < n, (h + 1) * (8 / n), (h - n + 0.5) * (8 / n))
-    return 2.0 ** -exponent.view(H, 1, 1)
-
-
-class ALiBi(PE):
-    """`alibi`: - m_h (i - j), a fixed slope per head and nothing learned (ALiBi section 3)."""
-    biases = True
-
-    def logit_bias(self, q, qk, i, dist, memory):
-        return -alibi_slopes(self.cfg.n_head, q) * dist
-
-
-class FoX(PE):
-    """`fox`: sum_{l=j+1..i} log f_l, f_l = sigmoid(x_l W + b) per head: an ALiBi whose slope the
-    tokens set, by forgetting what came before them (FoX section 3). x is the attention's input.
-    W and b start as in the authors' code, where f is near 1/2."""
-    biases = True
-
-    def __init__(self, cfg, first=None):
-        super().__init__(cfg)
-        self.W = nn.Parameter(0.02 * torch.randn(cfg.n_embd, cfg.n_head))
-        self.b = nn.Parameter(torch.zeros(cfg.n_head))
-
-    def remember(self, x, v, cache):
-        """The sum of log f over all tokens up to each key, (B, H, S, 1)."""
-        with torch.autocast(x.device.type, enabled=False):  # a sum in bfloat16 would be off
-            log_f = F.logsigmoid(x.to(wide(x)) @ self.W.to(wide(x)) + self.b)  # (B, T, H)
-        total = log_f.transpose(1, 2)[..., None].cumsum(2)  # (B, H, T, 1)
-        if cache is not None and "total" in cache:
-            total = total + cache["total"][:, :, -1:]
-        return extend(cache, "total", total)
-
-    def logit_bias(self, q, qk, i, dist, total):
-        total = total[..., 0]  # (B, H, s); the last t keys are the queries' own
-        return total[:, :, -len(i) :, None] - total[:, :, None]
 
 
 def turn(x, angle):
@@ -569,12 +498,12 @@ class RoPE(PE):
     Test-time scaling to `factor` times the trained length: linear: i / factor; ntk: base *
     factor^(d/(d-2)); yarn: fast pairs as trained, slow ones linear, with a ramp between them over
     the turns within the trained length (YaRN section 3; deployed code often ramps over c)."""
-    rotates = True
-
-    def __init__(self, cfg, first=None):
+    def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         check_pairs("rope", self.d)
         scaling = choose("rope_scaling", cfg.rope_scaling, ("none", "linear", "ntk", "yarn"))
+        if scaling == "ntk" and self.d == 2:
+            raise ValueError("rope_scaling='ntk' needs n_embd / n_head > 2; change n_head")
         if scaling == "none" and cfg.rope_factor != 1:
             raise ValueError(f"rope_factor={cfg.rope_factor} does nothing without rope_scaling; "
                              "choose linear, ntk or yarn")
@@ -602,9 +531,7 @@ class CARoPE(PE):
     section 2). x is the attention's input. Pair 0 stays content-free. The paper asks for a start
     as RoPE, which its formula cannot give: with the constant b, W = 0 makes f = base^(-2/d), and
     then the powers f^c are RoPE's frequencies."""
-    rotates = True
-
-    def __init__(self, cfg, first=None):
+    def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         check_pairs("carope", self.d)
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
@@ -617,9 +544,9 @@ class CARoPE(PE):
             log_f = -torch.log1p(y).transpose(1, 2)[..., None]  # (B, H, T, 1)
             c = torch.arange(self.d // 2, device=x.device)
             phi = (log_f * c).exp().cumsum(2)  # (B, H, T, d/2)
-        if cache is not None:  # later tokens need the running phase; a large one would lose digits
+        if cache is not None:  # later tokens need the running phase
             phi = phi + cache.get("phi", 0.0)
-            cache["phi"] = phi[:, :, -1:] % (2 * math.pi)
+            cache["phi"] = phi[:, :, -1:] % (2 * math.pi)  # a large one would lose digits
         return turn(q, phi), turn(k, phi)
 
 
@@ -629,17 +556,15 @@ class PoPE(PE):
     sets the magnitudes, position the phases, and each dimension, not each pair, has a phase.
     Computed as a plain dot product of [mu cos, mu sin], 2d wide (eq. 6, 7, 9).
 
-    delta (H, d) is brought back into [-2 pi, 0] after each step. A clamp in the forward pass would
-    stop the gradient of every delta that a step carried past the bound, and freeze it there."""
-    rotates = True
-
-    def __init__(self, cfg, first=None):
+    delta (H, d) is brought back into [-2 pi, 0] after each step. With a clamp in the forward pass a
+    delta that a step has carried past the bound would get no gradient, and stay there."""
+    def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        starts = {"zero": 0.0, "uniform": -2 * math.pi, "none": None}
-        start = choose("pope_delta", cfg.pope_delta, starts)
+        lowest = dict(zero=0.0, uniform=-2 * math.pi, none=None)
+        lowest = choose("pope_delta", cfg.pope_delta, lowest)
         self.delta = None
-        if start is not None:
-            self.delta = nn.Parameter(start * torch.rand(cfg.n_head, self.d))
+        if lowest is not None:
+            self.delta = nn.Parameter(lowest * torch.rand(cfg.n_head, self.d))
 
     def rotate(self, q, k, x, pos, cache):
         angle = angle_k = pos[:, None] * frequencies(self.cfg.base, self.d, q)  # (T, d)
@@ -651,8 +576,8 @@ class PoPE(PE):
         mu = F.softplus(x.to(wide(x))) if self.cfg.pope_softplus else x
         return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
 
-    def attend(self, q, k, v, x, pos, rotation):
-        """With the kernel, which rotates by itself: rotation is this PE."""
+    def kernel_attention(self, q, k, v, x, pos, rotation):
+        """The kernel rotates q and k by itself."""
         from kernels import pope_attention
 
         return pope_attention(q, k, v, self.delta, self.cfg.base, self.cfg.pope_softplus)
@@ -663,6 +588,83 @@ class PoPE(PE):
             self.delta.clamp_(-2 * math.pi, 0)
 
 
+class Relative(PE):
+    """`relative`: q_i . (k_j + a[i-j]) / sqrt(d), a learned vector per distance (Shaw eq. 4)."""
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        if shared_from and cfg.share_table:
+            self.a = shared_from.a
+        else:
+            self.a = nn.Parameter(0.02 * torch.randn(cfg.rel_max or cfg.block_size, self.d))
+
+    def logit_bias(self, q, qk, i, dist, memory):
+        R = len(self.a)
+        z = (q @ self.a.T).to(wide(q)) * self.d**-0.5  # (B, H, t, R): q.a for every distance
+        row = dist.clamp(0, R - 1).expand(*q.shape[:2], -1, -1)  # (B, H, t, s)
+        bias = z.gather(-1, row)
+        return bias if self.cfg.rel_capped else bias.masked_fill(dist >= R, 0.0)
+
+
+class T5(PE):
+    """`t5`: a learned bias per head and bucket of distances, one table for all layers (T5 section
+    2.1). Half of the buckets hold one distance each; the others widen logarithmically."""
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        if not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance:
+            raise ValueError(f"t5_buckets={cfg.t5_buckets}, t5_max_distance={cfg.t5_max_distance}: "
+                             "need 4 buckets or more, and a distance beyond half of them")
+        if shared_from:
+            self.table = shared_from.table
+        else:
+            self.table = nn.Parameter(torch.zeros(cfg.t5_buckets, cfg.n_head))
+
+    def logit_bias(self, q, qk, i, dist, memory):
+        buckets, exact = self.cfg.t5_buckets, self.cfg.t5_buckets // 2
+        octaves = (dist.clamp(min=exact).float() / exact).log()
+        share = octaves / math.log(self.cfg.t5_max_distance / exact)  # of the way to the last bucket
+        far = exact + (share * (buckets - exact)).long()
+        bucket = torch.where(dist < exact, dist.clamp(min=0), far.clamp(max=buckets - 1))  # (t, s)
+        return self.table[bucket].permute(2, 0, 1).to(wide(q))  # (H, t, s)
+
+
+def alibi_slopes(H, x):
+    """m_h = 2^(-8h/H), h = 1..H, (H, 1, 1). Where H is no power of two: those of the next smaller
+    power, then every other one of the next larger (ALiBi section 3 and its footnote)."""
+    power = 2 ** int(math.log2(H))
+    h = torch.arange(H, device=x.device, dtype=wide(x))
+    exponent = torch.where(h < power, h + 1, h - power + 0.5) * (8 / power)
+    return 2.0 ** -exponent.view(H, 1, 1)
+
+
+class ALiBi(PE):
+    """`alibi`: - m_h (i - j), a fixed slope per head and nothing learned (ALiBi section 3)."""
+    def logit_bias(self, q, qk, i, dist, memory):
+        return -alibi_slopes(self.cfg.n_head, q) * dist
+
+
+class FoX(PE):
+    """`fox`: sum_{l=j+1..i} log f_l, f_l = sigmoid(x_l W + b) per head: an ALiBi whose slope the
+    tokens set, by forgetting what came before them (FoX section 3). x is the attention's input.
+    W and b start as in the authors' code, where f is near 1/2."""
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        self.W = nn.Parameter(0.02 * torch.randn(cfg.n_embd, cfg.n_head))
+        self.b = nn.Parameter(torch.zeros(cfg.n_head))
+
+    def remember(self, x, v, cache):
+        """The sum of log f over all tokens up to each key, (B, H, S, 1)."""
+        with torch.autocast(x.device.type, enabled=False):  # a sum in bfloat16 would be off
+            log_f = F.logsigmoid(x.to(wide(x)) @ self.W.to(wide(x)) + self.b)  # (B, T, H)
+        total = log_f.transpose(1, 2)[..., None].cumsum(2)  # (B, H, T, 1)
+        if cache is not None and "total" in cache:
+            total = total + cache["total"][:, :, -1:]
+        return extend(cache, "total", total)
+
+    def logit_bias(self, q, qk, i, dist, total):
+        total = total[..., 0]  # (B, H, s); the last t keys are the queries' own
+        return total[:, :, -len(i) :, None] - total[:, :, None]
+
+
 class CoPE(PE):
     """`cope`: positions count what the query cares about. Gates g_ij = sigmoid(q_i.k_j / sqrt(d)),
     positions p_ij = g_ij + .. + g_ii, clamped to npos - 1 (if all gates are 1, p_ij = i - j + 1),
@@ -671,23 +673,22 @@ class CoPE(PE):
 
     In `cope+rope` gates and table see q and k as they were before rotation: turned ones would let
     distance into the counts."""
-    biases = True
     as_gpt2 = ("W_g",)
 
-    def __init__(self, cfg, first=None):
+    def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         gates = choose("cope_gates", cfg.cope_gates, ("keys", "sep-keys", "values"))
         self.reads_qk = gates == "keys"
         self.W_g = None
         if gates == "sep-keys":
             self.W_g = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
-        self.add_parameters(first if cfg.share_table else None)
+        self.add_parameters(shared_from if cfg.share_table else None)
 
-    def add_parameters(self, first):
+    def add_parameters(self, shared_from):
         shape = (self.d, self.cfg.cope_npos)
         if self.cfg.cope_per_head:
             shape = (self.cfg.n_head, *shape)
-        self.e = first.e if first else nn.Parameter(torch.zeros(shape))
+        self.e = shared_from.e if shared_from else nn.Parameter(torch.zeros(shape))
 
     def remember(self, x, v, cache):
         """The vectors (B, H, S, d) that q is compared with to count a token; None: the keys."""
@@ -722,8 +723,9 @@ class CoPE(PE):
         z = q @ self.e
         return z * self.d**-0.5 if self.cfg.cope_scale_z else z
 
-    def attend(self, q, k, v, x, pos, rotation):
-        """With the kernel, whose gates are sigmoids of its own logits unless it is given others."""
+    def kernel_attention(self, q, k, v, x, pos, rotation):
+        """The kernel takes the gates from its own logits, unless it is given gate_q and gate_k.
+        rotation: the layer's PE that turns q and k, or None."""
         from kernels import cope_attention
 
         z, gate_k = self.z(q), self.remember(x, v, None)
@@ -738,9 +740,9 @@ class CoPE(PE):
 class CoPE_MLP(CoPE):
     """`cope_mlp`: an MLP of N hidden units gives e[p]: q_i . W2' gelu(p/npos W1 + b1) (CoPE
     appendix C; GELU, and that p is clamped and divided by npos, are ours: the paper is silent)."""
-    attend = None
+    kernel_attention = None
 
-    def add_parameters(self, first):
+    def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width
         self.W1, self.b1 = nn.Parameter(torch.randn(N)), nn.Parameter(torch.randn(N))
         self.W2 = nn.Parameter(0.02 * torch.randn(N, self.d))
@@ -755,11 +757,11 @@ class CoPE_MLP(CoPE):
 
 
 class CoPE_ALiBi(CoPE):
-    """`cope_alibi`: - m_h p_ij, with CoPE's p, not clamped, for ALiBi's distance (CoPE eq. 10 prints
-    +m, which with positive slopes would favour what is far; ours is ALiBi's sign)."""
-    attend = None
+    """`cope_alibi`: - m_h p_ij, with CoPE's p, not clamped, for ALiBi's distance (CoPE eq. 10
+    prints +m, which with positive slopes would favour what is far; ours is ALiBi's sign)."""
+    kernel_attention = None
 
-    def add_parameters(self, first):
+    def add_parameters(self, shared_from):
         slopes = choose("cope_slopes", self.cfg.cope_slopes, ("alibi", "geometric", "learned"))
         self.m = nn.Parameter(torch.zeros(self.cfg.n_head)) if slopes == "learned" else None
 
@@ -779,7 +781,7 @@ class ExPE(PE):
     norm, which would change the values."""
     learnable = ("expe_S", "expe_theta")
 
-    def __init__(self, cfg, first=None):
+    def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.l = cfg.expe_l or cfg.n_embd // 8
         if not 0 < self.l <= cfg.n_embd:
@@ -790,7 +792,7 @@ class ExPE(PE):
             value = getattr(cfg, name)
             if cfg.expe_learned != "no":  # one of each for all blocks: "only two parameters"
                 start = torch.randn(()) if cfg.expe_learned == "random" else torch.tensor(value)
-                value = getattr(first, name) if first else nn.Parameter(start)
+                value = getattr(shared_from, name) if shared_from else nn.Parameter(start)
             setattr(self, name, value)
 
     def growth(self, i, c):
@@ -829,13 +831,13 @@ PES = {
     "nope": PE,  #               nowhere        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
+    "rope": RoPE,  #             q, k           nothing                       2d   degrades
+    "carope": CARoPE,  #         q, k           frequencies, by content       2d   degrades
+    "pope": PoPE,  #             q, k           a phase per head, dimension   3d   degrades little
     "relative": Relative,  #     logits         a vector per distance         2d   degrades
     "t5": T5,  #                 logits         a number per head and bucket  2d   degrades
     "alibi": ALiBi,  #           logits         nothing                       2d   holds
     "fox": FoX,  #               logits         a forget gate per head        2d+1 holds
-    "rope": RoPE,  #             q, k           nothing                       2d   degrades
-    "carope": CARoPE,  #         q, k           frequencies, by content       2d   degrades
-    "pope": PoPE,  #             q, k           a phase per head, dimension   3d   degrades little
     "cope": CoPE,  #             logits         a vector per count            2d*  holds
     "cope_mlp": CoPE_MLP,  #     logits         an MLP of the count           2d*  not measured
     "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  not measured

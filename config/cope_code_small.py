@@ -6,7 +6,8 @@ CoPE Table 6, code, small: the Python standard library's source as bytes; valida
     python train.py config/cope_code_small.py --pe=rope
     python train.py config/cope_code_small.py --pe=cope+rope
 
-The blocks of cope_code_20m.py (RMSNorm, SwiGLU, no biases), 128 wide, at 256 bytes a sequence. The last line is the row.
+The blocks of cope_code_20m.py (RMSNorm, SwiGLU, no biases), 128 wide, at 256 bytes a sequence. The
+last line is the row.
 """
 data = "stdlib"
 pe = "cope"

@@ -1,12 +1,14 @@
 """
-CoPE Table 2, Flip-Flop, small: two minutes a row on two CPU cores. 128 pairs instead of 256, 64 wide, 2 layers.
+CoPE Table 2, Flip-Flop, small: two minutes a row on two CPU cores. 128 pairs instead of 256, 64
+wide, 2 layers.
 
     python train.py config/cope_flip_flop_small.py                # CoPE
     python train.py config/cope_flip_flop_small.py --pe=rope      # and so on; --seed=1 for another seed
     python train.py config/cope_flip_flop_small.py --pe=learned
     python sample.py out/cope_flip_flop_small_cope                # what it does
 
-The last lines are the row: token_error of val (in distribution) and of sparse (the paper's OOD), whole splits of 1000.
+The last lines are the row: token_error of val (in distribution) and of sparse (the paper's OOD),
+whole splits of 1000.
 """
 data = "flip_flop@length=256,train=32000,sparse=1000,dense=1000"
 pe = "cope"

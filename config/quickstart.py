@@ -5,8 +5,8 @@ Three minutes on a laptop: 0.8M parameters learn the Python standard library's s
     python train.py config/quickstart.py --pe=rope    # any other name of PES in model.py
     python sample.py out/quickstart_pope out/quickstart_rope --extrapolate=1,2,4,8
 
-Not from a paper: PoPE's architecture (RMSNorm) and its claim (trained short, tested long) at the smallest size
-that shows it.
+Not from a paper: PoPE's architecture (RMSNorm) and its claim (trained short, tested long) at the
+smallest size that shows it.
 """
 data = "stdlib"
 pe = "pope"

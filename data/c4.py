@@ -1,16 +1,18 @@
 """C4, English: what CoPE's 1.4B models are compared on (CoPE section 5.7, figure 5).
 
-    python -m data.c4                              # 20M documents for training, 10,000 of the validation split
+    python -m data.c4                              # 20M documents to train on, 10,000 to validate
     python -m data.c4 --train=0 --val=364608       # all of the validation split, and nothing else
     python -m data.c4 --train=1000 --val=100       # a try
 
-The paper trains on Llama 2's private mix and evaluates on C4; here C4 can stand in for the mix too. A document has some
-500 Llama tokens (32,000 of them; needs `pip install tokenizers`), so that the first command makes 10B; all 364,868,892
-documents make less than a fifth of the paper's 1T. End-of-text goes after each. The corpus is streamed: only what is
-asked for is downloaded, but a second start streams past the documents that are already written.
+The paper trains on Llama 2's private mix and evaluates on C4; here C4 can stand in for the mix
+too. A document has some 500 Llama tokens (32,000 of them; needs `pip install tokenizers`), so
+that the first command makes 10B; all 364,868,892 documents make less than a fifth of the paper's
+1T. End-of-text goes after each. The corpus is streamed: only what is asked for is downloaded, but
+a second start streams past the documents that are already written.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 
@@ -20,14 +22,17 @@ def load(split):
     return hub("allenai/c4", "en", split=split, streaming=True)
 
 
-def prepare(
-    folder, train: int = 20_000_000, val: int = 10_000, tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load
-):
+def prepare(folder, train: int = 20_000_000, val: int = 10_000,
+            tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load):
     """Write the first `train` and `val` documents of the splits that `load` returns into `folder`."""
 
     def splits():
-        counts = {"val": ("validation", val), "train": ("train", train)}
-        return {split: texts(load(name), count) for split, (name, count) in counts.items() if count}
+        parts = {}
+        if val:
+            parts["val"] = texts(load("validation"), val)
+        if train:
+            parts["train"] = texts(load("train"), train)
+        return parts
 
     write_documents(folder, splits, tokenizer, expect=500 * (train + val), train=train, val=val)
 

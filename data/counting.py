@@ -1,28 +1,34 @@
 """Counting: the value of a variable after a program of sets, increments and passes (CoPE section 5.3).
 
     python -m data.counting                            # the paper's size, one variable
-    python -m data.counting --variables=5              # three and five are the harder rows of its Table 3
+    python -m data.counting --variables=5              # three and five: harder rows of its Table 3
     python -m data.counting --steps=120 --length=192   # smaller
 
-A row is a program such as `pass; a = 0 ; pass; a ++; a ++; print a 2`, whose number of operations is uniform in
-[3, steps]. Each is drawn with the weights set 1, increment 7, pass `w_pass`; only variables that were set are incremented
-or printed, and no value passes 10: an operation against that is drawn anew. Tokens are the words between spaces. Where
-a program is longer, its last `length` tokens are kept; where it is shorter, pads follow. Only the answer carries loss.
-No variable may be set at the end (likely in short programs): then the program, of the same length, is drawn anew.
+A row is a program such as `pass; a = 0 ; pass; a ++; a ++; print a 2`, whose number of operations
+is uniform in [3, steps]. Each is drawn with the weights set 1, increment 7, pass `w_pass`; only
+variables that were set are incremented or printed, and no value passes 10: an operation against
+that is drawn anew. Tokens are the words between spaces. Where a program is longer, its last
+`length` tokens are kept; where it is shorter, pads follow. Only the answer carries loss. No
+variable may be set at the end (likely in short programs): then the program, of the same length,
+is drawn anew.
 
-The best constant answer is wrong for 82% of the test split (10), 80% of pass100 (0) and 85% of pass10 (0). Programs of a
-few operations repeat, also between splits: 1.4% of the test rows are in the training split too.
+The best constant answer is wrong for 82% of the test split (10), 80% of pass100 (0) and 85% of
+pass10 (0). Programs of a few operations repeat, also between splits: 1.4% of the test rows are in
+the training split too.
 
-splits   train, val and test: w_pass = 50; pass100: 100, so that what matters lies farther back; pass10: 10
-options  variables: 1 to 26; steps: the most operations; length: tokens per row; train, val, test (also of the two
-         others): rows; seed
+splits   train, val and test: w_pass = 50; pass100: 100, so that what matters lies farther back;
+pass10: 10
+options  variables: 1 to 26; steps: the most operations; length: tokens per row; train, val, test
+         (also of the two others): rows; seed
 """
+import string
+
 import numpy as np
 
 from data.shards import command, write_rows
 
 DOWNLOAD = False
-SYMBOLS = ["_", "pass;", "print", "=", ";", "++;", *map(str, range(11))]  # _ pads; then the variables a, b, ...
+SYMBOLS = ["_", "pass;", "print", "=", ";", "++;", *map(str, range(11))]  # _ pads; then a, b, ...
 PAD, PASS, PRINT, EQUALS, SEMICOLON, INCREMENT, ZERO, A = 0, 1, 2, 3, 4, 5, 6, 17
 W_SET, W_INCREMENT, LARGEST = 1, 7, 10
 
@@ -42,30 +48,33 @@ def generate(rng, rows, variables, steps, length, w_pass):
     for i, n in enumerate(counts):
         variable = rng.choice(np.flatnonzero(values[i] >= 0))
         words = table[operations[i, :n]].ravel()
-        words = np.append(words[words != PAD], (PRINT, A + variable, ZERO + values[i, variable]))[-length:]
+        words = np.append(words[words != PAD], (PRINT, A + variable, ZERO + values[i, variable]))
+        words = words[-length:]
         tokens[i, : len(words)] = words
         mask[i, len(words) - 1] = 1
     return tokens, mask
 
 
 def programs(rng, counts, variables, w_pass):
-    """For counts (rows,): operations (rows, max(counts)), numbered as in `table`, and what the variables hold at the end
-    (rows, variables), -1 where one was never set (at least one was)."""
+    """For counts (rows,): operations (rows, max(counts)), numbered as in `table`, and what the
+    variables hold at the end (rows, variables), -1 where one was never set (at least one was)."""
     row, values = np.arange(len(counts)), np.full((len(counts), variables), -1)
     operations = np.zeros((len(counts), counts.max()), dtype=np.int64)
     for t in range(counts.max()):
         # drawing anew until an operation is allowed is drawing with these weights
         is_set, can_grow = values >= 0, (values >= 0) & (values < LARGEST)
         increment = W_INCREMENT * can_grow / np.maximum(is_set.sum(axis=1, keepdims=True), 1)
-        weights = np.concatenate((np.full((len(row), 1), w_pass), np.full((len(row), variables), W_SET / variables), increment), 1)
+        passing = np.full((len(row), 1), w_pass)
+        setting = np.full((len(row), variables), W_SET / variables)
+        weights = np.concatenate((passing, setting, increment), axis=1)
         ends = weights.cumsum(axis=1)
         op = (rng.random((len(row), 1)) * ends[:, -1:] >= ends).sum(axis=1)
         op[t >= counts] = 0  # past the end: passes, which change nothing
         operations[:, t] = op
         which = (op - 1) % variables
-        setting, growing = (op > 0) & (op <= variables), op > variables
-        values[row[setting], which[setting]] = 0
-        values[row[growing], which[growing]] += 1
+        sets, grows = (op > 0) & (op <= variables), op > variables
+        values[row[sets], which[sets]] = 0
+        values[row[grows], which[grows]] += 1
     empty = (values < 0).all(axis=1)
     if empty.any():
         again, values[empty] = programs(rng, counts[empty], variables, w_pass)
@@ -73,16 +82,22 @@ def programs(rng, counts, variables, w_pass):
     return operations, values
 
 
-def prepare(folder, variables: int = 1, steps: int = 512, length: int = 512, train: int = 10_000, val: int = 1000,
-            test: int = 1000, seed: int = 0):
+def prepare(folder, variables: int = 1, steps: int = 512, length: int = 512, train: int = 10_000,
+            val: int = 1000, test: int = 1000, seed: int = 0):
     """Write the set into `folder`. Raises ValueError for sizes that make no task."""
     if not 1 <= variables <= 26 or steps < 3 or length < 8:
-        raise ValueError(f"variables={variables}, steps={steps}, length={length}: need 1 to 26 variables, steps >= 3 and "
-                         "length >= 8")
-    counts = dict(train=(train, 50), val=(val, 50), test=(test, 50), pass100=(test, 100), pass10=(test, 10))
+        raise ValueError(f"variables={variables}, steps={steps}, length={length}: "
+                         "need 1 to 26 variables, steps >= 3 and length >= 8")
     how = dict(variables=variables, steps=steps, length=length)
-    splits = {name: (rows, how | dict(w_pass=w_pass)) for name, (rows, w_pass) in counts.items()}
-    write_rows(folder, [*SYMBOLS, *(chr(ord("a") + i) for i in range(variables))], seed, generate, **splits)
+    splits = dict(
+        train=(train, dict(how, w_pass=50)),
+        val=(val, dict(how, w_pass=50)),
+        test=(test, dict(how, w_pass=50)),
+        pass100=(test, dict(how, w_pass=100)),
+        pass10=(test, dict(how, w_pass=10)),
+    )
+    symbols = SYMBOLS + list(string.ascii_lowercase[:variables])
+    write_rows(folder, symbols, seed, generate, **splits)
 
 
 if __name__ == "__main__":

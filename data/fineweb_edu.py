@@ -1,16 +1,18 @@
-"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.9B for training, 0.1B for validation.
+"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.8B for training, 0.1B for validation and for test.
 
-    python -m data.fineweb_edu               # streams and tokenises on all cores; run it again to go on
+    python -m data.fineweb_edu               # streams, tokenises on all cores; again: goes on
     python -m data.fineweb_edu --limit=1000  # a try with the first 1000 documents
     python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 --out=data/fineweb_edu_mistral
 
-CARoPE trains on it with GPT-2's tokenizer, ExPE's large models with Mistral's (32,768 tokens; `pip install tokenizers`,
-and the hub wants its terms accepted). Shards of 1e8 tokens, the first is the validation split; end-of-text goes before
-each document. A second start streams past the documents that are already written, which costs their download but not
-their tokenisation.
+CARoPE trains on it with GPT-2's tokenizer, ExPE's large models with Mistral's (32,768 tokens;
+`pip install tokenizers`, and the hub wants its terms accepted). Shards of 1e8 tokens, of
+which the first is val and the second test, as in ExPE (section 3.2); end-of-text goes before each
+document. A second start streams past the documents that are already written, which costs their
+download but not their tokenisation.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 TOKENS = 10_000_000_000
@@ -24,12 +26,11 @@ def load():
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from the first `limit` documents of the corpus that `load` returns."""
-    # a try is shorter than one shard, and would be all validation: some 1000 tokens a document make ten shards
+    # at some 1000 tokens a document a try makes ten shards too: with whole ones it would be all validation
     size = SHARD_TOKENS if limit is None else min(SHARD_TOKENS, 100 * limit)
-    write_documents(
-        folder, lambda: {"val": texts(load(), limit)}, tokenizer, separator="before", tokens={"val": size, "train": None},
-        expect=TOKENS if limit is None else None, shard_tokens=size, limit=limit,
-    )
+    write_documents(folder, lambda: {"val": texts(load(), limit)}, tokenizer, separator="before",
+                    tokens={"val": size, "test": size, "train": None},
+                    expect=TOKENS if limit is None else None, shard_tokens=size, limit=limit)
 
 
 if __name__ == "__main__":

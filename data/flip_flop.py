@@ -1,15 +1,16 @@
-"""Flip-Flop: remember one bit through noise (Liu et al. 2023, "Exposing Attention Glitches"; CoPE section 5.1).
+"""Flip-Flop: remember one bit through noise (Liu et al. 2023, "Exposing Attention Glitches"; CoPE
+section 5.1).
 
     python -m data.flip_flop                              # the paper's size
     python -m data.flip_flop --length=256 --train=32000   # smaller
 
-A row is pairs of an instruction and a bit: w writes its bit, i is noise, r reads, so that its bit is the last written
-one; all others are coin flips. First comes w, last r, the rest independently: i with probability p_i, w and r with
-(1 - p_i) / 2 each. Only the bits after r carry loss.
+A row is pairs of an instruction and a bit: w writes its bit, i is noise, r reads, so that its bit
+is the last written one; all others are coin flips. First comes w, last r, the rest independently:
+i with probability p_i, w and r with (1 - p_i) / 2 each. Only the bits after r carry loss.
 
 splits   train and val: p_i = 0.8; sparse: 0.98, so that the last w lies far back; dense: 0.1
-options  length: tokens per row; train, val, sparse, dense: rows (the defaults: 10,000 steps of 16 fresh rows, and the
-         test sets of Liu et al.); seed
+options  length: tokens per row; train, val, sparse, dense: rows (the defaults: 10,000 steps of 16
+         fresh rows, and the test sets of Liu et al.); seed
 """
 import numpy as np
 
@@ -27,21 +28,25 @@ def generate(rng, rows, length, p_i):
     instruction = np.where(u < p_i, I, np.where(u < (1 + p_i) / 2, W, R))
     instruction[:, 0], instruction[:, -1] = W, R
     bit = rng.integers(0, 2, (rows, pairs))
-    written = np.maximum.accumulate(np.where(instruction == W, np.arange(pairs), 0), axis=1)  # where, most recently
+    writes = np.where(instruction == W, np.arange(pairs), 0)
+    written = np.maximum.accumulate(writes, axis=1)  # where, most recently
     read = instruction == R
     bit = np.where(read, np.take_along_axis(bit, written, axis=1), bit)
     tokens = np.stack((instruction, ZERO + bit), axis=-1).reshape(rows, length)
     return tokens, np.stack((np.zeros_like(read), read), axis=-1).reshape(rows, length)
 
 
-def prepare(folder, length: int = 512, train: int = 160_000, val: int = 1000, sparse: int = 100_000, dense: int = 3000,
-            seed: int = 0):
+def prepare(folder, length: int = 512, train: int = 160_000, val: int = 1000, sparse: int = 100_000,
+            dense: int = 3000, seed: int = 0):
     """Write the set into `folder`. Raises ValueError for a length that holds no two pairs."""
     if length < 4 or length % 2:
-        raise ValueError(f"length={length} is no number of (instruction, bit) pairs; make it even and at least 4")
-    counts = dict(train=(train, 0.8), val=(val, 0.8), sparse=(sparse, 0.98), dense=(dense, 0.1))
-    splits = {name: (rows, dict(length=length, p_i=p_i)) for name, (rows, p_i) in counts.items()}
-    write_rows(folder, SYMBOLS, seed, generate, **splits)
+        raise ValueError(f"length={length} is no number of (instruction, bit) pairs; "
+                         "make it even and at least 4")
+    write_rows(folder, SYMBOLS, seed, generate,
+               train=(train, dict(length=length, p_i=0.8)),
+               val=(val, dict(length=length, p_i=0.8)),
+               sparse=(sparse, dict(length=length, p_i=0.98)),
+               dense=(dense, dict(length=length, p_i=0.1)))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """Indirect Indexing: which letter stands three places left of the z? (PoPE section 4 and appendix B.1)
 
-    python -m data.indirect_indexing                                                 # the paper's size
-    python -m data.indirect_indexing --letters=20 --shortest=8 --longest=12 --shift=4 --train=100000   # smaller
+    python -m data.indirect_indexing                                    # the paper's size
+    python -m data.indirect_indexing --letters=20 --shortest=8 --longest=12 --shift=4   # smaller
 
-A row is `<string>,<letter>,<shift>,<target>`, a token per character, such as `qeohzubk,z,-3,e`: a string of distinct
-letters, one of them, a signed shift, and the letter that far to the right (+) or left (-), which alone carries loss.
-Pads after the target make the rows equally long. The paper draws shifts uniformly in [-15, 15] and leaves open what
-happens where they leave the string (its first example is off by one, its third repeats a letter): here the shift is
-uniform, and the letter among those from which it stays inside.
+A row is `<string>,<letter>,<shift>,<target>`, a token per character, such as `qeohzubk,z,-3,e`: a
+string of distinct letters, one of them, a signed shift, and the letter that far to the right (+)
+or left (-), which alone carries loss. Pads after the target make the rows equally long. The paper
+draws shifts uniformly in [-15, 15] and leaves open what happens where they leave the string (its
+first example is off by one, its third repeats a letter): here the shift is uniform, and the
+letter among those from which it stays inside.
 
 splits   train, val, test
-options  letters: of [a-zA-Z], to draw from; shortest, longest: length of the string; shift: the largest; train, val,
-         test: rows; seed
+options  letters: of [a-zA-Z], to draw from; shortest, longest: length of the string; shift: the
+         largest; train, val, test: rows; seed
 """
 import string
 
@@ -40,17 +41,18 @@ def generate(rng, rows, letters, shortest, longest, shift):
     long = np.stack(head + [digits[:, 0], digits[:, 1], comma, target], axis=1)
     tokens, mask = np.full((rows, longest + 8), PAD), np.zeros((rows, longest + 8))
     tokens[:, :longest] = np.where(np.arange(longest) < length[:, None], text, PAD)
-    np.put_along_axis(tokens, length[:, None] + np.arange(8), np.where(abs(s)[:, None] < 10, short, long), axis=1)
+    tail = np.where(abs(s)[:, None] < 10, short, long)
+    np.put_along_axis(tokens, length[:, None] + np.arange(8), tail, axis=1)
     mask[row, length + np.where(abs(s) < 10, 6, 7)] = 1
     return tokens, mask
 
 
-def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, shift: int = 15, train: int = 1_000_000,
-            val: int = 10_000, test: int = 10_000, seed: int = 0):
+def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, shift: int = 15,
+            train: int = 1_000_000, val: int = 10_000, test: int = 10_000, seed: int = 0):
     """Write the set into `folder`. Raises ValueError for sizes that do not fit each other."""
     if not 0 <= shift < shortest <= longest <= letters <= 52:
-        raise ValueError(f"need 0 <= shift={shift} < shortest={shortest} <= longest={longest} <= letters={letters} <= 52, "
-                         "as letters do not repeat and every shift needs a place")
+        raise ValueError(f"need 0 <= shift={shift} < shortest={shortest} <= longest={longest} <= "
+                         f"letters={letters} <= 52, as letters do not repeat and every shift needs a place")
     how = dict(letters=letters, shortest=shortest, longest=longest, shift=shift)
     write_rows(folder, SYMBOLS, seed, generate, train=(train, how), val=(val, how), test=(test, how))
 

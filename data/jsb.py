@@ -1,31 +1,35 @@
 """JSB Chorales: Bach's chorales for four voices, on a grid of 16th notes (PoPE section 4, appendix B.1).
 
-    python -m data.jsb                                                          # downloads 1.7 MB
-    python -m data.jsb --source=/path/Jsb16thSeparated.json --out=data/jsb      # from a file, without a network
-    python -m data.jsb --length=256                                             # shorter rows, cheaper to train on
+    python -m data.jsb                                                        # downloads 1.7 MB
+    python -m data.jsb --source=/path/Jsb16thSeparated.json --out=data/jsb    # from a file, no network
+    python -m data.jsb --length=256                                           # shorter rows
 
-A token is what one voice sings during one 16th note: a MIDI key from 21 to 108, or -1 for silence. As in the paper the
-voices of a time step come first, soprano to bass, then time moves on. 229 pieces to train on, 76 to validate, 77 to
-test; 220,912, 73,632 and 75,600 tokens.
+A token is what one voice sings during one 16th note: a MIDI key from 21 to 108, or -1 for
+silence. As in the paper the voices of a time step come first, soprano to bass, then time moves
+on. 229 pieces to train on, 76 to validate, 77 to test; 220,912, 73,632 and 75,600 tokens.
 
-A row is a start, up to `length` tokens of one piece, which all carry loss, and pads, which carry none. The paper has no
-start token and leaves open how the first token is predicted: here a pad starts a piece. Six pieces are longer than
-2048 tokens, which it leaves open too: here they go on in a second row that starts with the last token of the first.
-So every token of the source is a target exactly once.
+A row is a start, up to `length` tokens of one piece, which all carry loss, and pads, which carry
+none. The paper has no start token and leaves open how the first token is predicted: here a pad
+starts a piece. Six pieces are longer than 2048 tokens, which it leaves open too: here they go on
+in a second row that starts with the last token of the first. So every token of the source is a
+target exactly once.
 
 splits   train, val, test
-options  length: tokens per row, a multiple of 4, so that a position always means the same voice; source: the file
+options  length: tokens per row, a multiple of 4, so that a position always means the same voice;
+         source: the file
 """
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 
-from data.shards import Writer, command, download
+from data.shards import Writer, command
+from data.text import download
 
 DOWNLOAD = True
-URL = ("https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/"
-       "Jsb16thSeparated.json")
+URL = ("https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
+       "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/Jsb16thSeparated.json")
 SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
 LOWEST, HIGHEST = 21, 108  # of a piano's 88 keys
 SYMBOLS = ["_", "-1", *map(str, range(LOWEST, HIGHEST + 1))]  # _ pads, -1 is silence
@@ -38,13 +42,14 @@ def serialise(piece):
     keys = {-1: SILENCE} | {key: FIRST_KEY + key - LOWEST for key in range(LOWEST, HIGHEST + 1)}
     for step in piece:
         if len(step) != 4 or not keys.keys() >= set(step):
-            raise ValueError(f"a time step is {step}, not four keys in [{LOWEST}, {HIGHEST}] or -1; take Jsb16thSeparated.json")
+            need = f"four keys in [{LOWEST}, {HIGHEST}] or -1"
+            raise ValueError(f"a time step is {step}, not {need}; take Jsb16thSeparated.json")
     return np.array([keys[key] for step in piece for key in step])
 
 
 def rows(tokens, length):
     """A piece (n,) -> tokens, mask, both (ceil(n / length), length + 1)."""
-    count = -(-len(tokens) // length)
+    count = math.ceil(len(tokens) / length)
     padded = np.full(1 + count * length, PAD)
     padded[1 : 1 + len(tokens)] = tokens
     table = np.stack([padded[i * length : (i + 1) * length + 1] for i in range(count)])
@@ -54,21 +59,25 @@ def rows(tokens, length):
 
 
 def prepare(folder, length: int = 2048, source: str = None):
-    """Write the set into `folder`. Raises ValueError for a length or a file that does not fit, or a failed download."""
+    """Write the set into `folder`. Raises ValueError for a length or a file that does not fit, or
+    a failed download."""
     if length < 4 or length % 4:
-        raise ValueError(f"length={length} is no number of whole time steps of four voices; make it a multiple of 4")
+        raise ValueError(f"length={length} is no number of whole time steps of four voices; "
+                         "make it a multiple of 4")
     path = Path(source) if source else download(URL, Path(folder) / "Jsb16thSeparated.json", SHA256)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} holds no chorales that can be read ({type(error).__name__}); give Jsb16thSeparated.json") from None
-    writer = Writer(folder)
+        fault = f"{path} holds no chorales that can be read ({type(error).__name__})"
+        raise ValueError(f"{fault}; give Jsb16thSeparated.json") from None
+    writer = Writer(folder, source=path)
     for split, part in pieces.items():
         for piece in part:
             writer.write(split, *rows(serialise(piece), length))
     writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
-    print(f"{folder}: " + ", ".join(f"{len(part)} {split}" for split, part in pieces.items()) + " pieces")
+    sizes = ", ".join(f"{len(part)} {split}" for split, part in pieces.items())
+    print(f"{folder}: {sizes} pieces")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """OpenWebText as GPT-2 tokens: 9,035,582,198 for training, 4,434,897 for validation.
 
-    python -m data.openwebtext               # downloads, then tokenises on all cores; run it again to go on
-    python -m data.openwebtext --limit=1000  # a try with the first 1000 documents (the download is the same)
+    python -m data.openwebtext               # downloads, tokenises on all cores; again: goes on
+    python -m data.openwebtext --limit=1000  # a try with 1000 documents (the download is the same)
 
 The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, end-of-text after each.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 TOKENS = 9_040_017_095

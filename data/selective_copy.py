@@ -3,13 +3,17 @@
     python -m data.selective_copy                                             # the paper's size
     python -m data.selective_copy --copy=32 --blanks=32 --train=64000         # smaller
 
-A row is `copy` letters, drawn uniformly, in random places among the blanks, then the letters again without the blanks;
-only these carry loss. Nothing marks where the copy begins. A row is right if all of its copy is.
+A row is `copy` letters, drawn uniformly, in random places among the blanks, then the letters
+again without the blanks; only these carry loss. Nothing marks where the copy begins. A row is
+right if all of its copy is.
 
 splits   train and val: as many blanks as asked; dense: half as many; sparse: twice as many
-options  copy: letters per row; blanks; vocabulary: letters and the blank; train, val, dense, sparse: rows; seed
-         (the paper gives no numbers of rows: the test sets are our choice, and the training rows, which come in epochs)
+options  copy: letters per row; blanks; vocabulary: letters and the blank; train, val, dense,
+         sparse: rows; seed (the paper gives no numbers of rows: the test sets are our choice, and
+         the training rows, which come in epochs)
 """
+import string
+
 import numpy as np
 
 from data.shards import command, write_rows
@@ -30,15 +34,19 @@ def generate(rng, rows, copy, blanks, vocabulary):
     return tokens, mask
 
 
-def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, train: int = 640_000, val: int = 1000,
-            dense: int = 1000, sparse: int = 1000, seed: int = 0):
+def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, train: int = 640_000,
+            val: int = 1000, dense: int = 1000, sparse: int = 1000, seed: int = 0):
     """Write the set into `folder`. Raises ValueError for sizes that make no task."""
     if copy < 1 or blanks < 0 or not 2 <= vocabulary <= 27:
-        raise ValueError(f"copy={copy}, blanks={blanks}, vocabulary={vocabulary}: need copy >= 1, blanks >= 0, "
-                         "and a vocabulary of 2 (a letter and the blank) to 27")
-    counts = dict(train=(train, blanks), val=(val, blanks), dense=(dense, blanks // 2), sparse=(sparse, 2 * blanks))
-    splits = {name: (rows, dict(copy=copy, blanks=n, vocabulary=vocabulary)) for name, (rows, n) in counts.items()}
-    write_rows(folder, ["."] + [chr(ord("a") + i) for i in range(vocabulary - 1)], seed, generate, **splits)
+        raise ValueError(f"copy={copy}, blanks={blanks}, vocabulary={vocabulary}: need copy >= 1, "
+                         "blanks >= 0, and a vocabulary of 2 (a letter and the blank) to 27")
+    how = dict(copy=copy, vocabulary=vocabulary)
+    symbols = ["."] + list(string.ascii_lowercase[: vocabulary - 1])
+    write_rows(folder, symbols, seed, generate,
+               train=(train, dict(how, blanks=blanks)),
+               val=(val, dict(how, blanks=blanks)),
+               dense=(dense, dict(how, blanks=blanks // 2)),
+               sparse=(sparse, dict(how, blanks=2 * blanks)))
 
 
 if __name__ == "__main__":

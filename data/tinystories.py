@@ -1,12 +1,13 @@
 """TinyStories: 2.1M short stories in the words of a child, and 22,000 for validation (Eldan & Li 2023).
 
-    python -m data.tinystories               # downloads 1 GB, then tokenises on all cores; run it again to go on
+    python -m data.tinystories               # downloads 1 GB, tokenises on all cores; again: goes on
     python -m data.tinystories --limit=1000  # a try with the first 1000 stories of each split
 
 End-of-text goes after each. CoPE's word counting task is made from the same stories.
 """
 
-from data.shards import command, hub, texts, write_documents
+from data.shards import command
+from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 TOKENS = 480_000_000
@@ -18,7 +19,8 @@ def load():
 
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
-    """Write the set into `folder`, from the first `limit` stories of each split of the corpus that `load` returns."""
+    """Write the set into `folder`, from the first `limit` stories of each split of the corpus
+    that `load` returns."""
 
     def splits():
         corpus = load()

@@ -1,29 +1,35 @@
 """WikiText-103: 28,000 good articles of Wikipedia, 100M words (Merity et al. 2017; CoPE section 5.5).
 
     python -m data.wikitext103
-    python -m data.wikitext103 --source=/path/to/wikitext-103-raw --out=data/wikitext103   # from files, no network
+    python -m data.wikitext103 --source=/path/to/wikitext-103-raw --out=data/wikitext103   # no network
 
-The splits train, val and test are the text of wiki.{train,valid,test}.raw, line by line as it is, in one piece: nothing
-stands between articles. A folder of such files can be named instead of the hub; wiki.*.tokens and {train,valid,test}.txt
-will do, and a file that is missing leaves out its split.
+The splits train, val and test are the text of wiki.{train,valid,test}.raw, line by line as it is,
+in one piece: nothing stands between articles. A folder of such files can be named instead of the
+hub; wiki.*.tokens and {train,valid,test}.txt will do, and a file that is missing leaves out its
+split.
 
-meta.json has the number of words. A loss is per token of GPT-2's BPE, so compare its perplexity exp(loss) with that of
-the same tokenizer only; per word it is
+meta.json has the number of words. A loss is per token of GPT-2's BPE, so compare its perplexity
+exp(loss) with that of the same tokenizer only; per word it is
 
-    exp(loss * tokens / words)        with the split's tokens (the sum of its shards) and words from meta.json
+    exp(loss * tokens / words)
 
-Papers with a vocabulary of words count the end of a line as a word too: 3,760 lines in val and 4,358 in test (213,886
-and 241,211 words), 1,801,350 in train.
+with the split's tokens (the sum of its shards) and words from meta.json.
+
+Papers with a vocabulary of words count the end of a line as a word too: 3,760 lines in val and
+4,358 in test (213,886 and 241,211 words), 1,801,350 in train.
 """
 
+import functools
 import itertools
 from pathlib import Path
 
-from data.shards import command, hub, write_documents
+from data.shards import command
+from data.text import hub, write_documents
 
 DOWNLOAD = True
 TOKENS = 120_000_000
-NAMES = {"train": ("train", "train"), "val": ("valid", "validation"), "test": ("test", "test")}  # of files; on the hub
+FILES = {"train": "train", "val": "valid", "test": "test"}
+ON_THE_HUB = {"train": "train", "val": "validation", "test": "test"}
 
 
 def load():
@@ -32,24 +38,31 @@ def load():
 
 
 def read(source):
-    """{split: function -> iterator of lines} of a folder of files. Raises FileNotFoundError when there are none."""
-    found = {}
-    for split, (name, _) in NAMES.items():
-        for path in (Path(source) / file for file in (f"wiki.{name}.raw", f"wiki.{name}.tokens", f"{name}.txt")):
+    """{split: function -> iterator of lines} of a folder of files. Raises FileNotFoundError when
+    there are none."""
+    splits = {}
+    for split, name in FILES.items():
+        for file in (f"{name}.txt", f"wiki.{name}.tokens", f"wiki.{name}.raw"):  # the last one wins
+            path = Path(source) / file
             if path.is_file():
-                found[split] = lambda path=path: open(path, encoding="utf-8", newline="\n")
-                break
-    if not found:
-        raise FileNotFoundError(f"source={source!r} has no wiki.train.raw, wiki.train.tokens or train.txt, nor of valid or test")
-    for split in NAMES:
-        if split not in found:
+                splits[split] = functools.partial(open, path, encoding="utf-8", newline="\n")
+    if not splits:
+        raise FileNotFoundError(f"source={source!r} has no wiki.train.raw, wiki.train.tokens or "
+                                "train.txt, nor such files of valid or test")
+    for split in FILES:
+        if split not in splits:
             print(f"{source} has no {split} file; that split is left out")
-    return found
+    return splits
+
+
+def lines_of(rows):
+    """The lines of a split of the hub, which has "" in the place of an empty line; files write " \\n"."""
+    return (row["text"] or " \n" for row in rows)
 
 
 def sections(lines):
-    """Lines, joined up to the next heading. Every tokenizer that splits off " =" makes the same tokens of the sections one
-    by one as of the whole text at once."""
+    """Lines, joined up to the next heading. Every tokenizer that splits off " =" makes the same
+    tokens of the sections one by one as of the whole text at once."""
     section = []
     for line in lines:
         if line.startswith(" = ") and section:
@@ -61,16 +74,19 @@ def sections(lines):
 
 
 def prepare(folder, source: str = "", limit: int = None, tokenizer: str = "gpt2", load=load):
-    """Write the set into `folder`, from at most `limit` sections of each split of `source`, or of what `load` returns."""
+    """Write the set into `folder`, from at most `limit` sections of each split of `source`, or of
+    what `load` returns."""
 
     def splits():
         if source:
             parts = read(source)
         else:
             corpus = load()
-            # the hub has "" in the place of an empty line, which the files write " \n"
-            parts = {split: lambda rows=corpus[name]: (row["text"] or " \n" for row in rows) for split, (_, name) in NAMES.items()}
-        return {split: lambda skip, lines=lines: itertools.islice(sections(lines()), skip, limit) for split, lines in parts.items()}
+            parts = {split: functools.partial(lines_of, corpus[name]) for split, name in ON_THE_HUB.items()}
+        return {split: functools.partial(documents, lines) for split, lines in parts.items()}
+
+    def documents(lines, skip):
+        return itertools.islice(sections(lines()), skip, limit)
 
     expect = TOKENS if limit is None and not source else None
     write_documents(folder, splits, tokenizer, separator=None, expect=expect, limit=limit, source=source)

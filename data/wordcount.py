@@ -1,4 +1,5 @@
-"""WordCount: how often does a word occur in the last k sentences of a story? (CoPE section 5.4 and appendix E)
+"""WordCount: how often does a word occur in the last k sentences of a story? (CoPE section 5.4
+and appendix E)
 
     python -m data.wordcount             # TinyStories from the hub; an hour or two on eight cores
     python -m data.wordcount --join=3    # WordCount-hard: samples of three stories
@@ -8,25 +9,27 @@ needs `pip install nltk`, and datasets for TinyStories. An example is the paper'
 
     [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3<|endoftext|>
 
-of which the answer and the end carry loss: w is the most common word of the story, k uniform in [1, number of sentences],
-sentences are those of nltk's PunktSentenceTokenizer(). Ours, as the paper does not say: words are compared in lower
-case, the first of equally common ones is taken, and training rows hold as many whole examples as fit, then padding.
-A row of the validation split is one example, so that its sequence error is the share of wrong answers.
+of which the answer and the end carry loss: w is the most common word of the story, k uniform in
+[1, number of sentences], sentences are those of nltk's PunktSentenceTokenizer(). Ours, as the
+paper does not say: words are compared in lower case, the first of equally common ones is taken,
+and training rows hold as many whole examples as fit, then padding. A row of the validation split
+is one example, so that its sequence error is the share of wrong answers.
 
 splits   train, val (100 : 1, by story)
-options  stories: a folder of text files instead of TinyStories, with <|endoftext|> between the stories, or cut at blank
-         lines into pieces of some 800 letters; join: stories per sample, none used twice; length: of the training rows,
-         in tokens; tokenizer: that of the model to fine-tune; limit: of the stories, for a try; seed
+options  stories: a folder of text files instead of TinyStories, with <|endoftext|> between the
+         stories, or cut at blank lines into pieces of some 800 letters; join: stories per sample,
+         none used twice; length: of the training rows, in tokens; tokenizer: that of the model to
+         fine-tune; limit: of the stories, for a try; seed
 """
 import collections
-import multiprocessing
+import math
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
 
-from data.shards import Writer, command, hub, load_encoding, rng
+from data.shards import Writer, command, rng
+from data.text import hub, load_encoding, workers
 
 DOWNLOAD = True
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
@@ -38,7 +41,8 @@ def load():
 
 
 def read_folder(folder):
-    """The stories of a folder's *.txt files as [{"text": story}, ...]. Raises ValueError when there are none."""
+    """The stories of a folder's *.txt files as [{"text": story}, ...]. Raises ValueError when
+    there are none."""
     stories = []
     for path in sorted(Path(folder).rglob("*.txt")):
         text = path.read_text(encoding="utf-8")
@@ -63,7 +67,8 @@ def words(text):
 
 
 def question(story, sentences, random):
-    """(prompt, answer) about a story, given a function that cuts a text into sentences and a numpy generator."""
+    """(prompt, answer) about a story, given a function that cuts a text into sentences and a
+    numpy generator."""
     parts = sentences(story)
     word = collections.Counter(words(story)).most_common(1)[0][0]
     k = int(random.integers(1, len(parts) + 1))
@@ -73,11 +78,11 @@ def question(story, sentences, random):
 def start_worker(*state):
     global worker
     worker = state
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is the parent's to answer, once
 
 
 def work(groups):
-    """Examples, (tokens, how many of them are the answer), of groups of stories that are given as numbers (n, join)."""
+    """Examples, (tokens, how many of them are the answer), of groups of stories that are given as
+    numbers (n, join)."""
     corpus, tokenizer, sentences, seed = worker
     encoding, examples = load_encoding(tokenizer), []
     for group in groups.tolist():
@@ -106,9 +111,10 @@ def pad(values, length, end):
     return np.array([values + [end] * (length - len(values))])
 
 
-def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2", limit: int = None,
-            seed: int = 0, load=load):
-    """Write the set into `folder`. Raises ValueError where there are too few stories, ImportError without nltk."""
+def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
+            limit: int = None, seed: int = 0, load=load):
+    """Write the set into `folder`. Raises ValueError where there are too few stories, ImportError
+    without nltk."""
     try:
         from nltk.tokenize import PunktSentenceTokenizer
     except ImportError:
@@ -116,22 +122,24 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     corpus, encoding = read_folder(stories) if stories else load(), load_encoding(tokenizer)
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
-        raise ValueError(f"{len(order)} stories are too few for training and validation samples of {join}; name more")
+        raise ValueError(f"{len(order)} stories are too few for training and validation samples of "
+                         f"{join}; name more")
     first = max(len(order) // 101, join)  # so many stories are for validation
     writer, end, count = Writer(folder), encoding.eot_token, collections.Counter()
 
     def examples(split, numbers):
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
-        for block in pool.imap(work, np.array_split(groups, -(-len(groups) // 256))):
+        for block in pool.map(work, np.array_split(groups, math.ceil(len(groups) / 256))):
             for example in block:
                 fits = len(example[0]) <= length + 1
                 count[split if fits else "left out, longer than a row"] += 1
                 if fits:
                     yield example
-            print(f"\r{folder}: " + ", ".join(f"{n:,} {what}" for what, n in count.items()), end=" ", flush=True)
+            counts = ", ".join(f"{n:,} {what}" for what, n in count.items())
+            print(f"\r{folder}: {counts}", end=" ", flush=True)
 
     state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
-    with multiprocessing.Pool(initializer=start_worker, initargs=state) as pool:
+    with workers(start_worker, *state) as pool:
         val = list(examples("val", order[:first]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")

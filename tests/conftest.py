@@ -19,7 +19,7 @@ TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_
         "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1", "--eval_batches=2", "--pe=pope"]
 
 
-HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
 
 @pytest.fixture(autouse=True)

@@ -299,8 +299,8 @@ def score(cfg, name, p, h, x, pos, q, k):
     return dots(q, k)
 
 
-def bias(cfg, name, p, h, x, q, k, v):
-    """What a method adds to head h's scores (T, T)."""
+def bias(cfg, name, p, h, x, pos, q, k, v):
+    """The term that a method adds to head h's scores, (T, T)."""
     T, H, d = len(x), cfg.n_head, q.shape[1]
     if name == "relative":
         return relative_bias(q, p("a"), cfg)
@@ -343,7 +343,7 @@ def attention(cfg, params, i, x, pos):
         a = score(cfg, rotation, p, h, x, pos, q, k)
         for name, p in pes:
             if name in BIAS:  # on the unrotated q and k, whatever the rotation
-                a = a + bias(cfg, name, p, h, x, q, k, v)
+                a = a + bias(cfg, name, p, h, x, pos, q, k, v)
         for t in range(T):
             e = np.exp(a[t, :t + 1] - a[t, :t + 1].max())
             if cfg.hard_attention:  # CoPE appendix C: the largest score takes all

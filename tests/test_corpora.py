@@ -1,14 +1,15 @@
 """Holds write_documents and the text corpora against files built by hand, one token at a time.
 
-The corpora are local stand-ins of the originals' formats, no tokenizer needs a download, and interruptions are real kills.
+The corpora are local stand-ins of the originals' formats, no tokenizer needs a download, and
+interruptions are real kills.
 """
 
+import concurrent.futures
 import contextlib
 import importlib
 import inspect
 import itertools
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -24,20 +25,41 @@ import numpy as np
 import pytest
 from conftest import contents, one_line
 
-from data import c4, code, fineweb, fineweb_edu, openwebtext, pg19, shards, tinystories, wikitext103
-from data.shards import Split, load_encoding, texts, tokenizer, write_documents
+from data import (
+    c4,
+    code,
+    fineweb,
+    fineweb_edu,
+    openwebtext,
+    pg19,
+    shards,
+    tinystories,
+    wikitext103,
+)
+from data import text as text_corpora
+from data.shards import Split
+from data.text import load_encoding, texts, tokenizer, write_documents
 
 ROOT = Path(__file__).parent.parent
-CORPORA = ["openwebtext", "fineweb_edu", "fineweb", "c4", "pg19", "tinystories", "wikitext103", "code"]
+CORPORA = [
+    "openwebtext",
+    "fineweb_edu",
+    "fineweb",
+    "c4",
+    "pg19",
+    "tinystories",
+    "wikitext103",
+    "code",
+]
 
 
 def documents(skip, count=300, delay=0.0):
-    """A source that any process can name: texts of 0 to 400 letters, not all ASCII, and the separator spelled out."""
+    """A source that any process can name: texts of 0 to 400 letters, not all ASCII, and the
+    separator spelled out."""
     for i in range(skip, count):
         time.sleep(delay)
         rng = random.Random(i)
         yield "".join(rng.choices([*"abcdefghijkl é🐍", "<|endoftext|>"], k=rng.randrange(400)))
-
 
 
 def part(first, last):
@@ -53,9 +75,18 @@ SHAPES = {
     "a split of nothing": ({"val": 0, "train": 0}, {}),
     "three, unseparated": ({"train": 0, "val": 50, "test": 57}, {"separator": None}),
     "by tokens": ({"val": 0}, {"tokens": {"val": 3000, "train": None}, "separator": "before"}),
-    "budget": ({"val": 0}, {"tokens": {"val": 2500, "test": 2501, "train": 15000}, "shortest": 150}),
-    "budgets of one document": ({"val": 0}, {"tokens": {"val": 5, "test": 1, "dev": 6, "train": 2}}),
-    "budget beyond the text": ({"a": 0, "val": 50}, {"tokens": {"val": 10**4, "train": 10**9}, "shortest": 1}),
+    "budget": (
+        {"val": 0},
+        {"tokens": {"val": 2500, "test": 2501, "train": 15000}, "shortest": 150},
+    ),
+    "budgets of one document": (
+        {"val": 0},
+        {"tokens": {"val": 5, "test": 1, "dev": 6, "train": 2}},
+    ),
+    "budget beyond the text": (
+        {"a": 0, "val": 50},
+        {"tokens": {"val": 10**4, "train": 10**9}, "shortest": 1},
+    ),
 }
 
 
@@ -65,7 +96,15 @@ def corpus(shape, count=100):
     return {split: part(begin, end) for (split, begin), end in zip(begins.items(), ends)}, options
 
 
-def by_hand(parts, shard_tokens, separator="after", tokens=None, shortest=0, encode=lambda text: [*text.encode()], end=256):
+def by_hand(
+    parts,
+    shard_tokens,
+    separator="after",
+    tokens=None,
+    shortest=0,
+    encode=lambda text: [*text.encode()],
+    end=256,
+):
     """-> the files a corpus {split: texts} must become, and its words by split."""
     splits, words, tokens = {}, {}, tokens or {}
     for split, source in parts.items():
@@ -74,14 +113,18 @@ def by_hand(parts, shard_tokens, separator="after", tokens=None, shortest=0, enc
             if len(ids) < shortest:
                 continue
             ids = {"before": [end, *ids], "after": [*ids, end], None: ids}[separator]
-            last = None not in tokens.values() and split in tokens and all(len(splits.get(s, [])) == n for s, n in tokens.items())
+            last = (
+                None not in tokens.values()
+                and split in tokens
+                and all(len(splits.get(s, [])) == n for s, n in tokens.items())
+            )
             if last:
                 break
             while len(splits.get(split, [])) == tokens.get(split):
                 split = list(tokens)[list(tokens).index(split) + 1]
             words[split] = words.get(split, 0) + len(re.findall(r"\S+", text))
             for token in ids:
-                names = list(tokens)[list(tokens).index(split):] if split in tokens else [split]
+                names = list(tokens)[list(tokens).index(split) :] if split in tokens else [split]
                 free = [s for s in names if len(splits.get(s, [])) != tokens.get(s)]
                 if free:
                     split = free[0]
@@ -102,7 +145,9 @@ def check(folder, want, separator=256):
     assert meta["shards"] == {name: len(data) // 2 for name, data in sorted(files.items())}
     assert (meta["tokenizer"], meta["separator"], meta["vocab_size"]) == ("bytes", separator, 257)
     assert (meta["row_length"], meta["loss"]) == ({}, "all")
-    assert {split: n for split, n in meta["words"].items() if n} == {split: n for split, n in words.items() if n}
+    assert {split: n for split, n in meta["words"].items() if n} == {
+        split: n for split, n in words.items() if n
+    }
 
 
 # writing
@@ -113,15 +158,22 @@ def check(folder, want, separator=256):
 def test_documents_become_the_right_files(tmp_path, shard_tokens, shape):
     parts, options = corpus(shape)
     write_documents(tmp_path, lambda: parts, "bytes", shard_tokens=shard_tokens, **options)
-    want = by_hand({split: list(source(0)) for split, source in parts.items()}, shard_tokens, **options)
+    want = by_hand(
+        {split: list(source(0)) for split, source in parts.items()}, shard_tokens, **options
+    )
     check(tmp_path, want, 256 if options.get("separator", "after") else None)
 
 
 def test_no_more_is_read_than_the_budgets_take(tmp_path, monkeypatch):
     """An endless source comes to an end, and a document of just the least length counts."""
-    monkeypatch.setattr(shards, "BLOCK", 10)
-    source = lambda skip: itertools.cycle(["four", "five5", "sixsix"])
-    write_documents(tmp_path, lambda: {"val": source}, "bytes", tokens={"val": 10, "train": 20}, shortest=5)
+    monkeypatch.setattr(text_corpora, "BLOCK", 10)
+
+    def source(skip):
+        return itertools.cycle(["four", "five5", "sixsix"])
+
+    write_documents(
+        tmp_path, lambda: {"val": source}, "bytes", tokens={"val": 10, "train": 20}, shortest=5
+    )
     whole = [*b"five5", 256, *b"sixsix", 256] * 3
     for split, want in (("val", whole[:10]), ("train", whole[10:30])):
         assert np.fromfile(tmp_path / f"{split}_000000.bin", dtype="<u2").tolist() == want
@@ -132,13 +184,17 @@ def test_a_second_start(tmp_path, capsys):
     for _ in range(2):
         write_documents(tmp_path, lambda: parts, "bytes", shard_tokens=300)
         check(tmp_path, by_hand({split: list(source(0)) for split, source in parts.items()}, 300))
-        (tmp_path / "progress.json").write_text("{}")  # killed between meta.json and the removal of this
+        (tmp_path / "progress.json").write_text(
+            "{}"
+        )  # killed between meta.json and the removal of this
     assert "whole already" in capsys.readouterr().out
-    write_documents(tmp_path, lambda: 1 / 0, "bytes", shard_tokens=300)  # nor is the corpus loaded again
+    write_documents(
+        tmp_path, lambda: 1 / 0, "bytes", shard_tokens=300
+    )  # nor is the corpus loaded again
 
 
 def test_a_tokenizer_must_fit_uint16(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=100_277))
+    monkeypatch.setattr(text_corpora, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=100_277))
     with pytest.raises(ValueError) as error:
         write_documents(tmp_path, lambda: 1 / 0, "cl100k_base")
     one_line(error, "cl100k_base", "100277", "65536")
@@ -155,26 +211,41 @@ def test_the_disk_is_looked_at_first(tmp_path, monkeypatch):
     folder = tmp_path / "not" / "yet"
     for options in ({"expect": 10**10}, {"tokens": {"val": 10**9, "train": 9 * 10**9}}):
         with pytest.raises(ValueError) as error:
-            write_documents(folder, lambda: 1 / 0, "bytes", **options)  # before the corpus is loaded
+            write_documents(
+                folder, lambda: 1 / 0, "bytes", **options
+            )  # before the corpus is loaded
         one_line(error, str(folder), "20.0 GB", "--out")
     assert asked == [tmp_path, tmp_path] and not folder.parent.exists()
     write_documents(folder, lambda: {"train": part(0, 3)}, "bytes", expect=9_999_000_000)
-    openwebtext.prepare(folder, tokenizer="bytes")  # whole: needs nothing
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=18 * 10**9))
+    write_documents(folder, lambda: 1 / 0, "bytes", expect=10**12)  # whole: needs nothing
+    monkeypatch.setattr(
+        shards.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=18 * 10**9)
+    )
     with pytest.raises(ValueError) as error:
         openwebtext.prepare(tmp_path / "out", tokenizer="bytes", load=lambda: 1 / 0)
     one_line(error, "18.1 GB", "18.0 GB")
-    for free, moment in ((20_000, 5), (18_000, 0)):  # after an interruption: 1000 tokens are there, the other 9000 fit
-        monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=free))
+    for free, moment in (
+        (20_000, 5),
+        (18_000, 0),
+    ):  # after an interruption: 1000 tokens are there, the other 9000 fit
+        monkeypatch.setattr(
+            shards.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=free)
+        )
         with death_at(monkeypatch, moment) as died:
-            write_documents(tmp_path / "half", lambda: {"train": part(0, 60)}, "bytes", expect=10_000, shard_tokens=500)
+            write_documents(
+                tmp_path / "half",
+                lambda: {"train": part(0, 60)},
+                "bytes",
+                expect=10_000,
+                shard_tokens=500,
+            )
         assert bool(died) == bool(moment)
-
 
 
 @contextlib.contextmanager
 def death_at(monkeypatch, moment, after=False):
-    """Ends the block before or right after file number `moment` gets its name; `died` tells whether it did."""
+    """Ends the block before or right after file number `moment` gets its name; `died` tells
+    whether it did."""
     replace, renamed, died = os.replace, [], []
 
     def dying(source, target):
@@ -218,9 +289,19 @@ def test_a_start_with_other_arguments_is_refused(tmp_path, monkeypatch):
     parts, options = corpus("budget")
     with death_at(monkeypatch, 8):
         write_documents(tmp_path, lambda: parts, "bytes", shard_tokens=500, limit=7, **options)
-    for change in ({"limit": 8}, {"shortest": 151}, {"tokens": {"val": 2500}}, {"tokenizer": "gpt2"}, {"separator": None}):
+    for change in (
+        {"limit": 8},
+        {"shortest": 151},
+        {"tokens": {"val": 2500}},
+        {"tokenizer": "gpt2"},
+        {"separator": None},
+    ):
         with monkeypatch.context() as patch, pytest.raises(ValueError) as error:
-            patch.setattr(shards, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=257, eot_token=256))
+            patch.setattr(
+                text_corpora,
+                "load_encoding",
+                lambda name: types.SimpleNamespace(n_vocab=257, eot_token=256),
+            )
             arguments = {"tokenizer": "bytes", "shard_tokens": 500, "limit": 7, **options, **change}
             write_documents(tmp_path, lambda: 1 / 0, **arguments)
         one_line(error, "'limit': 7", str(change)[1:-1], "delete")
@@ -234,25 +315,32 @@ def test_killed_at_random_moments(tmp_path):
     script.write_text(
         f"""
 import os, random, signal, sys, threading, time
-from data import shards
+from data import text as text_corpora
 {inspect.getsource(documents)}
 def corpus():
-    return {{"dev": lambda skip: documents(skip, 200, 0.001), "val": lambda skip: documents(200 + skip, 1200, 0.001)}}
+    def val(skip):
+        return documents(200 + skip, 1200, 0.001)
+    return {{"dev": lambda skip: documents(skip, 200, 0.001), "val": val}}
 if __name__ == "__main__":
     death = threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGKILL))
     death.daemon = True  # it does not keep alive what has come to its end
     death.start()
     tokens = {{"val": 25_000, "test": 24_999, "train": None}}
-    shards.BLOCK = 20_000
-    shards.write_documents(sys.argv[1], corpus, "bytes", tokens=tokens, shortest=40, shard_tokens=10000)
+    text_corpora.BLOCK = 20_000
+    how = dict(tokens=tokens, shortest=40, shard_tokens=10000)
+    text_corpora.write_documents(sys.argv[1], corpus, "bytes", **how)
 """,
         encoding="utf-8",
     )
     folder, rng, grown = tmp_path / "out", random.Random(0), []
     while len(grown) < 50 and not (folder / "meta.json").exists():
-        # the sleeps of one undisturbed run alone add up to 1.2 s; the time grows, so that a slow machine comes to an end too
+        # the sleeps of one undisturbed run alone add up to 1.2 s; the time grows, so that a slow
+        # machine comes to an end too
         after = rng.uniform(0, 0.4) * (1 + len(grown) / 5)
-        run = subprocess.run([sys.executable, script, folder, str(after)], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        run = subprocess.run(
+            [sys.executable, script, folder, str(after)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         assert run.returncode in (0, -signal.SIGKILL)
         note = folder / "progress.json"
         noted = json.loads(note.read_text(encoding="utf-8"))["shards"] if note.exists() else {}
@@ -261,20 +349,28 @@ if __name__ == "__main__":
     print("shards noted at each end:", grown)
     assert len(grown) >= 3 and grown == sorted(grown)  # whole shards stay
     parts = {"dev": list(documents(0, 200)), "val": list(documents(200, 1200))}
-    check(folder, by_hand(parts, 10000, tokens={"val": 25_000, "test": 24_999, "train": None}, shortest=40))
+    check(
+        folder,
+        by_hand(parts, 10000, tokens={"val": 25_000, "test": 24_999, "train": None}, shortest=40),
+    )
 
 
 def test_progress_tells_rate_and_time_left(tmp_path, capsys, monkeypatch):
     clock = iter(range(0, 1000, 4))  # looked at once a document
-    monkeypatch.setattr(shards, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    source = lambda skip: iter(["x" * 999_999] * 5)
+    monkeypatch.setattr(text_corpora, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def source(skip):
+        return iter(["x" * 999_999] * (5 - skip))
+
     write_documents(tmp_path / "known", lambda: {"train": source}, "bytes", expect=9_000_000)
     lines = [line.strip() for line in capsys.readouterr().out.split("\r")]
-    want = [f"{100 * i / 9:.0f}%, {i},000,000 tokens, 250,000 a second, 0:00:{4 * (9 - i):02d} left" for i in range(1, 6)]
+    want = [
+        f"{100 * i / 9:.0f}%, {i},000,000 tokens, 250,000 a second, 0:00:{4 * (9 - i):02d} left"
+        for i in range(1, 6)
+    ]
     assert lines[1:] == [*want, f"{tmp_path / 'known'}: train 5,000,000 tokens of 5 words"]
     # after an interruption: two of the five texts are there, and one is looked at again; so three in 16 s
     how = dict(expect=9_000_000, shard_tokens=1_000_000)
-    source = lambda skip: iter(["x" * 999_999] * (5 - skip))
     with death_at(monkeypatch, 5):
         write_documents(tmp_path / "again", lambda: {"train": source}, "bytes", **how)
     capsys.readouterr()
@@ -286,25 +382,29 @@ def test_progress_tells_rate_and_time_left(tmp_path, capsys, monkeypatch):
 
 
 def test_books_and_stories_come_in_even_blocks(monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK", 10_000)
-    assert [len(block) for block in shards.blocks(["x" * 600] * 100)] == [17] * 5 + [15]
-    assert [len(block) for block in shards.blocks(["x" * 10_000] * 3)] == [1, 1, 1]
-    assert list(shards.blocks([])) == [] and list(shards.blocks([""])) == [[""]]
+    monkeypatch.setattr(text_corpora, "BLOCK", 10_000)
+    assert [len(block) for block in text_corpora.blocks(["x" * 600] * 100)] == [17] * 5 + [15]
+    assert [len(block) for block in text_corpora.blocks(["x" * 10_000] * 3)] == [1, 1, 1]
+    assert list(text_corpora.blocks([])) == [] and list(text_corpora.blocks([""])) == [[""]]
 
 
 def test_the_source_is_read_a_little_ahead(monkeypatch):
-    """So that memory does not grow with the corpus: at most two blocks per core are between source and writer."""
+    """So that memory does not grow with the corpus: at most two blocks per core are between
+    source and writer."""
     taken, ahead = 0, []
-    monkeypatch.setattr(shards, "CORES", 3)
-    monkeypatch.setattr(shards, "BLOCK", 2000)
+    monkeypatch.setattr(text_corpora, "CORES", 3)
+    monkeypatch.setattr(text_corpora, "BLOCK", 2000)
 
     def source():
         nonlocal taken
         for taken in range(1, 101):
             yield "x" * 1500
 
-    with multiprocessing.Pool(1, shards.start_worker, (load_encoding("bytes"), "after", 0)) as pool:
-        for written, _ in enumerate(shards.encode_all(source(), pool), 1):
+    how = load_encoding("bytes"), "after", 0
+    with concurrent.futures.ProcessPoolExecutor(
+        1, initializer=text_corpora.start_encoder, initargs=how
+    ) as pool:
+        for written, _ in enumerate(text_corpora.encode_all(source(), pool), 1):
             ahead.append(taken - written)
     assert written == 100 and 10 < max(ahead) <= 2 * 7  # two texts are a block
 
@@ -320,12 +420,16 @@ def vocabulary(tmp_path_factory):
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )
     # line ends are frequent, so that there are tokens for several in a row
     trained.train_from_iterator([*documents(0), *wiki(200)], trainer)
     # what a tokenizer.json may bring along and a corpus must not get
-    trained.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    trained.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
     trained.enable_truncation(20)
     trained.enable_padding(length=20)
     path = str(tmp_path_factory.mktemp("vocabulary") / "tokenizer.json")
@@ -335,7 +439,9 @@ def vocabulary(tmp_path_factory):
 
 def test_a_tokenizer_file(vocabulary, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 6, "</s>": 2}, unk_token="a")).save(str(tmp_path / "gaps.json"))
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 6, "</s>": 2}, unk_token="a")).save(
+        str(tmp_path / "gaps.json")
+    )
     assert load_encoding(str(tmp_path / "gaps.json")).n_vocab == 7
     encoding = load_encoding(vocabulary)
     assert (encoding.n_vocab, encoding.eot_token) == (400, 1)
@@ -344,10 +450,16 @@ def test_a_tokenizer_file(vocabulary, tmp_path):
     assert len(ids) > 20 and 0 not in ids and 1 not in ids  # spelled out, not the tokens
     assert encoding.decode(ids) == text
     mine = tokenizer({"tokenizer": vocabulary})
-    assert mine.encode("ab</s>cd") == [*encoding.encode_ordinary("ab"), 1, *encoding.encode_ordinary("cd")]
+    assert mine.encode("ab</s>cd") == [
+        *encoding.encode_ordinary("ab"),
+        1,
+        *encoding.encode_ordinary("cd"),
+    ]
     assert mine.decode(mine.encode(text)) == text
     assert encoding.encode_ordinary(text) == ids  # after the other kind
-    assert pickle.loads(pickle.dumps(encoding)).encode_ordinary(text) == ids  # where processes are not forked
+    assert (
+        pickle.loads(pickle.dumps(encoding)).encode_ordinary(text) == ids
+    )  # where processes are not forked
 
 
 def test_a_tokenizer_file_in_a_corpus(tmp_path, vocabulary):
@@ -358,7 +470,11 @@ def test_a_tokenizer_file_in_a_corpus(tmp_path, vocabulary):
         want += [*encoding.encode_ordinary(text), 1]
     split = Split(tmp_path, "train")
     assert split.read([0], len(want) - 1)[0].tolist() == [want[:-1]] and split.tokens == len(want)
-    assert (split.meta["tokenizer"], split.meta["separator"], split.vocab_size) == (vocabulary, 1, 400)
+    assert (split.meta["tokenizer"], split.meta["separator"], split.vocab_size) == (
+        vocabulary,
+        1,
+        400,
+    )
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path, monkeypatch):
@@ -373,7 +489,7 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path, monkeypatch):
     def offline(name):
         raise OSError("no network\nat all")
 
-    monkeypatch.setattr("data.shards.HubEncoding", offline)
+    monkeypatch.setattr("data.text.HubEncoding", offline)
     with pytest.raises(ValueError) as error:
         load_encoding("somebody/tokenizer")
     one_line(error, "'somebody/tokenizer'", "OSError", "network", "hf auth login")
@@ -391,12 +507,18 @@ def rows(path, texts, column="text"):
     """A function: load_dataset's of a local file of these rows."""
     pytest.importorskip("datasets")
     pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    pq.write_table(pa.table({"url": [str(i) for i in range(len(texts))], column: texts}), path, row_group_size=50)
+    pq.write_table(
+        pa.table({"url": [str(i) for i in range(len(texts))], column: texts}),
+        path,
+        row_group_size=50,
+    )
 
     def load(**how):
         import datasets
 
-        return datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(path.parent / "hf"), **how)
+        return datasets.load_dataset(
+            "parquet", data_files=str(path), split="train", cache_dir=str(path.parent / "hf"), **how
+        )
 
     return load
 
@@ -415,13 +537,22 @@ def write(module, folder, monkeypatch, moment, **options):
 def test_fineweb_edu(tmp_path, monkeypatch):
     source = list(documents(0))
     corpus = rows(tmp_path / "corpus.parquet", source)
-    load = lambda: corpus(streaming=True)
+
+    def load():
+        return corpus(streaming=True)
+
     monkeypatch.setattr(fineweb_edu, "SHARD_TOKENS", 9000)
     monkeypatch.setattr(fineweb_edu, "TOKENS", 70_000)
-    tokens = {"val": 9000, "train": None}
-    check(write(fineweb_edu, tmp_path, monkeypatch, 7, load=load), by_hand({"val": source}, 9000, "before", tokens))
+    tokens = {"val": 9000, "test": 9000, "train": None}
+    check(
+        write(fineweb_edu, tmp_path, monkeypatch, 7, load=load),
+        by_hand({"val": source}, 9000, "before", tokens),
+    )
     fineweb_edu.prepare(tmp_path / "try", limit=20, tokenizer="bytes", load=load)
-    check(tmp_path / "try", by_hand({"val": source[:20]}, 2000, "before", {"val": 2000, "train": None}))
+    check(
+        tmp_path / "try",
+        by_hand({"val": source[:20]}, 2000, "before", {"val": 2000, "test": 2000, "train": None}),
+    )
 
 
 def test_openwebtext(tmp_path, monkeypatch):
@@ -441,10 +572,17 @@ def test_fineweb(tmp_path, monkeypatch):
     source = list(documents(0))
     corpus = rows(tmp_path / "corpus.parquet", source)
     monkeypatch.setattr(fineweb, "SHORTEST", 250)
-    whole = write(fineweb, tmp_path, monkeypatch, 5, tokens=28_005, load=lambda: corpus(streaming=True))
-    want = by_hand({"val": source}, 10**9, tokens={"val": 2000, "test": 2000, "train": 24_005}, shortest=250)
+    whole = write(
+        fineweb, tmp_path, monkeypatch, 5, tokens=28_005, load=lambda: corpus(streaming=True)
+    )
+    want = by_hand(
+        {"val": source}, 10**9, tokens={"val": 2000, "test": 2000, "train": 24_005}, shortest=250
+    )
     assert {name: len(data) // 2 for name, data in want[0].items()} == {
-        "val_000000.bin": 2000, "test_000000.bin": 2000, "train_000000.bin": 24_005}
+        "val_000000.bin": 2000,
+        "test_000000.bin": 2000,
+        "train_000000.bin": 24_005,
+    }
     check(whole, want)
     with pytest.raises(ValueError) as error:
         fineweb.prepare(tmp_path / "none", tokens=13, tokenizer="bytes", load=lambda: 1 / 0)
@@ -455,8 +593,14 @@ def test_fineweb(tmp_path, monkeypatch):
 
 def test_c4(tmp_path, monkeypatch):
     texts = list(documents(0))
-    corpora = {"validation": rows(tmp_path / "v.parquet", texts[:60]), "train": rows(tmp_path / "t.parquet", texts[60:])}
-    load = lambda split: corpora[split](streaming=True)
+    corpora = {
+        "validation": rows(tmp_path / "v.parquet", texts[:60]),
+        "train": rows(tmp_path / "t.parquet", texts[60:]),
+    }
+
+    def load(split):
+        return corpora[split](streaming=True)
+
     whole = write(c4, tmp_path, monkeypatch, 3, val=20, train=100, load=load)
     check(whole, by_hand({"val": texts[:20], "train": texts[60:160]}, 10**9))
     c4.prepare(tmp_path / "default", tokenizer="bytes", load=load)
@@ -475,17 +619,35 @@ def test_pg19(tmp_path, monkeypatch):
 
 def test_tinystories(tmp_path, monkeypatch):
     texts = list(documents(0))
-    train, validation = rows(tmp_path / "t.parquet", texts[:250]), rows(tmp_path / "v.parquet", texts[250:])
-    load = lambda: {"train": train(), "validation": validation()}
-    check(write(tinystories, tmp_path, monkeypatch, 3, load=load), by_hand({"val": texts[250:], "train": texts[:250]}, 10**9))
+    train, validation = (
+        rows(tmp_path / "t.parquet", texts[:250]),
+        rows(tmp_path / "v.parquet", texts[250:]),
+    )
+
+    def load():
+        return {"train": train(), "validation": validation()}
+
+    check(
+        write(tinystories, tmp_path, monkeypatch, 3, load=load),
+        by_hand({"val": texts[250:], "train": texts[:250]}, 10**9),
+    )
     tinystories.prepare(tmp_path / "try", limit=30, tokenizer="bytes", load=load)
     check(tmp_path / "try", by_hand({"val": texts[250:280], "train": texts[:30]}, 10**9))
 
 
 def wiki(lines, seed=0):
-    """Lines of WikiText's format: headings of several levels, empty lines, and a paragraph that looks like a heading."""
+    """Lines of WikiText's format: headings of several levels, empty lines, and a paragraph that
+    looks like a heading."""
     rng, word = random.Random(seed), lambda: "".join(rng.choices("abcde@é=", k=rng.randrange(1, 7)))
-    kinds = [" \n", " = {} = \n", " = = {} {} = = \n", " {} , {} . \n", " = {} \n", " {} <unk> {}{} \n", "  =  {} \n"]
+    kinds = [
+        " \n",
+        " = {} = \n",
+        " = = {} {} = = \n",
+        " {} , {} . \n",
+        " = {} \n",
+        " {} <unk> {}{} \n",
+        "  =  {} \n",
+    ]
     return [" \n", *(rng.choice(kinds).format(word(), word(), word()) for _ in range(lines - 1))]
 
 
@@ -495,7 +657,11 @@ def test_wikitext103_from_files(tmp_path, monkeypatch, vocabulary, names):
     for split, name in (("train", "train"), ("val", "valid"), ("test", "test")):
         (tmp_path / names.format(name)).write_bytes("".join(parts[split]).encode())
     whole = write(wikitext103, tmp_path, monkeypatch, 5, source=str(tmp_path))
-    check(whole, by_hand({split: ["".join(lines)] for split, lines in parts.items()}, 10**9, None), None)
+    check(
+        whole,
+        by_hand({split: ["".join(lines)] for split, lines in parts.items()}, 10**9, None),
+        None,
+    )
 
     # pieces are tokenised alone, and still the tokens are those of the text at once
     folder = tmp_path / "bpe"
@@ -504,18 +670,32 @@ def test_wikitext103_from_files(tmp_path, monkeypatch, vocabulary, names):
     for split, lines in parts.items():
         want = encoding.encode_ordinary("".join(lines))
         got = Split(folder, split)
-        assert got.tokens == len(want) < len("".join(lines)) and got.read([0], len(want) - 1)[0].tolist() == [want[:-1]]
+        assert got.tokens == len(want) < len("".join(lines)) and got.read([0], len(want) - 1)[
+            0
+        ].tolist() == [want[:-1]]
         assert got.meta["words"][split] == len(re.findall(r"\S+", "".join(lines)))
     assert len(list(wikitext103.sections(parts["train"]))) > 100  # there are pieces
 
 
 def test_wikitext103_from_rows(tmp_path, monkeypatch):
     parts = {"train": wiki(900, 1), "validation": wiki(50, 2), "test": wiki(70, 3)}
-    loads = {name: rows(tmp_path / f"{name}.parquet", [line if line.strip() else "" for line in lines])
-             for name, lines in parts.items()}  # the hub's way to write an empty line
-    whole = write(wikitext103, tmp_path, monkeypatch, 5, load=lambda: {name: load() for name, load in loads.items()})
+    loads = {
+        name: rows(tmp_path / f"{name}.parquet", [line if line.strip() else "" for line in lines])
+        for name, lines in parts.items()
+    }  # the hub's way to write an empty line
+    whole = write(
+        wikitext103,
+        tmp_path,
+        monkeypatch,
+        5,
+        load=lambda: {name: load() for name, load in loads.items()},
+    )
     want = {"train": parts["train"], "val": parts["validation"], "test": parts["test"]}
-    check(whole, by_hand({split: ["".join(lines)] for split, lines in want.items()}, 10**9, None), None)
+    check(
+        whole,
+        by_hand({split: ["".join(lines)] for split, lines in want.items()}, 10**9, None),
+        None,
+    )
 
 
 def test_wikitext103_from_a_folder_of_less(tmp_path, capsys):
@@ -526,14 +706,20 @@ def test_wikitext103_from_a_folder_of_less(tmp_path, capsys):
     (tmp_path / "valid.txt").write_bytes("".join(lines).encode())
     wikitext103.prepare(tmp_path / "out", source=str(tmp_path), limit=3, tokenizer="bytes")
     printed = capsys.readouterr().out
-    assert all(f"{tmp_path} has no {split} file; that split is left out\n" in printed for split in ("train", "test"))
+    assert all(
+        f"{tmp_path} has no {split} file; that split is left out\n" in printed
+        for split in ("train", "test")
+    )
     heads = [i for i, line in enumerate(lines) if line.startswith(" = ")]
     check(tmp_path / "out", by_hand({"val": ["".join(lines[: heads[2]])]}, 10**9, None), None)
 
 
 def test_code_of_a_folder(tmp_path, monkeypatch):
     folder = tmp_path / "source"
-    files = {f"{'abc'[i % 3]}/[{i:03d}].{('py', 'rs', 'cu')[i % 3]}": text for i, text in enumerate(documents(0, 250))}
+    files = {
+        f"{'abc'[i % 3]}/[{i:03d}].{('py', 'rs', 'cu')[i % 3]}": text
+        for i, text in enumerate(documents(0, 250))
+    }
     for name, text in {**files, "a/data.json": "{}", "README": "no"}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -541,9 +727,29 @@ def test_code_of_a_folder(tmp_path, monkeypatch):
     (folder / "a" / "dir.py").mkdir()
     whole = write(code, tmp_path, monkeypatch, 3, source=str(folder))
     texts = [files[name] for name in sorted(files)]
-    check(whole, by_hand({"val": texts[::100], "train": [text for i, text in enumerate(texts) if i % 100]}, 10**9))
+    check(
+        whole,
+        by_hand(
+            {
+                "val": texts[::100],
+                "test": texts[1::100],
+                "train": [text for i, text in enumerate(texts) if i % 100 > 1],
+            },
+            10**9,
+        ),
+    )
     code.prepare(tmp_path / "try", source=str(folder), limit=150, tokenizer="bytes")
-    check(tmp_path / "try", by_hand({"val": texts[:150:100], "train": texts[1:100] + texts[101:150]}, 10**9))
+    check(
+        tmp_path / "try",
+        by_hand(
+            {
+                "val": [texts[0], texts[100]],
+                "test": [texts[1], texts[101]],
+                "train": texts[2:100] + texts[102:150],
+            },
+            10**9,
+        ),
+    )
     with pytest.raises(ValueError) as error:
         code.prepare(tmp_path / "none", source=str(folder / "a" / "dir.py"), tokenizer="bytes")
     one_line(error, "dir.py", ".rs")
@@ -558,7 +764,17 @@ def test_code_of_the_hub(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(code, "hub", lambda source, split: asked.append((source, split)) or load())
     whole = write(code, tmp_path, monkeypatch, 3, source="some/code", column="func")
-    check(whole, by_hand({"val": texts[::100], "train": [text for i, text in enumerate(texts) if i % 100]}, 10**9))
+    check(
+        whole,
+        by_hand(
+            {
+                "val": texts[::100],
+                "test": texts[1::100],
+                "train": [text for i, text in enumerate(texts) if i % 100 > 1],
+            },
+            10**9,
+        ),
+    )
     assert set(asked) == {("some/code", "train")}
     with pytest.raises(ValueError) as error:
         code.prepare(tmp_path / "none", source="some/code", tokenizer="bytes")
@@ -576,13 +792,18 @@ def test_rows_of_a_dataset(tmp_path):
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_corpus_commands(tmp_path, name):
-    """Without the optional package: one line on the screen, no traceback; and --help tells the flags."""
+    """Without the optional package: one line on the screen, no traceback; and --help tells the
+    flags."""
     (tmp_path / "datasets.py").write_text("raise ImportError")
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     command = [sys.executable, "-m", f"data.{name}"]
     options = ["--tokenizer=bytes", f"--out={tmp_path / 'out'}"]
     run = subprocess.run([*command, *options], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1 and "pip install datasets" in run.stderr
+    assert (
+        run.returncode == 1
+        and len(run.stderr.splitlines()) == 1
+        and "pip install datasets" in run.stderr
+    )
     assert not (tmp_path / "out").exists()
     run = subprocess.run([*command, "--help"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert run.returncode == 0 and "--tokenizer" in run.stdout and "--out" in run.stdout

@@ -1,7 +1,10 @@
-"""Holds data/jsb.py, maestro.py and human_genome.py against decoders that turn shards back into what a source said.
+"""Holds data/jsb.py, maestro.py and human_genome.py against decoders that turn shards back into
+what a source said.
 
-The sources are small files of the original formats, written here byte by byte: JSON, MIDI, FASTA. No network.
+The sources are small files of the original formats, written here byte by byte: JSON, MIDI, FASTA.
+No network.
 """
+
 import functools
 import gzip
 import http.server
@@ -49,8 +52,13 @@ def one_line(error, *parts):
 
 def chorales(path, steps):
     rng = random.Random(0)
-    pieces = {split: [[[rng.choice([-1, 21, 108, rng.randint(22, 107)]) for _ in range(4)] for _ in range(n)] for n in lengths]
-              for split, lengths in steps.items()}
+    pieces = {
+        split: [
+            [[rng.choice([-1, 21, 108, rng.randint(22, 107)]) for _ in range(4)] for _ in range(n)]
+            for n in lengths
+        ]
+        for split, lengths in steps.items()
+    }
     path.write_text(json.dumps(pieces))
     return pieces
 
@@ -62,7 +70,11 @@ def test_jsb_holds_every_pitch_once_in_order(tmp_path, length):
     jsb.prepare(tmp_path / "out", length=length, source=str(source))
     names = symbols(tmp_path / "out")
     assert len(names) == 90 and len(set(names)) == 90
-    assert {p.name.rpartition("_")[0] for p in (tmp_path / "out").glob("*.bin")} == {"train", "val", "test"}
+    assert {p.name.rpartition("_")[0] for p in (tmp_path / "out").glob("*.bin")} == {
+        "train",
+        "val",
+        "test",
+    }
     for split, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
         rows = chunks([names[i] for i in raw(tmp_path / "out", split)], length + 1)
         masks = chunks(raw(tmp_path / "out", split, "loss"), length + 1)
@@ -86,7 +98,9 @@ def test_jsb_holds_every_pitch_once_in_order(tmp_path, length):
 
 def test_jsb_refuses_what_is_not_it(tmp_path):
     for step in ([60, 55, 50], [60, 55, 50, 20], [60, 55, 50, 109], [60, 55, 50, None]):
-        (tmp_path / "j.json").write_text(json.dumps({"train": [[[60, 55, 50, 45], step]], "valid": [], "test": []}))
+        (tmp_path / "j.json").write_text(
+            json.dumps({"train": [[[60, 55, 50, 45], step]], "valid": [], "test": []})
+        )
         with pytest.raises(ValueError) as error:
             jsb.prepare(tmp_path / "out", source=str(tmp_path / "j.json"))
         one_line(error, str(step), "Jsb16thSeparated.json")
@@ -111,7 +125,8 @@ def test_jsb_refuses_what_is_not_it(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    """-> (its address, {path: (status, the length it promises, bytes)}, the paths that were asked for)."""
+    """-> (its address, {path: (status, the length it promises, bytes)}, the paths that were asked
+    for)."""
     pages, asked = {}, []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -153,10 +168,14 @@ def test_download_is_whole_or_a_line(tmp_path, server, monkeypatch):
     monkeypatch.setattr(jsb, "SHA256", None)
     count = len(asked)
     jsb.prepare(out)
+    for path in set(out.iterdir()) - {out / "Jsb16thSeparated.json"}:
+        path.unlink()
     jsb.prepare(out)
     assert len(asked) == count + 1  # the second start reads what the first one fetched
     jsb.prepare(tmp_path / "local", source=str(tmp_path / "j.json"))
-    assert {k: v for k, v in contents(out).items() if k != "Jsb16thSeparated.json"} == contents(tmp_path / "local")
+    assert {k: v for k, v in contents(out).items() if k != "Jsb16thSeparated.json"} == contents(
+        tmp_path / "local"
+    )
     monkeypatch.setattr(jsb, "URL", "http://127.0.0.1:9/none")
     out = tmp_path / "other"
     refused("refused")
@@ -170,8 +189,10 @@ def test_corpora_of_the_network_are_not_prepared_by_train():
 
 
 def midi(notes, ticks=60):
-    """Notes (onset, key, velocity, duration), times in eighths of a beat -> the bytes of a MIDI file as MAESTRO's are: a
-    track with the tempo, 120, and one with the notes and the pedal; 480 ticks a beat."""
+    """Notes (onset, key, velocity, duration), times in eighths of a beat -> the bytes of a MIDI
+    file as MAESTRO's are: a track with the tempo, 120, and one with the notes and the pedal; 480
+    ticks a beat."""
+
     def track(events):
         data, now = b"", 0
         for at, event in sorted(events):
@@ -193,14 +214,20 @@ def midi(notes, ticks=60):
 
 
 def pieces_of_music(count):
-    """Distinct pieces. A key is struck once in each, so that no note hides another; the bars hold gaps; two pieces reach
-    both ends of the keyboard, and the last has nothing but a C major triad and a note beyond the keyboard."""
+    """Distinct pieces. A key is struck once in each, so that no note hides another; the bars hold
+    gaps; two pieces reach both ends of the keyboard, and the last has nothing but a C major triad
+    and a note beyond the keyboard."""
     rng, result = random.Random(1), []
     for i in range(count):
         low, high = (21, 108) if i < 2 else (24, 105)
         keys = rng.sample(range(low, high + 1), 30) + ([21, 23, 108, 106] if i < 2 else [])
         onsets = rng.sample(range(i, 900), len(set(keys)))
-        result.append([(onset, key, 4 * rng.randrange(32) + 3, rng.randint(1, 31)) for onset, key in zip(onsets, sorted(set(keys)))])
+        result.append(
+            [
+                (onset, key, 4 * rng.randrange(32) + 3, rng.randint(1, 31))
+                for onset, key in zip(onsets, sorted(set(keys)))
+            ]
+        )
     result[-1] = [(8, 60, 67, 8), (8, 64, 67, 8), (8, 67, 67, 8), (40, 125, 67, 8)]
     return [sorted(notes) for notes in result]
 
@@ -218,7 +245,14 @@ def heard(words):
             (_, velocity), (_, duration) = (word.split("_") for word in words[i + 1 : i + 3])
             assert words[i + 1].startswith("Velocity_") and words[i + 2].startswith("Duration_")
             beats, parts, resolution = map(int, duration.split("."))
-            notes.append((32 * bar + position, int(value), int(velocity), 8 * beats + 8 * parts // resolution))
+            notes.append(
+                (
+                    32 * bar + position,
+                    int(value),
+                    int(velocity),
+                    8 * beats + 8 * parts // resolution,
+                )
+            )
             i += 2
         else:
             others.append(words[i])
@@ -241,7 +275,12 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
 
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     names = symbols(tmp_path / "out")
-    assert (meta["vocab_size"], len(names), meta["row_length"], meta["loss"]) == (328, 328, {}, "all")
+    assert (meta["vocab_size"], len(names), meta["row_length"], meta["loss"]) == (
+        328,
+        328,
+        {},
+        "all",
+    )
     assert names[:4] == ["PAD_None", "BOS_None", "EOS_None", "MASK_None"] and meta["separator"] == 1
     played = {}  # what a document may say -> (piece, semitones)
     for i, notes in enumerate(pieces):
@@ -261,22 +300,31 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
         assert documents.pop() == []  # the split ends with a piece
         found[split] = Counter()
         for document in documents:
-            assert document[0] == "BOS_None" and not {"BOS_None", "PAD_None", "MASK_None"} & set(document[1:])
+            assert document[0] == "BOS_None" and not {"BOS_None", "PAD_None", "MASK_None"} & set(
+                document[1:]
+            )
             notes, others = heard(document[1:-1])
             found[split][played[tuple(notes)]] += 1
             tempos = [float(word[6:]) for word in others if word.startswith("Tempo_")]
-            assert tempos and all(abs(tempo - 120) < 4 for tempo in tempos)  # 32 tempos in [40, 250]
+            assert tempos and all(
+                abs(tempo - 120) < 4 for tempo in tempos
+            )  # 32 tempos in [40, 250]
             chords = [word for word in others if word.startswith("Chord_")]
             if played[tuple(notes)][0] == 40:
                 assert chords == ["Chord_maj"]
             assert len(tempos) + len(chords) == len(others)
     parts = {split: {piece for piece, _ in counts} for split, counts in found.items()}
     assert sorted(itertools.chain(*parts.values())) == list(range(41))  # each piece is in one split
-    assert [len(parts[split]) for split in ("train", "val", "test")] == [37, 2, 2]  # 90 / 5 / 5 percent
+    assert [len(parts[split]) for split in ("train", "val", "test")] == [
+        37,
+        2,
+        2,
+    ]  # 90 / 5 / 5 percent
     for split, shifts in (("train", range(-3, 4)), ("val", [0]), ("test", [0])):
         assert found[split] == Counter({(piece, s): 1 for piece in parts[split] for s in shifts})
 
     (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "unfinished").touch()
     (tmp_path / "again" / "train_000000.bin.tmp").write_bytes(b"what an interrupted run left")
     maestro.prepare(tmp_path / "again", source=str(folder))
     assert contents(tmp_path / "again") == contents(tmp_path / "out")
@@ -294,7 +342,11 @@ def test_maestro_refuses_what_does_not_fit(tmp_path, monkeypatch):
         maestro.prepare(tmp_path / "out")
     one_line(error, "328 tokens", "403", "pip install miditok==3.0.5.post1")
     monkeypatch.undo()
-    for name, parts in (("two", ["2 MIDI files"]), ("none.zip", ["no zip"]), ("nowhere", ["no zip"])):
+    for name, parts in (
+        ("two", ["2 MIDI files"]),
+        ("none.zip", ["no zip"]),
+        ("nowhere", ["no zip"]),
+    ):
         (tmp_path / "two").mkdir(exist_ok=True)
         for i in (1, 2):
             (tmp_path / "two" / f"{i}.mid").write_bytes(midi([(0, 60, 3, 4)]))
@@ -319,21 +371,31 @@ def fasta(seed, names, width=70, end="\n"):
         if i == 11:
             letters[:6000] = "N" * 6000
         sequences[chromosome] = "".join(letters)
-        for header, sequence in ((name, sequences[chromosome]), (f"NT_{i:06}.1 Homo sapiens chromosome 1 unlocalized", "ACGT" * 2000),
-                                 (f"chr{chromosome}_KI270706v1_random", "GATTACA" * 900)):
-            lines = [f">{header}", *(sequence[j : j + width] for j in range(0, len(sequence), width))]
+        for header, sequence in (
+            (name, sequences[chromosome]),
+            (f"NT_{i:06}.1 Homo sapiens chromosome 1 unlocalized", "ACGT" * 2000),
+            (f"chr{chromosome}_KI270706v1_random", "GATTACA" * 900),
+        ):
+            lines = [
+                f">{header}",
+                *(sequence[j : j + width] for j in range(0, len(sequence), width)),
+            ]
             text += end.join(lines) + end
     return text, sequences
 
 
 CHROMOSOMES = [*map(str, range(1, 23)), "X", "Y"]
-NCBI = {c: f"NC_{i:06}.{9 + i % 4} Homo sapiens chromosome {c}, GRCh38.p14 Primary Assembly" for i, c in enumerate(CHROMOSOMES, 1)}
+NCBI = {
+    c: f"NC_{i:06}.{9 + i % 4} Homo sapiens chromosome {c}, GRCh38.p14 Primary Assembly"
+    for i, c in enumerate(CHROMOSOMES, 1)
+}
 UCSC = {c: f"chr{c}" for c in CHROMOSOMES}
 ENSEMBL = {c: f"{c} dna:chromosome chromosome:GRCh38:{c}:1:2:1 REF" for c in reversed(CHROMOSOMES)}
 
 
 def spelled(window):
-    """The words of a window: between two N the text is cut into sixes, and what is left over is spelled."""
+    """The words of a window: between two N the text is cut into sixes, and what is left over is
+    spelled."""
     words = []
     for i, text in enumerate("".join(c if c in "ACGT" else "N" for c in window.upper()).split("N")):
         if i:
@@ -345,7 +407,9 @@ def spelled(window):
     return words
 
 
-@pytest.mark.parametrize("names, width, end", [(NCBI, 80, "\n"), (UCSC, 61, "\r\n"), (ENSEMBL, 10**6, "\n")])
+@pytest.mark.parametrize(
+    "names, width, end", [(NCBI, 80, "\n"), (UCSC, 61, "\r\n"), (ENSEMBL, 10**6, "\n")]
+)
 def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, width, end):
     text, sequences = fasta(5, names, width, end)
     source = tmp_path / "genome.fa"
@@ -355,16 +419,43 @@ def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, wid
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     table = symbols(tmp_path / "out")
     assert meta["vocab_size"] == len(table) == len(set(table)) == 4107 and meta["loss"] == "all"
-    assert meta["row_length"] == dict.fromkeys(("train", "val", "test"), 1001) and meta["separator"] == 4106
+    assert (
+        meta["row_length"] == dict.fromkeys(("train", "val", "test"), 1001)
+        and meta["separator"] == 4106
+    )
     # the ids of the Nucleotide Transformer
-    for i, symbol in {0: "<unk>", 1: "<pad>", 2: "<mask>", 3: "<cls>", 4: "AAAAAA", 5: "AAAAAT", 7: "AAAAAG", 8: "AAAATA",
-                      4099: "GGGGGG", 4100: "A", 4101: "T", 4102: "C", 4103: "G", 4104: "N", 4105: "<eos>", 4106: "<bos>"}.items():
+    for i, symbol in {
+        0: "<unk>",
+        1: "<pad>",
+        2: "<mask>",
+        3: "<cls>",
+        4: "AAAAAA",
+        5: "AAAAAT",
+        7: "AAAAAG",
+        8: "AAAATA",
+        4099: "GGGGGG",
+        4100: "A",
+        4101: "T",
+        4102: "C",
+        4103: "G",
+        4104: "N",
+        4105: "<eos>",
+        4106: "<bos>",
+    }.items():
         assert table[i] == symbol
-    of = {"val": ["21"], "test": ["22"], "train": [c for c in names if c not in ("21", "22")]}  # in the file's order
+    of = {
+        "val": ["21"],
+        "test": ["22"],
+        "train": [c for c in names if c not in ("21", "22")],
+    }  # in the file's order
     seen = Counter()
     for split, chromosomes in of.items():
         rows = chunks([table[i] for i in raw(tmp_path / "out", split)], 1001)
-        windows = [sequences[c][i : i + 6000] for c in chromosomes for i in range(0, len(sequences[c]) - 5999, 6000)]
+        windows = [
+            sequences[c][i : i + 6000]
+            for c in chromosomes
+            for i in range(0, len(sequences[c]) - 5999, 6000)
+        ]
         assert len(rows) == len(windows)
         for row, window in zip(rows, windows):
             assert row[0] == "<bos>" and row[1:] == spelled(window)[:1000]
@@ -373,14 +464,21 @@ def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, wid
         share = 100 * sum(row.count("N") for row in rows) / (1000 * len(rows))
         assert f"{len(rows):,} {split} rows ({share:.1f}% N)" in printed
         seen.update(word for row in rows for word in row[1:])
-    assert all(seen[letter] for letter in "ACGTN") and not any(seen[word] for word in table if word[0] == "<")
+    assert all(seen[letter] for letter in "ACGTN") and not any(
+        seen[word] for word in table if word[0] == "<"
+    )
 
-    # other block lengths, which end inside headers, windows and runs of N, and gzip in several members: the same bytes
+    # other block lengths, which end inside headers, windows and runs of N, and gzip in several
+    # members: the same bytes
     for block in (1, 997, 6000):
-        monkeypatch.setattr(human_genome, "records", functools.partial(human_genome.records, block=block))
+        monkeypatch.setattr(
+            human_genome, "records", functools.partial(human_genome.records, block=block)
+        )
         packed = tmp_path / f"{block}.fna.gz"
         half = len(text) // 2
-        packed.write_bytes(gzip.compress(text[:half].encode(), 1) + gzip.compress(text[half:].encode(), 1))
+        packed.write_bytes(
+            gzip.compress(text[:half].encode(), 1) + gzip.compress(text[half:].encode(), 1)
+        )
         human_genome.prepare(tmp_path / str(block), source=str(packed))
         assert contents(tmp_path / str(block)) == contents(tmp_path / "out")
         monkeypatch.undo()
@@ -391,7 +489,11 @@ def test_genome_must_be_whole(tmp_path):
     whole, broken = tmp_path / "whole.fna.gz", tmp_path / "broken.fna.gz"
     whole.write_bytes(gzip.compress(text.encode(), 1))
     packed = whole.read_bytes()
-    for fault in (packed[: len(packed) // 2], packed[:-8] + b"\0" * 8, packed[:5000] + b"\xff" * 50 + packed[5050:]):
+    for fault in (
+        packed[: len(packed) // 2],
+        packed[:-8] + b"\0" * 8,
+        packed[:5000] + b"\xff" * 50 + packed[5050:],
+    ):
         broken.write_bytes(fault)
         with pytest.raises(ValueError) as error:
             human_genome.prepare(tmp_path / "out", source=str(broken))

@@ -1,17 +1,20 @@
-"""Holds data/ against brute force: plain arrays that are cut, counted and compared one token at a time.
+"""Holds data/ against brute force: plain arrays that are cut, counted and compared one token at a
+time.
 
 The tokenizers need no download. Text corpora are in test_corpora.py.
 """
 
 import json
+import shutil
 import time
 
 import numpy as np
 import pytest
 from conftest import contents, one_line
 
-from data import stdlib
-from data.shards import Split, Writer, tokenizer
+from data import flip_flop, stdlib
+from data.shards import Split, Writer
+from data.text import tokenizer
 
 
 def stream(folder, tokens=1000, vocab_size=500, shard_tokens=170, loss=None, seed=0):
@@ -25,7 +28,8 @@ def stream(folder, tokens=1000, vocab_size=500, shard_tokens=170, loss=None, see
 
 
 def table(folder, rows=23, row_length=6, shard_tokens=25, mask=False):
-    """A row-wise split in shards of four rows; row i begins with token i -> its rows as a plain array."""
+    """A row-wise split in shards of four rows; row i begins with token i -> its rows as a plain
+    array."""
     values = np.random.default_rng(1).integers(0, 90, (rows, row_length))
     values[:, 0] = np.arange(rows)
     loss = np.random.default_rng(2).integers(0, 2, values.shape) if mask else None
@@ -77,8 +81,12 @@ def test_batch_is_a_function_of_seed_and_step(tmp_path):
             assert np.array_equal(got, want)
     text = values.tolist()
     for x, y in straight:
-        for row, target in zip(x.tolist(), y.tolist()):  # each row is somewhere in the text, targets one further
-            assert any(text[i : i + 16] == row and text[i + 1 : i + 17] == target for i in range(4984))
+        for row, target in zip(
+            x.tolist(), y.tolist()
+        ):  # each row is somewhere in the text, targets one further
+            assert any(
+                text[i : i + 16] == row and text[i + 1 : i + 17] == target for i in range(4984)
+            )
     rows = {tuple(row) for x, _ in straight for row in x.tolist()}
     assert len(rows) > 70  # steps differ; a few of the 80 windows may coincide
     for step in (0, 1):  # nor is one seed's batch another's of the step after
@@ -91,7 +99,10 @@ def test_ranks_together_read_the_global_batch(tmp_path, make, world):
     make(tmp_path)
     for step in range(9):  # 9 x 8 rows: the epochs of 23 rows end inside a batch
         whole = Split(tmp_path, "train").batch(step, 8, 5, seed=1)
-        parts = [Split(tmp_path, "train").batch(step, 8, 5, seed=1, rank=r, world=world) for r in range(world)]
+        parts = [
+            Split(tmp_path, "train").batch(step, 8, 5, seed=1, rank=r, world=world)
+            for r in range(world)
+        ]
         assert all(x.shape == (8 // world, 5) for x, _ in parts)
         for k in (0, 1):
             assert np.array_equal(np.concatenate([part[k] for part in parts]), whole[k])
@@ -99,7 +110,9 @@ def test_ranks_together_read_the_global_batch(tmp_path, make, world):
 
 def test_random_windows_are_uniform(tmp_path):
     writer = Writer(tmp_path, 30)
-    writer.write("train", np.arange(101))  # token = offset, so that x[0] tells the start: 96 of them with T = 5
+    writer.write(
+        "train", np.arange(101)
+    )  # token = offset, so that x[0] tells the start: 96 of them with T = 5
     writer.finish(vocab_size=101, tokenizer="bytes")
     split = Split(tmp_path, "train")
     starts = np.concatenate([split.batch(step, 96, 5, seed=0)[0][:, 0] for step in range(500)])
@@ -114,7 +127,9 @@ def test_random_windows_are_uniform(tmp_path):
 def test_masked_targets_are_minus_one(tmp_path):
     loss = np.random.default_rng(5).integers(0, 2, 1000)
     values = stream(tmp_path, loss=loss)
-    assert sorted(p.name for p in tmp_path.glob("*.loss")) == [f"train_{i:06d}.loss" for i in range(6)]
+    assert sorted(p.name for p in tmp_path.glob("*.loss")) == [
+        f"train_{i:06d}.loss" for i in range(6)
+    ]
     split = Split(tmp_path, "train")
     assert split.meta["loss"] == "mask"
     x, y = split.read(np.arange(0, 900, 7), 90)
@@ -129,7 +144,9 @@ def test_epochs_hold_every_row_once(tmp_path, batch_size):
     values, loss = table(tmp_path, mask=True)
     split = Split(tmp_path, "train")
     assert split.rows == 23 and split.meta["row_length"] == {"train": 6}
-    assert split.meta["shards"] == {f"train_{i:06d}.bin": 24 for i in range(5)} | {"train_000005.bin": 18}
+    assert split.meta["shards"] == {f"train_{i:06d}.bin": 24 for i in range(5)} | {
+        "train_000005.bin": 18
+    }
     steps = -(-23 * 6 // batch_size)
     batches = [split.batch(step, batch_size, 100, seed=9) for step in range(steps)]
     x, y = (np.concatenate(arrays) for arrays in zip(*batches))
@@ -143,7 +160,9 @@ def test_epochs_hold_every_row_once(tmp_path, batch_size):
     assert np.array_equal(y, np.where(loss, values, -1)[x[:, 0], 1:])
     first, other = (split.batch(0, 23, 100, seed=seed)[0][:, 0].tolist() for seed in (9, 10))
     assert tuple(first) == orders[0] and other != first
-    again = Split(tmp_path, "train").batch(steps - 1, batch_size, 5, seed=9)  # no earlier epoch was ever drawn
+    again = Split(tmp_path, "train").batch(
+        steps - 1, batch_size, 5, seed=9
+    )  # no earlier epoch was ever drawn
     assert np.array_equal(again[0], batches[-1][0])
 
 
@@ -170,11 +189,15 @@ def test_evaluation_windows_of_rows(tmp_path):
     split = Split(tmp_path, "train")
     for count, want in [(None, range(23)), (99, range(23)), (2, [0, 11]), (5, [0, 4, 9, 13, 18])]:
         x, y = split.read(split.windows(64, count), 64)
-        assert x.tolist() == values[list(want), :-1].tolist() and y.tolist() == values[list(want), 1:].tolist()
+        assert (
+            x.tolist() == values[list(want), :-1].tolist()
+            and y.tolist() == values[list(want), 1:].tolist()
+        )
 
 
 def test_a_batch_reads_little(tmp_path):
-    """No work that grows with the split: a batch of ten million tokens costs what one of ten thousand does."""
+    """No work that grows with the split: a batch of ten million tokens costs what one of ten
+    thousand does."""
     costs = []
     for tokens in (10_000, 10_000_000):
         writer = Writer(tmp_path / str(tokens))
@@ -195,9 +218,12 @@ def test_a_batch_reads_little(tmp_path):
 
 def test_missing_set_names_its_command(tmp_path):
     (tmp_path / "empty").mkdir()
-    for name, command in {"nowhere": f"python -m data.NAME --out={tmp_path / 'nowhere'}", "empty": "python -m data.NAME",
-                          "stdlib": "python -m data.stdlib`",
-                          "flip_flop@length=8,seed=1": "python -m data.flip_flop --length=8 --seed=1`"}.items():
+    for name, command in {
+        "nowhere": f"python -m data.NAME --out={tmp_path / 'nowhere'}",
+        "empty": "python -m data.NAME",
+        "stdlib": "python -m data.stdlib`",
+        "flip_flop@length=8,seed=1": "python -m data.flip_flop --length=8 --seed=1`",
+    }.items():
         with pytest.raises(FileNotFoundError) as error:
             Split(tmp_path / name, "train")
         one_line(error, command)
@@ -309,7 +335,11 @@ def test_writer_covers_the_range_of_uint16(tmp_path):
 
 def test_splits_of_one_set_may_have_rows_of_their_own_length(tmp_path):
     rng, writer = np.random.default_rng(3), Writer(tmp_path, 20)
-    values = {"train": rng.integers(0, 9, (7, 6)), "val": rng.integers(0, 9, (4, 9)), "long": rng.integers(0, 9, 50)}
+    values = {
+        "train": rng.integers(0, 9, (7, 6)),
+        "val": rng.integers(0, 9, (4, 9)),
+        "long": rng.integers(0, 9, 50),
+    }
     for split, tokens in values.items():
         writer.write(split, tokens, np.ones_like(tokens))
     writer.finish(vocab_size=9, tokenizer="bytes")
@@ -318,9 +348,14 @@ def test_splits_of_one_set_may_have_rows_of_their_own_length(tmp_path):
         length = tokens.shape[1] if tokens.ndim == 2 else 0
         assert (split.row_length, split.rows) == (length, len(tokens) if length else 0)
         x, y = split.read(split.windows(49), 49)
-        assert x.tolist() == np.atleast_2d(tokens)[:, :-1].tolist() and y.tolist() == np.atleast_2d(tokens)[:, 1:].tolist()
+        assert (
+            x.tolist() == np.atleast_2d(tokens)[:, :-1].tolist()
+            and y.tolist() == np.atleast_2d(tokens)[:, 1:].tolist()
+        )
     with pytest.raises(ValueError) as error:
-        Writer(tmp_path / "b").write("train", [[1, 2]]) or writer.write("val", rng.integers(0, 9, (4, 8)), np.ones((4, 8)))
+        Writer(tmp_path / "b").write("train", [[1, 2]]) or writer.write(
+            "val", rng.integers(0, 9, (4, 8)), np.ones((4, 8))
+        )
     one_line(error, "'val'", "(9, True)", "(8, True)")
 
 
@@ -336,19 +371,55 @@ def test_splits_interleave_and_shard_like_one_at_a_time(tmp_path):
     for split, tokens in want.items():
         other.write(split, tokens)
         got = Split(tmp_path / "a", split)
-        assert got.tokens == len(tokens) and got.read([0], len(tokens) - 1)[0].tolist() == [tokens[:-1]]
+        assert got.tokens == len(tokens) and got.read([0], len(tokens) - 1)[0].tolist() == [
+            tokens[:-1]
+        ]
     other.finish(vocab_size=9, tokenizer="bytes")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_writing_again_leaves_nothing_of_the_old_set(tmp_path):
-    stream(tmp_path, loss=np.ones(1000))
-    (tmp_path / "notes_1.bin").write_bytes(b"mine")
-    writer = Writer(tmp_path)
+def test_writing_again_leaves_nothing_of_the_unfinished_set(tmp_path):
+    first = Writer(tmp_path, 170)
+    first.write("train", np.arange(1000), np.ones(1000))  # the last shard is open, and stays so
+    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".bin", ".loss", ".tmp"}
     assert not (tmp_path / "meta.json").exists()  # from the first moment on the set is not whole
+    (tmp_path / "meta.json.tmp").write_text("{")
+    writer = Writer(tmp_path)
     writer.write("train", [1, 2, 3])
     writer.finish(vocab_size=4, tokenizer="bytes")
-    assert set(contents(tmp_path)) == {"meta.json", "notes_1.bin", "train_000000.bin"}
+    assert set(contents(tmp_path)) == {"meta.json", "train_000000.bin"}
+
+
+@pytest.mark.parametrize(
+    "name", ["notes_1.bin", "notes_123456.bin", "train_000000.bin", "meta.json.tmp", "a/b", ".x"]
+)
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_folder_with_other_files_is_left_alone(tmp_path, name, unfinished):
+    if unfinished:
+        Writer(tmp_path).write("train", [1, 2, 3])
+        if name not in ("notes_1.bin", "a/b", ".x"):
+            return  # it looks like a part of the set
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"mine")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError) as error:
+        Writer(tmp_path)
+    one_line(error, str(tmp_path / name.partition("/")[0]), "--out")
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_a_whole_set_is_never_written_over(tmp_path):
+    stream(tmp_path, loss=np.ones(1000))
+    before = contents(tmp_path)
+    for attempt in (
+        lambda: Writer(tmp_path),
+        lambda: flip_flop.prepare(tmp_path, train=3),
+        lambda: stdlib.prepare(tmp_path),
+    ):
+        with pytest.raises(FileExistsError) as error:
+            attempt()
+        one_line(error, str(tmp_path), "whole", "delete")
+    assert contents(tmp_path) == before
 
 
 # tokenizers
@@ -394,7 +465,9 @@ def test_tokenizer_that_cannot_be_loaded(monkeypatch):
 
 
 def test_stdlib_splits_by_file(tmp_path, monkeypatch):
-    library = tmp_path / "lib" / "python3.x" / "site-packages" / "lib"  # a path may pass through such a folder
+    library = (
+        tmp_path / "lib" / "python3.x" / "site-packages" / "lib"
+    )  # a path may pass through such a folder
     for i in range(25):
         path = library / f"p{i % 3}" / f"m{i:02d}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -415,6 +488,7 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
         x, y = got.read([0], len(tokens) - 1)
         assert [*x[0], y[0, -1]] == tokens
     before = contents(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
     stdlib.prepare(tmp_path / "out")
     assert contents(tmp_path / "out") == before
     assert not stdlib.DOWNLOAD

@@ -19,7 +19,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 import sample
 import train
-from data.shards import Writer, tokenizer
+from config.tasks.harness import Model
+from data.shards import Writer
+from data.text import tokenizer
 from model import GPT, GPTConfig
 
 BYTES = dict(tokenizer="bytes", separator=256)
@@ -82,7 +84,7 @@ def test_log_likelihood(pe):
     net = GPT(GPTConfig(16, 257, 2, 2, 16, pe=pe)).eval()
     torch.nn.init.normal_(net.lm_head.weight, std=0.5)  # far from uniform
     pairs = PAIRS * 60  # more than a batch
-    got = sample.for_harness(net, BYTES).loglikelihood(ask("loglikelihood", pairs), disable_tqdm=True)
+    got = Model(net, BYTES).loglikelihood(ask("loglikelihood", pairs), disable_tqdm=True)
     exact = net.double()
     for i, score in enumerate(got):
         if i < len(PAIRS):
@@ -93,7 +95,7 @@ def test_log_likelihood(pe):
 
 
 def test_greedy_is_what_the_model_writes(net):
-    harness, start = sample.for_harness(net, BYTES), list(b"for a in")
+    harness, start = Model(net, BYTES), list(b"for a in")
     written = net.generate(torch.tensor([start]), 6, temperature=0)[0, len(start) :].tolist()
     other = [*written[:3], (written[3] + 1) % 257, *written[4:]]
     long = list(b"sixteen tokens: ")  # not greedy, but the token after them is
@@ -105,7 +107,7 @@ def test_greedy_is_what_the_model_writes(net):
 
 @pytest.mark.parametrize("text", ["", "a", "sixteen tokens. ", "seventeen tokens.", LONG, LONG * 3])
 def test_rolling(net, text):
-    harness = sample.for_harness(net, BYTES)
+    harness = Model(net, BYTES)
     (got,) = harness.loglikelihood_rolling(ask("loglikelihood_rolling", [(text,)]))
     windows = map(make_disjoint_window, get_rolling_token_windows(list(text.encode()), 256, 16, 1))
     if text:  # a continuation of any length is scored in the same way
@@ -114,7 +116,7 @@ def test_rolling(net, text):
 
 
 def test_generation(net):
-    harness, encode = sample.for_harness(net, BYTES), tokenizer(BYTES).encode
+    harness, encode = Model(net, BYTES), tokenizer(BYTES).encode
 
     def answer(prompt, **options):
         return harness.generate_until(ask("generate_until", [(prompt, options)]), disable_tqdm=True)[0]
@@ -171,7 +173,7 @@ def test_the_harness_own_adapter_agrees(tmp_path):
     fast = Tokenizer(models.BPE(ids | {a + b: 257 + i for i, (a, b) in enumerate(merges)}, merges))
     fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
     fast.save(str(tmp_path / "tokenizer.json"))
-    ours = sample.for_harness(net, dict(tokenizer=str(tmp_path / "tokenizer.json"), separator=256))
+    ours = Model(net, dict(tokenizer=str(tmp_path / "tokenizer.json"), separator=256))
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
     theirs = HFLM(theirs, tokenizer=fast, batch_size=4, device="cpu")
     assert ours.tok_encode("print") + ours.tok_encode("(a)") != ours.tok_encode("print(a)")
@@ -203,15 +205,16 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     words = [run, f"--tasks={tmp_path / 'task.yaml'}", "--device=cpu"]
     sample.main([*words, "--task_limit=2"])
     sample.main([*words, "--fewshot=1"])
-    with open(os.path.join(run, "tasks.jsonl")) as file:
-        lines = [json.loads(line) for line in file][-2:]
-    for line, shown, used in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), strict=True):
+    with open(os.path.join(run, "results.jsonl")) as file:
+        lines = [line for line in map(json.loads, file) if line["metric"] == "acc,none"][-2:]
+    shots = ("three_questions, 0-shot, the first 2", "three_questions, 1-shot")
+    for line, shown, used, split in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), shots, strict=True):
         right = []
         for doc in used:
             sums = [by_hand(net.double(), shown + doc["q"], choice)[0] for choice in doc["choices"]]
             right.append(sums.index(max(sums)) == doc["gold"])
-        assert line["results"]["three_questions"]["acc,none"] == pytest.approx(sum(right) / len(right))
-        assert line["n-shot"]["three_questions"] == bool(shown) and line["run"] == run
+        assert line["value"] == pytest.approx(sum(right) / len(right))
+        assert line["split"] == split and line["run"] == run
     printed = capsys.readouterr().out
     assert printed.startswith(run) and "three_questions" in printed and "|acc" in printed
 
@@ -240,9 +243,9 @@ def test_cbt(run, net, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     sample.main([run, "--tasks=cbt", "--device=cpu"])
-    with open(os.path.join(run, "tasks.jsonl")) as file:
-        results = json.loads(file.readlines()[-1])["results"]
-    assert {name.rpartition("_")[2]: scores["acc,none"] for name, scores in results.items()} == dict(
+    with open(os.path.join(run, "results.jsonl")) as file:
+        found = [line for line in map(json.loads, file) if line["metric"] == "acc,none" and "cbt" in line["split"]]
+    assert {line["split"].partition(",")[0].rpartition("_")[2]: line["value"] for line in found} == dict(
         cn=1.0, ne=0.5, p=0.5, v=0.0, cbt=0.5)  # each kind counts the same
     task = next(iter(tasks.TaskManager(include_path=os.path.abspath("config/tasks")).load("cbt")["tasks"].values()))
     task.build_all_requests()
@@ -267,9 +270,11 @@ def test_unknown_task(run, names, message):
 
 def test_no_harness(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "config.tasks.harness")
+    monkeypatch.delattr("config.tasks.harness")
     assert fails("sample.py", run, "--tasks=cbt") == "ImportError: downstream tasks need one more package: pip install lm-eval"
 
 
 def test_no_text(net):
     with pytest.raises(ValueError, match="need a model of text, this one's data set has no separator"):
-        sample.for_harness(net, BYTES | dict(separator=None))
+        Model(net, BYTES | dict(separator=None))

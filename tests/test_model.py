@@ -34,6 +34,7 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "rope-yarn-longer": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=512, rope_trained=128, base=1e3),
     "fox+rope": dict(pe="fox+rope"),
     "rope+alibi": dict(pe="rope+alibi"),
+    "cope+cope_mlp": dict(pe="cope+cope_mlp", cope_gates="sep-keys"),  # both remember keys for their gates
     "cope+rope-values": dict(pe="cope+rope", cope_gates="values"),
     "cope_mlp-small": dict(pe="cope_mlp", cope_npos=4, cope_mlp_width=8, cope_scale_z=True),
     "cope_alibi-geometric": dict(pe="cope_alibi", cope_slopes="geometric", cope_m0=0.25),
@@ -128,6 +129,16 @@ def test_cache_equals_full_forward(case):
         assert (torch.cat(got, 1) - want).abs().max() < 1e-4
 
 
+def test_a_cache_goes_on_where_it_ends():
+    net = build("rope")
+    cache = net.new_cache()
+    full(net, tokens(1, 3), cache=cache, start=100)
+    with pytest.raises(ValueError, match="start=7 leaves a gap, the cache ends at 103; leave start out"):
+        full(net, tokens(1, 2), cache=cache, start=7)
+    full(net, tokens(1, 2), cache=cache, start=103)
+    assert cache[0]["end"] == 105
+
+
 @EVERY
 def test_no_position_sees_the_future(case):
     net, idx = build(case), tokens(1, length(case))
@@ -150,7 +161,7 @@ def test_shift_of_all_positions(case):
 def test_gradients_reach_every_parameter(case):
     net, idx = build(case), tokens(2, 16)
     net(idx, idx.roll(-1, 1))[1].backward()
-    assert [n for n, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+    assert [n for n, p in net.named_parameters() if p.grad is None or not p.grad.abs().max() > 1e-6] == []
 
 
 @EVERY
@@ -225,8 +236,6 @@ def test_dense_attention_holds_one_chunk_of_queries(pe):
 
 def test_gates_see_q_before_a_method_that_turns_q_alone(monkeypatch):
     class Twice(PE):
-        rotates = True
-
         def rotate(self, q, k, x, pos, cache):
             return 2 * q, k
 
@@ -249,7 +258,7 @@ def test_raw_keys_are_kept_only_where_they_are_read(pe, names):
     bias = net.h[0].attn.biases[0]
     bias.logit_bias = lambda q, qk, *rest, f=bias.logit_bias: given.append(qk) or f(q, qk, *rest)
     full(net, tokens(1, 8), cache=cache)
-    assert cache[1].keys() == names and (given[0] is None) == (not bias.reads_qk)
+    assert {name for name in cache[1] if isinstance(name, str)} == names and (given[0] is None) == (not bias.reads_qk)
 
 
 def test_a_bias_is_told_the_positions_of_its_queries():
@@ -328,7 +337,7 @@ def test_carope_phase_does_not_drift_in_the_cache():
     for t in range(T):
         piece = slice(t, t + 1)
         got = encoding.rotate(q[:, :, piece], q[:, :, piece], x[:, piece], torch.tensor([t]), cache)[0]
-    assert (got - want[:, :, -1:]).abs().max() < 2e-3
+    assert (got - want[:, :, -1:]).abs().max() < 7e-4  # without modulo: 15e-4 to 27e-4
 
 
 def test_alibi_slopes_of_the_paper():
@@ -382,13 +391,17 @@ def test_carope_phase_is_float32_under_autocast():
     assert (got - want).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("case", ["pope", "cope", "carope", "alibi", "exqpe", "cope+rope"])
-def test_bfloat16_autocast_stays_close(case):
+@EVERY
+def test_bfloat16_stays_close(case):
+    """Under autocast, and in a model of bfloat16 weights."""
     net, idx = build(case), tokens(2, 16)
+    if net.cfg.hard_attention:
+        return  # which key is the largest may change
     want = full(net, idx)
     with torch.autocast("cpu", torch.bfloat16):
         got = full(net, idx).float()
     assert (got - want).abs().mean() < 0.05 * want.abs().mean()
+    assert (full(net.bfloat16(), idx).float() - want).abs().mean() < 0.2 * want.abs().mean()
 
 
 def test_shared_tables():
@@ -578,6 +591,7 @@ def test_auto_takes_the_fastest_device(monkeypatch):
     (dict(norm="batchnorm"), "norm='batchnorm' is unknown; choose one of layernorm, rmsnorm"),
     (dict(mlp="relu"), "mlp='relu' is unknown; choose one of gelu, swiglu"),
     (dict(pe="rope", rope_scaling="cubic"), "rope_scaling='cubic' is unknown"),
+    (dict(pe="rope", n_head=16, rope_scaling="ntk"), "rope_scaling='ntk' needs n_embd / n_head > 2; change n_head"),
     (dict(pe="rope", rope_factor=4.0), "rope_factor=4.0 does nothing without rope_scaling; choose linear, ntk or yarn"),
     (dict(pe="t5", t5_max_distance=16), "t5_buckets=32, t5_max_distance=16: need 4 buckets or more, and a distance beyond half"),
     (dict(pe="t5", t5_buckets=2), "t5_buckets=2, t5_max_distance=128: need 4 buckets"),

@@ -1,19 +1,20 @@
-"""sample.py against losses computed by hand, one plain forward pass per window, and its pictures against float64 loops."""
+"""sample.py against losses computed by hand, one plain forward pass per window, and its tables."""
 import csv
+import json
 import math
 import os
 import sys
 
 import numpy as np
-import oracles
 import pytest
 import torch
 from conftest import TINY, fails
 
 import sample
 import train
+from assets import figures
 from data.shards import Split, Writer
-from model import GPT, GPTConfig
+from model import GPT
 from train import load_weights, model_config, read_checkpoint
 
 
@@ -34,7 +35,7 @@ def by_hand(run, stream, length, longest, count, **changes):
     tokens = np.fromfile(os.path.join(stream, "val_000000.bin"), "<u2").astype(int)
     terms = []
     for start in Split(stream, "val").windows(longest, count):
-        for a in range(start, start + longest, length):
+        for a in range(start, start + longest - length + 1, length):
             w = torch.from_numpy(tokens[a : a + length + 1])[None]
             with torch.no_grad():
                 logp = net(w[:, :-1], w[:, 1:])[0].double().log_softmax(-1)
@@ -67,6 +68,38 @@ def test_extrapolation(runs, stream, tmp_path, monkeypatch, capsys):
     loss = float(got["pope", 1])
     assert f"{loss:.4f} ({math.exp(loss):.2f})" in row
     assert next(line for line in printed.splitlines() if line.startswith(names[1])).count("ends at 16") == 2
+
+
+def test_sliding_window(runs, stream, tmp_path, capsys):
+    """Every target of a stretch, predicted from a slice of its own: 16 tokens that end at a multiple of 8, the first ones
+    from all that there is."""
+    words = ["--extrapolate=0.5,1,1.5,2.5", "--eval_tokens=160", f"--out={tmp_path / 'ex'}", "--device=cpu"]
+    sample.main([str(runs / "pope"), str(runs / "learned"), *words])
+    with open(tmp_path / "ex.csv") as file:
+        got = list(csv.DictReader(file))
+    assert [row["multiple"] for row in got] == ["0.5", "1", "1.5", "2.5"] * 2
+    assert [int(row["length"]) for row in got] == [8, 16, 24, 40] * 2
+    tokens = np.fromfile(os.path.join(stream, "val_000000.bin"), "<u2").astype(int)
+    for row in got:
+        name, length = os.path.basename(row["run"]), int(row["length"])
+        checkpoint = read_checkpoint(str(runs / name))
+        net = GPT(model_config(checkpoint)).eval()
+        load_weights(net, checkpoint, "run")
+        terms = []
+        for stretch in Split(stream, "val").windows(40, 4):
+            for start in range(stretch, stretch + 40 - length + 1, length):
+                for t in range(length):  # the position of the token that predicts the next
+                    begin = 0 if t < 16 else (t // 8 - 1) * 8
+                    with torch.no_grad():
+                        logits = net(torch.from_numpy(tokens[None, start + begin : start + t + 1]))[0][0, -1]
+                    terms.append(-logits.double().log_softmax(-1)[tokens[start + t + 1]].item())
+        assert float(row["window_loss"]) == pytest.approx(sum(terms) / len(terms), abs=1e-4)
+        if length <= 16:
+            assert row["loss"] == row["window_loss"]
+        if name == "pope":
+            assert float(row["loss"]) == pytest.approx(by_hand(runs / name, stream, length, 40, 4), abs=1e-4)
+    printed = capsys.readouterr().out
+    assert printed.count("seeing the last 16") == 2 and f"{float(got[3]['window_loss']):.4f}" in printed
 
 
 def test_picture(runs, tmp_path):
@@ -137,23 +170,98 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
     assert len(seen) > 1, "the test needs right and wrong answers"
 
 
-def test_evaluate_whole_splits(task, runs, stream, capsys):
+def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     capsys.readouterr()
-    sample.main([str(task / "run"), "--evaluate=val,long", "--device=cpu"])
-    found = capsys.readouterr().out.splitlines()
+    sample.main([str(task / "run"), "--evaluate=val,long", f"--out={tmp_path / 'ev'}", "--device=cpu"])
+    header, names, *_, row = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("wrote")]
+    assert header == "wrong targets, rows with a wrong one" and names.split() == ["val", "long"]
+    assert row.startswith(str(task / "run"))
+    found = list(csv.DictReader(open(tmp_path / "ev.csv")))
     checkpoint = read_checkpoint(str(task / "run"))
     net = GPT(model_config(checkpoint)).eval()
     load_weights(net, checkpoint, "run")
-    for line, name, n, T in zip(found, ("val", "long"), (40, 24), (8, 12)):
+    for i, (line, name, n, T) in enumerate(zip(found, ("val", "long"), (40, 24), (8, 12), strict=True)):
         rows = np.fromfile(task / "data" / f"{name}_000000.bin", "<u2").reshape(n, T).astype(int)
         decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
         wrong = sum(tuple(a) != tuple(b) for a, b in zip(decoded.tolist(), rows[:, 5:7].tolist()))  # greedy, from the prompt
         assert 0 < wrong < n, "the test needs right and wrong rows"
-        assert line.startswith(f"{task / 'run'} {name}, {n} windows of {T - 1} tokens: ")
-        assert line.endswith(f"sequence_error {100 * wrong / n:.4f}")
-    sample.main([str(runs / "pope"), "--evaluate=val", "--device=cpu"])
-    line = capsys.readouterr().out
-    assert f"val, 37 windows of 16 tokens: loss {by_hand(runs / 'pope', stream, 16, 16, 37):.4f}, ppl" in line and "error" not in line
+        assert (line["run"], line["split"]) == (str(task / "run"), name)
+        assert (int(line["windows"]), int(line["length"])) == (n, T - 1)
+        assert float(line["sequence_error"]) == pytest.approx(100 * wrong / n, abs=1e-4)
+        assert row.split()[1 + 2 * i :][1] == f"{100 * wrong / n:.2f}%"
+    sample.main([str(runs / "pope"), str(runs / "learned"), "--evaluate=val", f"--out={tmp_path / 'ev'}", "--device=cpu"])
+    header, names, pope, learned = capsys.readouterr().out.splitlines()[:4]
+    assert header.startswith("loss in nats (perplexity)") and names.split() == ["val"]
+    first, second = csv.DictReader(open(tmp_path / "ev.csv"))
+    assert (first["windows"], first["length"]) == (second["windows"], second["length"]) == ("37", "16")
+    for line, row, name in ((first, pope, "pope"), (second, learned, "learned")):
+        loss = by_hand(runs / name, stream, 16, 16, 37)
+        assert float(line["loss"]) == pytest.approx(loss, abs=1e-4) and "token_error" not in line
+        assert row.split()[1:] == [f"{loss:.4f}", f"({math.exp(loss):.2f})"] and "error" not in row
+
+
+def test_report(runs, task, tmp_path, capsys):
+    """Three seeds of one run, and a run of another method, from numbers that are written by hand but for one."""
+    folder = tmp_path / "out"
+    numbers = {"x_pope": 1.0, "x_pope_seed2": 2.0, "x_pope_seed3": 6.0, "x_rope": 0.5}
+    for name, value in numbers.items():
+        (folder / name).mkdir(parents=True)
+        seed = int(name.partition("_seed")[2] or 1337)
+        lines = [dict(run=str(folder / name), config="config/x.py", pe=name.split("_")[1], seed=seed, split=split,
+                      length=16, metric="loss", value=v, steps=9, commit="c", torch="t", machine="m")
+                 for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1)) if (split, name) != ("val 2x", "x_rope")]
+        (folder / name / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'r'}"])
+    printed = capsys.readouterr().out
+    assert "\nloss, nats\n\n| run | seeds | val | val 2x |\n| --- | --- | --- | --- |\n" in printed
+    assert "| pope | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope | 1 | 0.5 | – |\n" in printed
+    with open(tmp_path / "r.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 7 and {row["seed"] for row in rows} == {"1337", "2", "3"}
+    assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "length", "metric", "value", "steps", "commit",
+                             "torch", "machine"]
+
+
+def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
+    out = [f"--out={tmp_path / 'x'}", "--device=cpu"]
+    pope = str(runs / "pope")
+    sample.main([pope, "--extrapolate=1,2", "--eval_tokens=64", *out])
+    sample.main([str(task / "run"), "--evaluate=val", *out])
+    for run, split, metrics, pe, steps in ((pope, "val 2x", ["window_loss", "loss", "ppl"], "pope", 30),
+                             (str(task / "run"), "val", ["loss", "ppl", "token_error", "sequence_error"], "rope", 150)):
+        with open(os.path.join(run, "results.jsonl")) as file:
+            lines = [line for line in map(json.loads, file) if line["split"] == split][-len(metrics) :]
+        assert sorted(line["metric"] for line in lines) == sorted(metrics)
+        with open(tmp_path / "x.csv") as file:
+            row = list(csv.DictReader(file))[-1]
+        for line in lines:
+            if run != pope:
+                assert float(row[line["metric"]]) == line["value"]
+            assert (line["run"], line["pe"], line["seed"], line["steps"]) == (run, pe, 1337, steps)
+            assert line["torch"] == torch.__version__ and line["machine"] and "commit" in line and "config" in line
+
+
+def test_evaluate_recall(tmp_path, capsys):
+    """A key, its value, three fillers or nineteen, the key again, and the value, which carries loss."""
+    imread = pytest.importorskip("matplotlib.image").imread
+    writer, rng = Writer(tmp_path / "recall"), np.random.default_rng(0)
+    for split, fillers in (("train", 3), ("val", 3), ("x2", 19)):
+        pairs = rng.integers(0, 4, (30, 2)) + [0, 4]
+        rows = np.concatenate((pairs, np.full((30, fillers), 8), pairs), 1)
+        writer.write(split, rows, np.arange(fillers + 4) == np.full((30, 1), fillers + 3))
+    writer.finish(9, {"symbols": list("abcdefghi")})
+    runs = [str(tmp_path / pe) for pe in ("learned", "rope")]
+    for run in runs:
+        train.main([f"--data={tmp_path / 'recall'}", f"--out_dir={run}", *TINY, f"--pe={os.path.basename(run)}", "--max_iters=5"])
+    capsys.readouterr()
+    sample.main([*runs, "--evaluate=val,x2", f"--out={tmp_path / 'ev'}", "--device=cpu"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith(runs[0]) and lines[2].endswith("ends at 16") and lines[2].count("%") == 2
+    assert lines[3].startswith(runs[1]) and lines[3].count("%") == 4
+    assert lines[4:] == [f"wrote {tmp_path / name}" for name in ("ev.csv", "ev.png", "ev_distance.png")]
+    for name in ("ev.png", "ev_distance.png"):
+        pixels = imread(tmp_path / name)[..., :3]
+        assert ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean() > 0.001
 
 
 @pytest.mark.parametrize("words, message", [
@@ -168,13 +276,26 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     (["RUN@n_embd=32"], "holds another architecture"),
     (["RUN@n_embd=x"], "n_embd='x' in "),
     (["RUN", "--extrapolate=a"], "extrapolate='a' is no list of multiples; write e.g. --extrapolate=1,2,4,8"),
-    (["RUN", "--extrapolate=1,2.5"], "extrapolate='1,2.5' is no list of multiples"),
+    (["RUN", "--extrapolate=1,2.5x"], "extrapolate='1,2.5x' is no list of multiples"),
+    (["RUN", "--extrapolate=1,0.01"], "extrapolate='1,0.01' is no list of multiples"),
+    (["RUN", "--extrapolate=1,inf"], "extrapolate='1,inf' is no list of multiples"),
     (["RUN", "--extrapolate=1", "--split=dev"], "has no split 'dev'"),
     (["RUN", "--extrapolate=1000"], "has 600 tokens"),
     (["RUN", "--evaluate=val,dev"], "has no split 'dev'; it has: train, val"),
     (["RUN", "--evaluate=val", "--data=OTHER"], "holds tokens of "),
     (["RUN", "--prompt=zz"], "'zz' is no symbol of this set"),
     (["RUN", "--temp=1"], "unknown key 'temp' in --temp=1"),
+    (["RUN", "--temperature=1e-320"], "temperature=1e-320 is too small to divide by; use 0"),
+    (["RUN", "--extrapolate"], "flag '--extrapolate' has no value; write e.g. --extrapolate=1,2,4,8"),
+    (["TASK", "--prompt=a"], "prompt='a' is for text, but TASK was trained on a task; leave it out"),
+    (["gpt2"], "train one with `python train.py config/quickstart.py`, public weights are not read"),
+    (["out/quickstart_cope+rope_seed7"], "does not exist; train one with `python train.py config/quickstart.py --pe=cope+rope`"),
+    (["x/cope_counting_small_cope_mlp/"], "`python train.py config/cope_counting_small.py --pe=cope_mlp`"),
+    (["RUN", "--task_limit=-1"], "task_limit=-1 in --task_limit=-1 is negative; use 0 or more"),
+    (["nowhere", "--report=r"], "results.jsonl does not exist; `python sample.py nowhere --evaluate=val` writes"),
+    (["nowhere", "--figure=curves"], "log.jsonl does not exist; name run directories that train.py wrote"),
+    (["RUN", "--figure=curves", "--keys=los"], "keys='los' is not in RUN/log.jsonl; it has loss, lr, ms, step, "),
+    (["RUN", "--figure=curves", "--against=time"], "against='time' is unknown; choose one of step, tokens"),
     (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, positions, gates"),
     (["RUN", "--figure=gates"], "figure='gates' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
     (["RUN", "--figure=positions"], "figure='positions' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
@@ -184,7 +305,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     (["RUN", "--figure=frequency", f"--text={os.devnull}"], "is empty; name a file that holds some text"),
 ])
 def test_wrong_input(runs, task, tmp_path, words, message):
-    for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe").items():
+    for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe", TASK=task / "run").items():
         words, message = [word.replace(name, str(path)) for word in words], message.replace(name, str(path))
     assert message in fails("sample.py", *words, f"--out={tmp_path / 'ex'}")
 
@@ -201,129 +322,12 @@ def test_what_is_missing_is_said_before_anything_is_evaluated(runs, task, words,
     assert capsys.readouterr().out == ""
 
 
-# pictures
-
-
-def small(**options):
-    """A model whose parameters are large enough for every term to matter, 23 tokens, and its parameters in float64."""
-    torch.manual_seed(1)
-    net = GPT(GPTConfig(**dict(block_size=16, vocab_size=19, n_layer=3, n_head=2, n_embd=16) | options)).eval()
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            p.normal_(1 if "ln_" in name else 0, 0.4)
-    return net, torch.randint(19, (1, 23)), {k: v.double().numpy() for k, v in net.state_dict().items()}
-
-
-def record(monkeypatch, name):
-    """A list that fills with (arguments, result) of every call of that function of the oracle."""
-    calls, f = [], getattr(oracles, name)
-
-    def spy(*args):
-        calls.append((args, f(*args)))
-        return calls[-1][1]
-
-    monkeypatch.setattr(oracles, name, spy)
-    return calls
-
-
-@pytest.mark.parametrize("options, layers", [
-    (dict(pe="rope"), [0, 1, 2]),
-    (dict(pe="nope,cope+rope"), [1]),
-    (dict(pe="carope,nope,expe+rope", norm="rmsnorm", bias=False), [0, 2]),
-    (dict(pe="pope"), [0, 1, 2]),
-    (dict(pe="pope,nope", pope_softplus=False), [0, 2]),
-])
-def test_norms(options, layers, monkeypatch):
-    net, idx, params = small(**options)
-    calls = record(monkeypatch, "score")  # a call per layer and head, with q and k before rotation
-    oracles.gpt(net.cfg, params, idx[0].numpy())
-    got = sample.norms(net, idx)
-    assert list(got) == layers
-    for i in layers:
-        for h in range(2):
-            for side in (0, 1):
-                y, T, want = calls[2 * i + h][0][6 + side], 23, []
-                for c in range(8 if "pope" in options["pe"] else 4):
-                    if "pope" not in options["pe"]:
-                        terms = [math.sqrt(y[t, c] ** 2 + y[t, c + 4] ** 2) for t in range(T)]
-                    elif net.cfg.pope_softplus:
-                        terms = [math.log(1 + math.exp(y[t, c])) for t in range(T)]
-                    else:
-                        terms = [abs(y[t, c]) for t in range(T)]
-                    want.append(sum(terms) / T)
-                assert got[i][side, h].tolist() == pytest.approx(want, rel=1e-4)
-
-
-def test_norms_of_two_kinds():
-    net, idx, _ = small(pe="pope,rope")  # twice as many frequencies in one as in the other
-    with pytest.raises(ValueError, match="shows rope, carope or pope, but the run has pe='pope,rope'"):
-        sample.norms(net, idx)
-
-
-@pytest.mark.parametrize("options, layers", [
-    (dict(pe="cope"), [0, 1, 2]),
-    (dict(pe="rope,cope+rope", cope_npos=5, share_table=False), [1]),
-    (dict(pe="expe+cope", cope_gates="sep-keys"), [0, 1, 2]),
-    (dict(pe="cope,nope", cope_gates="values", cope_scale_z=True, norm="rmsnorm", bias=False), [0, 2]),
-    (dict(pe="alibi+cope_mlp"), [0, 1, 2]),
-    (dict(pe="cope_alibi", cope_slopes="learned"), [0, 1, 2]),
-])
-def test_maps(options, layers, monkeypatch):
-    net, idx, params = small(**options)
-    gates, biases = record(monkeypatch, "gates"), record(monkeypatch, "bias")
-    oracles.gpt(net.cfg, params, idx[0].numpy())
-    biases = [z for (_, name, *_), z in biases if name.startswith("cope")]
-    got_gates, got_positions = (sample.maps(net, idx, figure) for figure in ("gates", "positions"))
-    assert list(got_gates) == list(got_positions) == layers
-    for n, (i, h) in enumerate((i, h) for i in layers for h in range(2)):
-        g, z, want = gates[n][1], biases[n], np.zeros((23, 23))
-        for t in range(23):
-            weights = [math.exp(z[t, s]) / sum(math.exp(z[t, u]) for u in range(t + 1)) for s in range(t + 1)]
-            want[t, : t + 1] = [w / max(weights) for w in weights]
-        assert np.abs(got_gates[i][h].numpy() - g).max() < 1e-4
-        assert np.abs(got_positions[i][h].numpy() - want).max() < 1e-3 and want.std() > 0.1
-
-
-def test_drawing():
-    """Every array lies where its labels say."""
-    plt = pytest.importorskip("matplotlib") and sample.pyplot()
-    norms = {3: torch.rand(2, 4, 10), 5: torch.rand(2, 4, 10)}
-    figure = sample.draw_norms(plt, norms, 100.0)
-    for side, ax in enumerate(figure.axes[:2]):
-        drawn = ax.images[0].get_array()
-        for j, i in enumerate(norms):
-            assert ax.get_xticklabels()[j].get_text() == str(i + 1)
-            for h in range(4):
-                assert (drawn[:, 4 * j + h] == norms[i][side, h].numpy()).all()
-                assert abs(4 * j + h - ax.get_xticks()[j]) < 2
-    periods = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert periods[:6] == [f"{2 * math.pi * 100 ** (c / 10):,.0f}" for c in range(6)]
-
-    maps = {1: torch.rand(3, 30, 30), 2: torch.rand(3, 30, 30)}
-    lines = sample.lines(["def", " f", ":\n", "\n", *"  pass", "\n  ", "x\n\n", *"last line, unfin"])
-    assert [(first, last) for first, last, _ in lines] == [(0, 2), (3, 3), (4, 10), (11, 11), (12, 27)]
-    assert "".join(text for _, _, text in lines) == "def f:\n\n  pass\n  x\n\nlast line, unfin"
-    figure = sample.draw_maps(plt, maps, lines)
-    for n, (i, h) in enumerate((i, h) for i in maps for h in range(3)):
-        ax = figure.axes[n]
-        assert ax.get_title() == f"layer {i + 1}, head {h + 1}"
-        drawn = ax.images[0].get_array()
-        for t in range(30):
-            assert (drawn[t, : t + 1] == maps[i][h, t, : t + 1].numpy()).all() and drawn.mask[t, t + 1 :].all()
-        signs = ax.collections[0]
-        assert signs.get_offsets().tolist() == [[2, 2], [3, 3], [10, 10], [11, 11]]  # the last line does not end
-        assert (signs.get_sizes() > 50).tolist() == [False, True, False, True]  # large: an empty line
-        assert dict(zip(ax.get_yticks(), (t.get_text() for t in ax.get_yticklabels()))) == (
-            {0: "def f:", 4: "pass", 12: "last line, unf"} if h == 0 else {})
-    plt.close("all")
-
-
 def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
     imread = pytest.importorskip("matplotlib.image").imread
     seen = []
     for name in ("norms", "maps"):
-        f = getattr(sample, name)
-        monkeypatch.setattr(sample, name, lambda model, idx, *more, f=f: seen.append(idx[0].tolist()) or f(model, idx, *more))
+        f = getattr(figures, name)
+        monkeypatch.setattr(figures, name, lambda model, idx, *more, f=f: seen.append(idx[0].tolist()) or f(model, idx, *more))
     text = tmp_path / "text"
     text.write_text("s3 s1 s4 " * 10)
     train.main([f"--data={rows}", f"--out_dir={tmp_path / 'task'}", *TINY, "--pe=cope+rope", "--max_iters=2"])
@@ -348,6 +352,39 @@ def test_figure_without_matplotlib(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = fails("sample.py", str(runs / "cope"), "--figure=gates")
     assert line == "ImportError: no picture without one more package: pip install matplotlib"
+
+
+def test_a_path_that_cannot_be_written(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    line = fails("sample.py", str(runs / "pope"), "--extrapolate=1", "--eval_tokens=64", f"--out={tmp_path / 'file' / 'x'}")
+    assert line == (f"ValueError: out='{tmp_path / 'file' / 'x'}' needs the folder '{tmp_path / 'file'}', "
+                    "which cannot be made (File exists); name another")
+
+
+def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
+    sample.main([str(runs / "learned"), "--num_samples=1", "--device=cpu"])
+    title, text = capsys.readouterr().out.splitlines()
+    assert title.endswith("sample 1, which ends at 16 tokens") and len(text.split()) == 16
+    sample.main([str(runs / "learned"), "--num_samples=1", "--device=cpu", "--prompt=s1 s2 s3"])
+    assert len(capsys.readouterr().out.splitlines()[1].split()) == 17  # the last token is not read again
+
+
+def test_training_curves(runs, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append((figure, path)))
+    words = ["--figure=curves", "--keys=loss,val/ppl", f"--out={tmp_path / 'x'}"]
+    for against, tokens in (("step", 1), ("tokens", 4 * 16)):
+        sample.main([str(runs / "pope"), str(runs / "rope"), *words, f"--against={against}"])
+        figure, path = drawn.pop()
+        assert path == str(tmp_path / "x")
+        for i, (name, line) in enumerate(zip(("pope", "rope"), figure.axes[0].lines)):
+            with open(runs / name / "log.jsonl") as file:
+                log = [json.loads(line) for line in file]
+            want = [[line["step"] * tokens, line["loss"]] for line in log if "loss" in line and "split" not in line]
+            assert line.get_xydata().tolist() == want and len(want) == 3 and line.get_label() == name
+            want = [[line["step"] * tokens, line["ppl"]] for line in log if line.get("split") == "val"]
+            assert figure.axes[1].lines[i].get_xydata().tolist() == want and len(want) > 1
 
 
 def test_empty_text(runs, tmp_path):

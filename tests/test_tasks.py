@@ -1,6 +1,8 @@
-"""Holds the synthetic tasks of data/ against brute force: every row is read from the files with numpy alone, spelled out
-in its symbols and solved by a plain loop; frequencies must lie within five standard deviations of the documented ones.
+"""Holds the synthetic tasks of data/ against brute force: every row is read from the files with
+numpy alone, spelled out in its symbols and solved by a plain loop; frequencies must lie within
+five standard deviations of the documented ones.
 """
+
 import collections
 import itertools
 import json
@@ -21,25 +23,37 @@ from data import counting, flip_flop, indirect_indexing, selective_copy, shards
 from data.shards import Split
 
 ROOT = Path(__file__).parent.parent
-TASKS = {module.__name__.rpartition(".")[2]: module for module in (flip_flop, selective_copy, counting, indirect_indexing)}
-SMALL = {"flip_flop": dict(length=64, val=7, sparse=7, dense=7),
-         "selective_copy": dict(copy=20, blanks=20, val=7, dense=7, sparse=7),
-         "counting": dict(variables=2, steps=24, length=24, val=7, test=7),
-         "indirect_indexing": dict(val=7, test=7)}
+TASKS = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (flip_flop, selective_copy, counting, indirect_indexing)
+}
+SMALL = {
+    "flip_flop": dict(length=64, val=7, sparse=7, dense=7),
+    "selective_copy": dict(copy=20, blanks=20, val=7, dense=7, sparse=7),
+    "counting": dict(variables=2, steps=24, length=24, val=7, test=7),
+    "indirect_indexing": dict(val=7, test=7),
+}
 
 
 def read(folder):
     """A written set -> {split: [(the row's symbols, its mask as 0 and 1), ...]}."""
     meta, splits = json.loads((folder / "meta.json").read_text()), {}
     symbols = meta["tokenizer"]["symbols"]
-    assert (meta["loss"], meta["separator"]) == ("mask", None) and meta["vocab_size"] == len(symbols) == len(set(symbols))
+    assert (meta["loss"], meta["separator"]) == ("mask", None) and meta["vocab_size"] == len(
+        symbols
+    ) == len(set(symbols))
     for name, count in sorted(meta["shards"].items()):
         split = re.fullmatch(r"(\w+)_\d{6}\.bin", name)[1]
         n = meta["row_length"][split]
-        tokens, loss = np.fromfile(folder / name, "<u2"), np.fromfile(folder / name.replace(".bin", ".loss"), "u1")
+        tokens, loss = (
+            np.fromfile(folder / name, "<u2"),
+            np.fromfile(folder / name.replace(".bin", ".loss"), "u1"),
+        )
         assert len(tokens) == len(loss) == count
         pairs = zip(tokens.reshape(-1, n).tolist(), loss.reshape(-1, n).tolist())
-        splits.setdefault(split, []).extend(([symbols[token] for token in row], mask) for row, mask in pairs)
+        splits.setdefault(split, []).extend(
+            ([symbols[token] for token in row], mask) for row, mask in pairs
+        )
     return splits
 
 
@@ -47,18 +61,25 @@ def write(folder, task, **options):
     """Write a set and read it back; the number of rows that were asked for is there."""
     TASKS[task].prepare(folder, **options)
     splits = read(folder)
-    assert all(len(rows) == options.get(split, options.get("test")) for split, rows in splits.items())
+    assert all(
+        len(rows) == options.get(split, options.get("test")) for split, rows in splits.items()
+    )
     return splits
 
 
 def fit(counts, expected):
-    """Asserts that `counts`, {value: times}, are what chance gives that brings each value `expected` times on average:
-    each within five standard deviations, and all together, by chi-squared (as a normal variate: Wilson and Hilferty)."""
+    """Asserts that `counts`, {value: times}, are what chance gives that brings each value
+    `expected` times on average: each within five standard deviations, and all together, by
+    chi-squared (as a normal variate: Wilson and Hilferty)."""
     total, n = sum(expected.values()), len(expected) - 1
     assert counts.keys() <= expected.keys() and abs(sum(counts.values()) - total) < 1e-6 * total
     assert min(expected.values()) > 4  # otherwise it would be no test
     for value, mean in expected.items():
-        assert abs(counts[value] - mean) <= 5 * math.sqrt(mean * (1 - mean / total)), (value, counts[value], mean)
+        assert abs(counts[value] - mean) <= 5 * math.sqrt(mean * (1 - mean / total)), (
+            value,
+            counts[value],
+            mean,
+        )
     chi2 = sum((counts[value] - mean) ** 2 / mean for value, mean in expected.items())
     deviation = ((chi2 / n) ** (1 / 3) - 1 + 2 / (9 * n)) / math.sqrt(2 / (9 * n))
     assert abs(deviation) <= 5, (deviation, dict(counts))  # too even would be as wrong as uneven
@@ -79,7 +100,8 @@ def all_different(splits):
 
 
 def flip_flop_row(row, mask):
-    """-> [(instruction, bit, the bit that was written last before it), ...] of a row that obeys the rules."""
+    """-> [(instruction, bit, the bit that was written last before it), ...] of a row that obeys
+    the rules."""
     assert row[0] == "w" and row[-2] == "r"
     pairs, held, want = [], None, []
     for instruction, bit in zip(row[::2], row[1::2]):
@@ -103,17 +125,32 @@ def test_flip_flop(tmp_path):
         fit(collections.Counter(itertools.chain(*between)), {k: 18 * len(rows) * p[k] for k in p})
         # independent of the neighbour and of the place in the row
         noise = {True: p_i, False: 1 - p_i}
-        fit(collections.Counter((a == "i", b == "i") for row in between for a, b in zip(row[::2], row[1::2])),
-            {(a, b): 9 * len(rows) * noise[a] * noise[b] for a in noise for b in noise})
+        fit(
+            collections.Counter(
+                (a == "i", b == "i") for row in between for a, b in zip(row[::2], row[1::2])
+            ),
+            {(a, b): 9 * len(rows) * noise[a] * noise[b] for a in noise for b in noise},
+        )
         for which in "wr":
-            uniform(collections.Counter(t for row in between for t, k in enumerate(row) if k == which), range(18))
+            uniform(
+                collections.Counter(t for row in between for t, k in enumerate(row) if k == which),
+                range(18),
+            )
         # bits that are not read: fair coins, whatever was written before and whatever bit is next
         for which in "wi":
-            uniform(collections.Counter((bit, held) for row in rows for k, bit, held in row[1:] if k == which),
-                    itertools.product("01", repeat=2))
+            uniform(
+                collections.Counter(
+                    (bit, held) for row in rows for k, bit, held in row[1:] if k == which
+                ),
+                itertools.product("01", repeat=2),
+            )
         uniform(collections.Counter(row[0][1] for row in rows), "01")
-        uniform(collections.Counter((a[1], b[1]) for row in rows for a, b in zip(row, row[1:]) if b[0] != "r"),
-                itertools.product("01", repeat=2))
+        uniform(
+            collections.Counter(
+                (a[1], b[1]) for row in rows for a, b in zip(row, row[1:]) if b[0] != "r"
+            ),
+            itertools.product("01", repeat=2),
+        )
 
 
 def test_flip_flop_at_its_size(tmp_path):
@@ -121,7 +158,13 @@ def test_flip_flop_at_its_size(tmp_path):
     for row, mask in itertools.chain(*splits.values()):
         assert len(flip_flop_row(row, mask)) == 256
     all_different(splits)
-    assert json.loads((tmp_path / "meta.json").read_text())["tokenizer"]["symbols"] == ["w", "r", "i", "0", "1"]
+    assert json.loads((tmp_path / "meta.json").read_text())["tokenizer"]["symbols"] == [
+        "w",
+        "r",
+        "i",
+        "0",
+        "1",
+    ]
 
 
 # selective copy
@@ -138,21 +181,42 @@ def selective_copy_row(row, mask, copy, blanks):
 
 
 def test_selective_copy(tmp_path):
-    splits = write(tmp_path, "selective_copy", copy=3, blanks=4, vocabulary=6, train=4000, val=1500, dense=1000, sparse=4000)
+    splits = write(
+        tmp_path,
+        "selective_copy",
+        copy=3,
+        blanks=4,
+        vocabulary=6,
+        train=4000,
+        val=1500,
+        dense=1000,
+        sparse=4000,
+    )
     for split, blanks in dict(train=4, val=4, dense=2, sparse=8).items():
         rows = [selective_copy_row(row, mask, 3, blanks) for row, mask in splits[split]]
         # every word is as likely as every other, and so is every choice of places, whatever letter they hold
-        uniform(collections.Counter("".join(letters) for letters, _ in rows), map("".join, itertools.product("abcde", repeat=3)))
-        uniform(collections.Counter((letters[2], places) for letters, places in rows),
-                itertools.product("abcde", itertools.combinations(range(3 + blanks), 3)))
+        uniform(
+            collections.Counter("".join(letters) for letters, _ in rows),
+            map("".join, itertools.product("abcde", repeat=3)),
+        )
+        uniform(
+            collections.Counter((letters[2], places) for letters, places in rows),
+            itertools.product("abcde", itertools.combinations(range(3 + blanks), 3)),
+        )
 
 
 def test_selective_copy_at_its_size(tmp_path):
     splits = write(tmp_path, "selective_copy", train=1100, val=50, dense=50, sparse=50)
     for split, blanks in dict(train=256, val=256, dense=128, sparse=512).items():
         rows = [selective_copy_row(row, mask, 256, blanks) for row, mask in splits[split]]
-        uniform(collections.Counter(itertools.chain(*(letters for letters, _ in rows))), string.ascii_lowercase[:15])
-        uniform(collections.Counter(t * 8 // (256 + blanks) for _, places in rows for t in places), range(8))
+        uniform(
+            collections.Counter(itertools.chain(*(letters for letters, _ in rows))),
+            string.ascii_lowercase[:15],
+        )
+        uniform(
+            collections.Counter(t * 8 // (256 + blanks) for _, places in rows for t in places),
+            range(8),
+        )
     all_different(splits)
     assert json.loads((tmp_path / "meta.json").read_text())["vocab_size"] == 16
 
@@ -161,10 +225,11 @@ def test_selective_copy_at_its_size(tmp_path):
 
 
 def counting_row(row, mask):
-    """-> the operations, [("pass", None) or ("set", variable) or ("increment", variable), ...], the values of the set
-    variables before each of them, the answer's variable, and the values at the end, of an uncut row that obeys the rules."""
+    """-> the operations, [("pass", None) or ("set", variable) or ("increment", variable), ...],
+    the values of the set variables before each of them, the answer's variable, and the values at
+    the end, of an uncut row that obeys the rules."""
     words = list(itertools.takewhile(lambda word: word != "_", row))
-    assert row[len(words):] == ["_"] * (len(row) - len(words))
+    assert row[len(words) :] == ["_"] * (len(row) - len(words))
     assert mask == [int(t == len(words) - 1) for t in range(len(row))]
     operations, states, values, text = [], [], {}, " ".join(words)
     program, variable, answer = re.fullmatch(r"(.*)print (\w) (\d+)", text).groups()
@@ -179,27 +244,44 @@ def counting_row(row, mask):
         elif grown:
             values[grown] += 1  # a KeyError where it was never set
             assert values[grown] <= 10
-        operations.append(("set", cleared) if cleared else ("increment", grown) if grown else ("pass", None))
+        operations.append(
+            ("set", cleared) if cleared else ("increment", grown) if grown else ("pass", None)
+        )
     assert values[variable] == int(answer)
     return operations, states, variable, values
 
 
 @pytest.mark.parametrize("variables, steps", [(1, 200), (3, 80)])
 def test_counting(tmp_path, variables, steps):
-    splits = write(tmp_path, "counting", variables=variables, steps=steps, length=4 * steps + 3, train=1000, val=1000, test=1400)
+    splits = write(
+        tmp_path,
+        "counting",
+        variables=variables,
+        steps=steps,
+        length=4 * steps + 3,
+        train=1000,
+        val=1000,
+        test=1400,
+    )
     names, states_seen, answers_seen = string.ascii_lowercase[:variables], set(), set()
     for split, w_pass in dict(train=50, val=50, test=50, pass100=100, pass10=10).items():
         rows = [counting_row(row, mask) for row, mask in splits[split]]
-        uniform(collections.Counter(len(operations) for operations, _, _, _ in rows), range(3, steps + 1))
+        uniform(
+            collections.Counter(len(operations) for operations, _, _, _ in rows),
+            range(3, steps + 1),
+        )
         kinds, picked, answers = (collections.defaultdict(collections.Counter) for _ in range(3))
         cleared, first, first_expected = (collections.Counter() for _ in range(3))
         for operations, states, variable, values in rows:
             n, begin = len(operations), [kind for kind, _ in operations].index("set")
-            # until the first set there are only passes; programs without one were drawn anew: a geometric law, cut at n
+            # until the first set there are only passes; programs without one were drawn anew: a
+            # geometric law, cut at n
             first[min(begin // 6, 4)] += 1
             q = w_pass / (1 + w_pass)
             for t in range(0, min(n, 30), 6):
-                first_expected[t // 6] += (q**t - q ** (n if t == 24 else min(t + 6, n))) / (1 - q**n)
+                first_expected[t // 6] += (q**t - q ** (n if t == 24 else min(t + 6, n))) / (
+                    1 - q**n
+                )
             cleared[operations[begin][1]] += 1
             for (kind, which), state in zip(operations[begin + 1 :], states[begin + 1 :]):
                 grow = sorted(name for name in state if state[name] < 10)
@@ -224,24 +306,34 @@ def test_counting(tmp_path, variables, steps):
                 if n > 1 and sum(counts.values()) > 5 * n:
                     uniform(counts, range(n))
         answers_seen |= {n for n, counts in answers.items() if sum(counts.values()) > 100}
-    assert states_seen >= {(1, 1), (1, 0)} | ({(2, 2), (2, 1), (3, 3), (3, 2)} if variables == 3 else set())
+    assert states_seen >= {(1, 1), (1, 0)} | (
+        {(2, 2), (2, 1), (3, 3), (3, 2)} if variables == 3 else set()
+    )
     assert answers_seen == set(range(1, variables + 1))
 
 
-@pytest.mark.parametrize("options", [dict(train=200, val=0, test=0),  # the paper's size
-                                     dict(variables=5, steps=20, length=25, train=400, val=20, test=20),
-                                     dict(variables=2, steps=12, length=8, train=400, val=20, test=20)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(train=200, val=0, test=0),  # the paper's size
+        dict(variables=5, steps=20, length=25, train=400, val=20, test=20),
+        dict(variables=2, steps=12, length=8, train=400, val=20, test=20),
+    ],
+)
 def test_counting_keeps_the_last_tokens(tmp_path, options):
-    """Programs depend on the seed alone: a set with rows long enough for all of them has the same ones, whole."""
+    """Programs depend on the seed alone: a set with rows long enough for all of them has the same
+    ones, whole."""
     length = options.get("length", 512)
-    whole = write(tmp_path / "whole", "counting", **options | dict(length=4 * options.get("steps", 512) + 3))
+    whole = write(
+        tmp_path / "whole", "counting", **options | dict(length=4 * options.get("steps", 512) + 3)
+    )
     cut = write(tmp_path / "cut", "counting", **options)
     shortened = padded = 0
     for split in cut:
         for (row, mask), (long_row, long_mask) in zip(cut[split], whole[split]):
             assert len(counting_row(long_row, long_mask)[0]) >= 3
             words = [word for word in long_row if word != "_"]
-            kept = words[max(len(words) - length, 0):]
+            kept = words[max(len(words) - length, 0) :]
             assert row == kept + ["_"] * (length - len(kept))
             assert mask == [int(t == len(kept) - 1) for t in range(length)]
             shortened, padded = shortened + (len(words) > length), padded + (len(words) < length)
@@ -254,7 +346,9 @@ def test_counting_keeps_the_last_tokens(tmp_path, options):
 def indirect_indexing_row(row, mask, longest):
     """-> the string, the place of its letter, the shift, of a row that obeys the rules."""
     assert len(row) == longest + 8 and set(map(len, row)) == {1}
-    text, letter, shift, target = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]),([+-](?:0|[1-9]\d?)),([a-zA-Z])_*", "".join(row)).groups()
+    text, letter, shift, target = re.fullmatch(
+        r"([a-zA-Z]+),([a-zA-Z]),([+-](?:0|[1-9]\d?)),([a-zA-Z])_*", "".join(row)
+    ).groups()
     assert shift != "-0" and len(set(text)) == len(text)
     place, end = text.index(letter), len("".join(row).rstrip("_"))
     assert 0 <= place + int(shift) < len(text) and text[place + int(shift)] == target
@@ -263,14 +357,32 @@ def indirect_indexing_row(row, mask, longest):
 
 
 def test_indirect_indexing(tmp_path):
-    splits = write(tmp_path, "indirect_indexing", letters=6, shortest=3, longest=5, shift=2, train=5000, val=2500, test=2500)
+    splits = write(
+        tmp_path,
+        "indirect_indexing",
+        letters=6,
+        shortest=3,
+        longest=5,
+        shift=2,
+        train=5000,
+        val=2500,
+        test=2500,
+    )
     for split, n in dict(train=5000, val=2500, test=2500).items():
         rows = [indirect_indexing_row(row, mask, 5) for row, mask in splits[split]]
-        places = {(length, place, shift): n / 15 / (length - abs(shift)) for length in (3, 4, 5) for shift in range(-2, 3)
-                  for place in range(length) if 0 <= place + shift < length}
+        places = {
+            (length, place, shift): n / 15 / (length - abs(shift))
+            for length in (3, 4, 5)
+            for shift in range(-2, 3)
+            for place in range(length)
+            if 0 <= place + shift < length
+        }
         fit(collections.Counter((len(text), place, shift) for text, place, shift in rows), places)
         for k in (slice(3), slice(-3, None)):  # every string is as likely as every other
-            uniform(collections.Counter(text[k] for text, _, _ in rows), map("".join, itertools.permutations("abcdef", 3)))
+            uniform(
+                collections.Counter(text[k] for text, _, _ in rows),
+                map("".join, itertools.permutations("abcdef", 3)),
+            )
 
 
 def test_indirect_indexing_at_its_size(tmp_path):
@@ -280,7 +392,10 @@ def test_indirect_indexing_at_its_size(tmp_path):
     uniform(collections.Counter(shift for _, _, shift in rows), range(-15, 16))
     for k in (0, 19, -1):
         uniform(collections.Counter(text[k] for text, _, _ in rows), string.ascii_letters)
-    ends, expected = collections.Counter(), collections.Counter()  # how often the leftmost and the rightmost place
+    ends, expected = (
+        collections.Counter(),
+        collections.Counter(),
+    )  # how often the leftmost and the rightmost place
     for text, place, shift in rows:
         low, high = max(0, -shift), min(len(text), len(text) - shift) - 1
         for name, chance in (("low", 1), ("high", 1), ("between", high - low - 1)):
@@ -304,12 +419,16 @@ def test_split_sees_the_same_rows(tmp_path, task):
         assert len(x) == split.rows == len(rows)
         for (row, mask), inputs, targets in zip(rows, x.tolist(), y.tolist()):
             assert [symbols[token] for token in inputs] == row[:-1] and not mask[0]
-            assert targets == [symbols.index(symbol) if loss else -1 for symbol, loss in zip(row[1:], mask[1:])]
+            assert targets == [
+                symbols.index(symbol) if loss else -1 for symbol, loss in zip(row[1:], mask[1:])
+            ]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_rows_are_a_function_of_the_seed(tmp_path, task):
-    """The same seed gives the same bytes, another one others; fewer rows, of any split, are the first of more."""
+    """The same seed gives the same bytes, another one others; fewer rows, of any split, are the
+    first of more."""
+
     def make(name, **options):
         TASKS[task].prepare(tmp_path / name, **SMALL[task] | dict(train=990) | options)
         return {path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir())}
@@ -328,17 +447,41 @@ def test_rows_are_a_function_of_the_seed(tmp_path, task):
     for name in set(once) - {"meta.json"}:
         assert more[name].startswith(once[name])
     splits = read(tmp_path / "fewer"), read(tmp_path / "more")
-    assert (len(splits[0]["train"]), len(splits[1]["train"]), len(splits[1]["val"])) == (1, 1003, 1007)
+    assert (len(splits[0]["train"]), len(splits[1]["train"]), len(splits[1]["val"])) == (
+        1,
+        1003,
+        1007,
+    )
 
 
-@pytest.mark.parametrize("task, options", [
-    ("flip_flop", dict(length=7)), ("flip_flop", dict(length=2)), ("flip_flop", dict(length=0)), ("flip_flop", dict(length=-4)),
-    ("selective_copy", dict(copy=0)), ("selective_copy", dict(blanks=-1)), ("selective_copy", dict(vocabulary=1)),
-    ("selective_copy", dict(vocabulary=28)),
-    ("counting", dict(variables=0)), ("counting", dict(variables=27)), ("counting", dict(steps=2)), ("counting", dict(length=7)),
-    ("indirect_indexing", dict(shift=-1)), ("indirect_indexing", dict(shift=20)), ("indirect_indexing", dict(shortest=41)),
-    ("indirect_indexing", dict(longest=53)), ("indirect_indexing", dict(letters=39)), ("indirect_indexing", dict(letters=53)),
-    *((task, option) for task in TASKS for option in (dict(seed=-1), dict(train=-1), dict(val=-5)))])
+@pytest.mark.parametrize(
+    "task, options",
+    [
+        ("flip_flop", dict(length=7)),
+        ("flip_flop", dict(length=2)),
+        ("flip_flop", dict(length=0)),
+        ("flip_flop", dict(length=-4)),
+        ("selective_copy", dict(copy=0)),
+        ("selective_copy", dict(blanks=-1)),
+        ("selective_copy", dict(vocabulary=1)),
+        ("selective_copy", dict(vocabulary=28)),
+        ("counting", dict(variables=0)),
+        ("counting", dict(variables=27)),
+        ("counting", dict(steps=2)),
+        ("counting", dict(length=7)),
+        ("indirect_indexing", dict(shift=-1)),
+        ("indirect_indexing", dict(shift=20)),
+        ("indirect_indexing", dict(shortest=41)),
+        ("indirect_indexing", dict(longest=53)),
+        ("indirect_indexing", dict(letters=39)),
+        ("indirect_indexing", dict(letters=53)),
+        *(
+            (task, option)
+            for task in TASKS
+            for option in (dict(seed=-1), dict(train=-1), dict(val=-5))
+        ),
+    ],
+)
 def test_options_that_make_no_task(tmp_path, task, options):
     with pytest.raises(ValueError) as error:
         TASKS[task].prepare(tmp_path / "set", **options)
@@ -347,20 +490,33 @@ def test_options_that_make_no_task(tmp_path, task, options):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("task, options", [
-    ("flip_flop", dict(length=4)), ("selective_copy", dict(copy=1, blanks=0, vocabulary=2)),
-    ("selective_copy", dict(copy=1, blanks=1, vocabulary=27)), ("counting", dict(variables=26, steps=3, length=8)),
-    ("indirect_indexing", dict(letters=1, shortest=1, longest=1, shift=0)),
-    ("indirect_indexing", dict(letters=52, shortest=52, longest=52, shift=51))])
+@pytest.mark.parametrize(
+    "task, options",
+    [
+        ("flip_flop", dict(length=4)),
+        ("selective_copy", dict(copy=1, blanks=0, vocabulary=2)),
+        ("selective_copy", dict(copy=1, blanks=1, vocabulary=27)),
+        ("counting", dict(variables=26, steps=3, length=8)),
+        ("indirect_indexing", dict(letters=1, shortest=1, longest=1, shift=0)),
+        ("indirect_indexing", dict(letters=52, shortest=52, longest=52, shift=51)),
+    ],
+)
 def test_options_at_their_limits(tmp_path, task, options):
-    for split, rows in write(tmp_path, task, **options, **{s: 300 for s in SMALL[task] if s in ("val", "test", "dense", "sparse")},
-                             train=300).items():
+    for split, rows in write(
+        tmp_path,
+        task,
+        **options,
+        **{s: 300 for s in SMALL[task] if s in ("val", "test", "dense", "sparse")},
+        train=300,
+    ).items():
         for row, mask in rows:
             if task == "flip_flop":
                 assert len(flip_flop_row(row, mask)) == 2
             elif task == "selective_copy":
                 blanks = options["blanks"]
-                selective_copy_row(row, mask, 1, dict(dense=blanks // 2, sparse=2 * blanks).get(split, blanks))
+                selective_copy_row(
+                    row, mask, 1, dict(dense=blanks // 2, sparse=2 * blanks).get(split, blanks)
+                )
             elif task == "indirect_indexing":
                 text, place, shift = indirect_indexing_row(row, mask, options["longest"])
                 assert len(text) == options["longest"]
@@ -375,12 +531,18 @@ def test_options_at_their_limits(tmp_path, task, options):
 def checkout(tmp_path_factory):
     """A copy of the scripts, so that what they write by themselves stays out of data/."""
     folder = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(ROOT / "data", folder / "data", ignore=lambda path, names: [n for n in names if not n.endswith(".py")])
+    shutil.copytree(
+        ROOT / "data",
+        folder / "data",
+        ignore=lambda path, names: [n for n in names if not n.endswith(".py")],
+    )
     return folder
 
 
 def run(checkout, task, *flags):
-    return subprocess.run([sys.executable, "-m", f"data.{task}", *flags], cwd=checkout, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", f"data.{task}", *flags], cwd=checkout, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -392,59 +554,96 @@ def test_command_names_the_set_after_its_options(checkout, tmp_path, task):
     TASKS[task].prepare(tmp_path / "direct", **options)
     named = checkout / "data" / f"{task}@{','.join(flags).replace('--', '')}"
     for path in (tmp_path / "direct").iterdir():
-        assert path.read_bytes() == (tmp_path / "set" / path.name).read_bytes() == (named / path.name).read_bytes()
+        assert (
+            path.read_bytes()
+            == (tmp_path / "set" / path.name).read_bytes()
+            == (named / path.name).read_bytes()
+        )
     wrong = run(checkout, task, "--seed=-3")
-    assert wrong.returncode == 1 and len(wrong.stderr.splitlines()) == 1 and "seed=-3" in wrong.stderr
+    assert (
+        wrong.returncode == 1 and len(wrong.stderr.splitlines()) == 1 and "seed=-3" in wrong.stderr
+    )
     for flag in ("--trian=3", "--train=three"):
         wrong = run(checkout, task, flag)
-        assert wrong.returncode == 2 and flag[2:7] in wrong.stderr.splitlines()[-1] and "Traceback" not in wrong.stderr
+        assert (
+            wrong.returncode == 2
+            and flag[2:7] in wrong.stderr.splitlines()[-1]
+            and "Traceback" not in wrong.stderr
+        )
     assert [path.name for path in (checkout / "data").glob(f"{task}*/")] == [named.name]
     shutil.rmtree(named)
 
 
 def test_counting_is_as_documented(checkout):
-    """The plain command writes the paper's numbers of rows; what the docstring says of them is so."""
+    """The plain command writes the paper's numbers of rows; what the docstring says of them is
+    so."""
     assert run(checkout, "counting").returncode == 0
     splits = read(checkout / "data" / "counting")
-    assert {split: len(rows) for split, rows in splits.items()} == dict(train=10_000, val=1000, test=1000, pass100=1000, pass10=1000)
+    assert {split: len(rows) for split, rows in splits.items()} == dict(
+        train=10_000, val=1000, test=1000, pass100=1000, pass10=1000
+    )
     best = {}
     for split, rows in splits.items():
-        answer, times = collections.Counter(row[mask.index(1)] for row, mask in rows).most_common(1)[0]
+        answer, times = collections.Counter(row[mask.index(1)] for row, mask in rows).most_common(
+            1
+        )[0]
         best[split] = f"{100 - 100 * times / len(rows):.0f}%", answer
     text = " ".join(counting.__doc__.split())
-    assert ("The best constant answer is wrong for {} of the test split ({}), {} of pass100 ({}) and {} of pass10 ({})."
-            .format(*best["test"], *best["pass100"], *best["pass10"])) in text
+    assert (
+        "The best constant answer is wrong for {} of the test split ({}), {} of pass100 ({}) "
+        "and {} of pass10 ({}).".format(
+            *best["test"], *best["pass100"], *best["pass10"]
+        )
+    ) in text
     known = {tuple(row) for row, _ in splits["train"]}
-    assert f"{sum(tuple(row) in known for row, _ in splits['test']) / 10:.1f}% of the test rows" in text
+    assert (
+        f"{sum(tuple(row) in known for row, _ in splits['test']) / 10:.1f}% of the test rows"
+        in text
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_training_prepares_the_set(monkeypatch, tmp_path, task):
-    monkeypatch.setattr(shards, "__file__", str(tmp_path / "shards.py"))  # sets are located beside it
-    name = task + "@" + ",".join(f"{name}={value}" for name, value in (SMALL[task] | dict(train=64)).items())
+    monkeypatch.setattr(
+        shards, "__file__", str(tmp_path / "shards.py")
+    )  # sets are located beside it
+    name = (
+        task
+        + "@"
+        + ",".join(f"{name}={value}" for name, value in (SMALL[task] | dict(train=64)).items())
+    )
     words = [*TINY, f"--data={name}", "--block_size=128", "--max_iters=2", "--eval_interval=2"]
     train.main([*words, f"--out_dir={tmp_path / 'run'}"])
     TASKS[task].prepare(tmp_path / "direct", **SMALL[task], train=64)
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / name).iterdir()}
-    assert {path.name: path.read_bytes() for path in made} == {p.name: p.read_bytes() for p in (tmp_path / "direct").iterdir()}
+    assert {path.name: path.read_bytes() for path in made} == {
+        p.name: p.read_bytes() for p in (tmp_path / "direct").iterdir()
+    }
     train.main([*words, f"--out_dir={tmp_path / 'again'}"])  # the set is there: not written again
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / name).iterdir()}
-    records = [[json.loads(line) for line in open(tmp_path / out / "log.jsonl")] for out in ("run", "again")]
+    records = [
+        [json.loads(line) for line in open(tmp_path / out / "log.jsonl")]
+        for out in ("run", "again")
+    ]
     losses = [[r["loss"] for r in part if r.get("split") == "val"] for part in records]
     assert losses[0] == losses[1] and losses[0] and all(0 < loss < 10 for loss in losses[0])
 
 
-@pytest.mark.parametrize("data, parts", [
-    ("flip_flop@lenght=8", ["lenght=8", "length (int)", "sparse (int)", "seed (int)"]),
-    ("flip_flop@length=eight", ["length=eight", "length (int)"]),
-    ("flip_flop@train=8,length", ["'length'", "length (int)"]),
-    ("flip_flop@length=8,dense=1.5", ["dense=1.5", "dense (int)"]),
-    ("flip_flop@folder=x", ["folder=x", "length (int)"]),
-    ("flip_flop@length=7", ["length=7", "even"]),
-    ("counting@variables=27", ["variables=27", "26"]),
-    ("selective_copy@blanks=-1", ["blanks=-1"]),
-    ("indirect_indexing@seed=-1", ["seed=-1"]),
-    ("flipflop@length=8", ["no meta.json", "flipflop"])])
+@pytest.mark.parametrize(
+    "data, parts",
+    [
+        ("flip_flop@lenght=8", ["lenght=8", "length (int)", "sparse (int)", "seed (int)"]),
+        ("flip_flop@length=eight", ["length=eight", "length (int)"]),
+        ("flip_flop@train=8,length", ["'length'", "length (int)"]),
+        ("flip_flop@length=8,dense=1.5", ["dense=1.5", "dense (int)"]),
+        ("flip_flop@folder=x", ["folder=x", "length (int)"]),
+        ("flip_flop@length=7", ["length=7", "even"]),
+        ("counting@variables=27", ["variables=27", "26"]),
+        ("selective_copy@blanks=-1", ["blanks=-1"]),
+        ("indirect_indexing@seed=-1", ["seed=-1"]),
+        ("flipflop@length=8", ["no meta.json", "flipflop"]),
+    ],
+)
 def test_options_in_training_that_do_not_exist(monkeypatch, tmp_path, data, parts):
     monkeypatch.setattr(shards, "__file__", str(tmp_path / "shards.py"))
     line = fails("train.py", *TINY, f"--data={data}", f"--out_dir={tmp_path / 'run'}")

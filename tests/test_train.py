@@ -1,20 +1,26 @@
 """train.py against itself: however a run is cut, resumed, shared out or evaluated, it must be the same run; and
 against sums done by hand."""
+import dataclasses
+import io
 import json
 import math
 import os
+import pickle
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import types
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, fails
+from conftest import TINY, contents, fails
 
 import train
 from data.shards import Split, Writer
@@ -131,12 +137,25 @@ def test_dropout_differs_by_step_and_process(tmp_path):
     assert abs(losses(tmp_path / "both")[0][1] - half[1]) > 1e-4  # the mean of two halves that differ
 
 
+def default_signals():
+    """Of a process of a terminal: nohup and `&` in a script have some ignored, which a child inherits."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def spawn(out, *flags):
     command = [sys.executable, "train.py", f"--out_dir={out}", *TINY, *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            preexec_fn=default_signals)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_nohup(stream, tmp_path):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run(stream, tmp_path / "a", "--max_iters=1")
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN and callable(signal.getsignal(signal.SIGTERM))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
     flags = [f"--data={stream}", "--max_iters=4000", "--log_interval=1", "--eval_interval=4000"]
     process = spawn(tmp_path / "cut", *flags)
@@ -145,7 +164,8 @@ def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
             process.send_signal(number)
             break
     tail = process.stdout.read()
-    assert process.wait(120) == 0 and "stopped by a signal at step" in tail and "Traceback" not in tail
+    assert process.wait(120) == -number  # what a shell asks, before it goes on with `&&` or a loop
+    assert "stopped by a signal at step" in tail and "Traceback" not in tail
     cut = read_checkpoint(str(tmp_path / "cut"))
     assert 20 <= cut["step"] < 4000
     n = cut["step"] + 5
@@ -245,10 +265,11 @@ def test_processes_share_an_evaluation(stream, monkeypatch):
     """Each window goes to one of them, and none holds more at once than it does in training."""
     cfg, split, seen = train.TrainConfig(block_size=16, batch_size=6, eval_batches=3), Split(stream, "val"), []
     monkeypatch.setattr(train.dist, "all_reduce", lambda sums: None)
-    monkeypatch.setattr(train, "error_sums", lambda net, batches: seen.append([x for x, _ in batches]) or torch.ones(5))
-    cpu = torch.device("cpu")
+    monkeypatch.setattr(train, "error_sums", lambda net, batches: seen[-1].extend(x for x, _ in batches) or torch.ones(5))
+    cpu, never = torch.device("cpu"), types.SimpleNamespace(asked=lambda: False)
     for rank in (0, 1):
-        train.evaluate(torch.nn.Identity(), split, cfg, rank, 2, cpu, torch.autocast("cpu", enabled=False))
+        seen.append([])
+        train.evaluate(torch.nn.Identity(), split, cfg, rank, 2, cpu, torch.autocast("cpu", enabled=False), never)
     want = [tuple(row) for row in split.read(split.windows(16, 18), 16)[0].tolist()]
     assert sorted(tuple(row) for part in seen for x in part for row in x.tolist()) == sorted(want)
     assert [[len(x) for x in part] for part in seen] == [[3, 3, 3], [3, 3, 3]]
@@ -286,6 +307,43 @@ def test_learning_rate_schedules():
     assert rate(9, "linear") == pytest.approx(0.55) and rate(9, "cosine") == pytest.approx(0.55)
     assert rate(6, "cosine") == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 5)) / 2)
     assert rate(14, "linear") == pytest.approx(0.1) and rate(14, "cosine") == pytest.approx(0.1) and rate(14, "constant") == 1.0
+
+
+def test_torchrun_prints_an_error_once(stream, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    done = subprocess.run([*command, f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--pe=zope"],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.count("pe='zope' is unknown") == 1
+    assert "train.py\", line" not in done.stderr  # torchrun adds a traceback of itself, the script none,
+    assert "pe='zope' is unknown" in "".join(done.stderr.splitlines()[-3:])  # and ends with the line that helps
+
+
+ONE_FAILS = """
+import os, sys
+sys.path.insert(0, os.getcwd())
+import train
+
+def read_batch(train, step, *rest, real=train.read_batch):
+    if step == 3 and os.environ["RANK"] == "1":
+        raise MemoryError("of the second process")
+    return real(train, step, *rest)
+
+train.read_batch = read_batch
+try:
+    train.main(sys.argv[1:])
+except (ValueError, OSError, MemoryError, RuntimeError) as error:
+    sys.exit(train.last_words(error))
+"""
+
+
+def test_torchrun_prints_the_error_of_one_process(stream, tmp_path):
+    """And not the broken connections of the others."""
+    (tmp_path / "one_fails.py").write_text(ONE_FAILS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    flags = [f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--max_iters=9"]
+    done = subprocess.run([*command, str(tmp_path / "one_fails.py"), *flags], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "train.py\", line" not in done.stderr, done.stderr
+    assert done.stderr.count("out of memory (of the second process); try a smaller --micro_batch") == 1
 
 
 def test_first_step_is_adamw(stream, tmp_path):
@@ -351,10 +409,44 @@ def test_wandb(stream, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="wandb_project='p' needs wandb; pip install wandb"):
         run(stream, tmp_path / "a", "--max_iters=1", "--wandb_project=p")
     seen = []
-    logger = types.SimpleNamespace(log=lambda values, step: seen.append((step, sorted(values))))
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **kw: logger))
-    run(stream, tmp_path / "b", "--max_iters=1", "--log_interval=1", "--wandb_project=p")
+    begun = []
+
+    def init(**given):
+        begun.append((given["id"], given["resume"]))
+        name = given["id"] or "of-its-own"
+        return types.SimpleNamespace(log=lambda values, step: seen.append((step, sorted(values))), id=name,
+                                     finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    flags = ["--log_interval=1", "--wandb_project=p"]
+    run(stream, tmp_path / "b", "--max_iters=1", *flags)
     assert [s for s, _ in seen] == [0, 1, 1] and "val/loss" in seen[0][1] and "train/loss" in seen[1][1]
+    # a run that goes on does so in the same wandb run
+    again = run(stream, tmp_path / "b", "--max_iters=2", *flags, "--resume=True")
+    assert begun == [(None, "allow"), ("of-its-own", "allow")] and again["wandb"] == "of-its-own"
+
+
+def test_weights_of_a_shared_tensor(stream, tmp_path):
+    """Tables of one layer each are no shared table, whichever of them comes last; a shared one needs one name."""
+    own = run(stream, tmp_path / "own", "--max_iters=3", "--pe=cope", "--share_table=False")
+    shared = GPT(model_config(own, share_table=True))
+    with pytest.raises(ValueError, match="holds another architecture: .* differ there and are one tensor here"):
+        load_weights(shared, own, "own")
+    run(stream, tmp_path / "shared", "--max_iters=3", "--pe=cope")
+    whole = read_checkpoint(str(tmp_path / "shared"))
+    load_weights(shared, whole, "shared")
+    names = [name for name, tensor in shared.named_parameters(remove_duplicate=False)
+             if sum(tensor is other for other in shared.state_dict(keep_vars=True).values()) > 1]
+    for name in names:  # the table's and the embeddings', each under two names
+        part = GPT(shared.cfg)
+        load_weights(part, dict(whole, model={k: v for k, v in whole["model"].items() if k != name}), "part")
+        assert all(torch.equal(a, b) for a, b in zip(part.state_dict().values(), whole["model"].values()))
+    assert len(names) == 4
+    first = names[0]
+    tensor = shared.state_dict(keep_vars=True)[first]
+    without = {k: v for k, v in whole["model"].items() if shared.state_dict(keep_vars=True)[k] is not tensor}
+    with pytest.raises(ValueError, match="is here and not there"):
+        load_weights(shared, dict(whole, model=without), "none")
 
 
 # --- wrong input: one line that names the value and the mend, exit status 1 ------------------------
@@ -406,17 +498,327 @@ def test_wrong_resume(stream, tmp_path):
     assert "is not a checkpoint that can be read" in fails("train.py", *base, out, "--resume=True")
 
 
-def test_a_loss_that_is_not_finite(stream, tmp_path):
-    flags = [f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}", "--checkpoint_interval=1", "--norm=layernorm"]
-    line = fails("train.py", *flags, "--learning_rate=1e38", "--max_iters=50", "--grad_clip=0.0")
+@pytest.mark.parametrize("more", [["--checkpoint_interval=1"], ["--eval_interval=1"], ["--max_iters=4"]])
+def test_a_loss_that_is_not_finite(stream, tmp_path, more):
+    """A run that diverges keeps the checkpoint from before: neither an interval nor the end writes another."""
+    flags = [f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}", "--norm=layernorm", "--grad_clip=0.0"]
+    train.main([*flags, "--max_iters=3"])
+    before = (tmp_path / "a" / "ckpt.pt").read_bytes()
+    line = fails("train.py", *flags, "--max_iters=50", *more, "--learning_rate=1e38", "--resume=True")
     assert "loss is nan at step" in line and "try a lower learning_rate" in line
-    checkpoint = read_checkpoint(str(tmp_path / "a"))
-    assert f"the last good checkpoint is {tmp_path / 'a' / 'ckpt.pt'}, step {checkpoint['step']}" in line
+    assert (tmp_path / "a" / "ckpt.pt").read_bytes() == before
+    assert f"the last good checkpoint is {tmp_path / 'a' / 'ckpt.pt'}, step 3" in line
+    assert "no checkpoint yet" in fails("train.py", *flags, "--learning_rate=1e38", f"--out_dir={tmp_path / 'b'}")
+    assert os.listdir(tmp_path / "b") == ["log.jsonl"]
+
+
+def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "scores", lambda sums, masked: dict(loss=math.inf))
+    with pytest.raises(ValueError, match="val loss is inf at step 0; no checkpoint yet; try a lower learning_rate"):
+        run(stream, tmp_path / "a", "--max_iters=3")
+    assert os.listdir(tmp_path / "a") == ["log.jsonl"]
+
+
+# --- however it ends, nothing is lost -----------------------------------------------------------------
+
+
+def test_a_long_evaluation_loses_nothing(stream, tmp_path):
+    """The checkpoint comes before the evaluation, and a signal is heeded between its batches."""
+    slow = "sums = train.error_sums; train.error_sums = lambda *a: print('batch', flush=True) or time.sleep(1) or sums(*a)"
+    script = f"import sys, time; sys.path.insert(0, '.'); import train; {slow}; train.main(sys.argv[1:])"
+    flags = [f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--eval_interval=3", "--eval_batches=8"]
+    process = subprocess.Popen([sys.executable, "-c", script, *flags], stdout=subprocess.PIPE, text=True,
+                               preexec_fn=default_signals)
+    for line in process.stdout:
+        if line == "batch\n" and os.path.exists(tmp_path / "a" / "ckpt.pt"):
+            process.send_signal(signal.SIGTERM)
+            break
+    told = time.monotonic()
+    tail = process.stdout.read()
+    assert process.wait(60) == -signal.SIGTERM and time.monotonic() - told < 6  # of 8
+    assert "stopped by a signal at step 3" in tail and read_checkpoint(str(tmp_path / "a"))["step"] == 3
+
+
+def test_broken_pipe(stream, tmp_path):
+    """`| head -1`: the run goes on without its screen."""
+    process = subprocess.Popen([sys.executable, "train.py", f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY,
+                                "--log_interval=1", "--max_iters=30"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(60) == 0
+    assert read_checkpoint(str(tmp_path / "a"))["step"] == 30 and len(losses(tmp_path / "a")[0]) == 30
+
+
+def test_a_checkpoint_reaches_the_disk_before_its_name_does(stream, tmp_path, monkeypatch):
+    """A power cut between two of these calls leaves the old file or the new one, whole."""
+    calls = []
+
+    def note(name, what):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args: calls.append(what(*args)) or real(*args))
+
+    note("fsync", lambda handle: ("fsync", os.readlink(f"/proc/self/fd/{handle}")))
+    note("replace", lambda old, new: ("replace", old, new))
+    run(stream, tmp_path / "a", "--max_iters=1")
+    ckpt = str(tmp_path / "a" / "ckpt.pt")
+    part = calls[0][1]
+    assert part.startswith(ckpt + ".") and part.endswith(f"{os.getpid()}.tmp")
+    assert calls == [("fsync", part), ("replace", part, ckpt), ("fsync", str(tmp_path / "a"))]
+
+
+def test_one_run_at_a_time(stream, tmp_path):
+    flags = [f"--data={stream}", "--max_iters=100000", "--log_interval=1", "--checkpoint_interval=5", "--resume=True"]
+    first = spawn(tmp_path / "a", *flags)
+    next(line for line in first.stdout if line.startswith("step 20/"))
+    log_then = (tmp_path / "a" / "log.jsonl").read_bytes()
+    line = fails("train.py", f"--out_dir={tmp_path / 'a'}", *TINY, *flags)
+    assert f"another process trains in {tmp_path / 'a'}; end it first" in line
+    first.kill()  # its lock goes with it
+    first.communicate()
+    assert (tmp_path / "a" / "log.jsonl").read_bytes().startswith(log_then)
+    (tmp_path / "a" / "ckpt.pt.99.tmp").write_bytes(b"of a kill")
+    end = read_checkpoint(str(tmp_path / "a"))["step"] + 1
+    assert run(stream, tmp_path / "a", *flags[1:], f"--max_iters={end}")["step"] == end
+    assert sorted(os.listdir(tmp_path / "a")) == ["ckpt.pt", "log.jsonl"]
+
+
+LIMITED = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); " \
+    "sys.path.insert(0, '.'); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def test_no_room_for_a_checkpoint(stream, tmp_path):
+    """Here a limit on the size of files; tests/torture.py has a full disk."""
+    command = [sys.executable, "-c", LIMITED, "train.py", f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY]
+    done = subprocess.run([*command, "--max_iters=2"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "step 2 could not be written to" in done.stderr and "make room for it, then go on" in done.stderr
+    assert os.listdir(tmp_path / "a") == ["log.jsonl"]
+    (tmp_path / "file").touch()
+    line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'file' / 'a'}")
+    assert "cannot be written (Not a directory); take another" in line
+
+
+def test_a_line_cut_short_in_the_log(stream, tmp_path):
+    run(stream, tmp_path / "a", "--max_iters=1")
+    with open(tmp_path / "a" / "log.jsonl", "a") as file:
+        file.write('{"step": 2, "lo')
+    n = len((tmp_path / "a" / "log.jsonl").read_text().splitlines())
+    run(stream, tmp_path / "a", "--max_iters=2", "--resume=True")
+    assert "config" in log(tmp_path / "a")[n - 1]  # every line is JSON again
+
+
+def test_out_of_memory(stream, tmp_path, monkeypatch):
+    base = [f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}"]
+    for width in (2_000_000, 2_000_000_000):
+        line = fails("train.py", *base, f"--n_embd={width}", "--pe=nope")
+        assert "out of memory" in line and "try a smaller --micro_batch" in line
+    line = train.last_words(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore"))
+    assert line == ("OutOfMemoryError: out of memory (CUDA out of memory. Tried to allocate 2 GiB.); "
+                    "try a smaller --micro_batch or model")
+    with pytest.raises(RuntimeError, match="a bug"):  # with its traceback
+        train.last_words(RuntimeError("a bug"))
+
+
+def test_what_changes_on_resuming(stream, rows, tmp_path, capsys):
+    run(stream, tmp_path / "a", "--max_iters=2", "--weight_decay=0.1")
+    capsys.readouterr()
+    flags = ["--max_iters=3", "--weight_decay=0.5", "--beta1=0.8", "--learning_rate=3e-3", "--resume=True"]
+    after = run(stream, tmp_path / "a", *flags)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "from here on" in line] == [
+        "max_iters=3 from here on, before it was 2",
+        "learning_rate=0.003 from here on, before it was 0.01",
+        "weight_decay=0.5 from here on, before it was 0.1",
+        "beta1=0.8 from here on, before it was 0.9",
+    ]
+    groups = after["optimizer"]["param_groups"]
+    assert [(g["weight_decay"], g["betas"], g["lr"]) for g in groups] == [
+        (0.5, (0.8, 0.95), 3e-3), (0.0, (0.8, 0.95), 3e-3)]
+
+    # other data: another tokenizer, another text, another name; the same folder elsewhere is the same data
+    def other(name, **changes):
+        shutil.copytree(stream, tmp_path / name)
+        path = tmp_path / name / "meta.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        return fails("train.py", f"--data={tmp_path / name}", *TINY, f"--out_dir={tmp_path / 'a'}", "--resume=True",
+                     "--max_iters=4")
+
+    assert "has another tokenizer; fine-tune by --init_from=" in other("b/stream", tokenizer="bytes")
+    assert "has another name; fine-tune by --init_from=" in other("c/corpus")
+    shutil.copytree(stream, tmp_path / "d" / "stream")
+    assert run(tmp_path / "d" / "stream", tmp_path / "a", *flags, "--max_iters=4")["step"] == 4
+
+
+def test_best_evaluation(stream, tmp_path, capsys):
+    """In the last line and the last record, over interruptions."""
+    run(stream, tmp_path / "a", "--max_iters=20", "--eval_interval=5")
+    run(stream, tmp_path / "a", "--max_iters=25", "--eval_interval=5", "--learning_rate=3.0", "--resume=True")
+    evals = losses(tmp_path / "a")[1]
+    best = min(evals, key=lambda record: record["loss"])
+    assert best["step"] < 25
+    last = log(tmp_path / "a")[-1]
+    assert last == dict(ended=25, best=dict(step=best["step"], split="val", loss=best["loss"]))
+    assert f"ckpt.pt, best val loss {best['loss']:.4f} at step {best['step']}\n" in capsys.readouterr().out
+
+
+def test_signs_of_life(stream, tmp_path, monkeypatch, capsys):
+    """A long evaluation tells where it is; the time left has steps and evaluations in it."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock.__setitem__(0, clock[0] + 4.0) or clock[0])
+    run(stream, tmp_path / "a", "--max_iters=1", "--eval_batches=8", "--micro_batch=4")
+    assert re.findall(r"evaluating val: window (\d+) of (\d+)", capsys.readouterr().out)[:2] == [("12", "32"), ("24", "32")]
+    monkeypatch.undo()
+
+    cfg = train.TrainConfig(vocab_size=9, max_iters=100, eval_interval=50, out_dir=str(tmp_path / "b"))
+    log = train.Log(cfg, torch.device("cpu"))
+    log.eval_seconds = dict(val=60.0, train=40.0)
+    log.progress(10, 1.0, 1e-3, 20.0, None, 1, 11)  # 2 s a step; evaluations at 50 and 100 are to come
+    log.progress(20, 1.0, 1e-3, 40.0, None, 1, 11)  # 3 s a step so far
+    seconds = [90 * 2 + 200, 80 * 3 + 200]
+    want = [f"left {s // 3600}:{s // 60 % 60:02}:{s % 60:02}" for s in seconds]
+    assert re.findall(r"left [\d:]+", capsys.readouterr().out) == want
+
+
+def test_busy_cores(stream, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "getloadavg", lambda: (os.cpu_count() + 1.0, 0, 0))
+    run(stream, tmp_path / "a", "--max_iters=1")
+    assert "cores are busy" not in capsys.readouterr().out  # OMP_NUM_THREADS is set, see conftest.py
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    run(stream, tmp_path / "b", "--max_iters=1")
+    assert "one thread may be ten times as fast, by OMP_NUM_THREADS=1 before the command" in capsys.readouterr().out
+
+
+# --- wrong words, broken files: one line, status 1, nothing written -----------------------------------
+
+
+def tree(folder):
+    return sorted((path, path.stat().st_mtime_ns) for path in Path(folder).rglob("*"))
+
+
+def wrong_words():
+    """About 120 command lines, each wrong in one place."""
+    for field in dataclasses.fields(train.TrainConfig):
+        if field.type is int:
+            wrong = ["many", "1.5", "-1", "1e400", ""]
+        elif field.type is float:
+            wrong = ["many", "1e400", "-1e999", "None"]
+        else:
+            wrong = ["maybe", "1", ""]
+        if field.type is not str:
+            yield from (f"--{field.name}={value}" for value in wrong)
+    for name in ("schedule", "dtype", "device", "pe", "norm", "mlp", "eval_splits", "data", "init_from"):
+        yield f"--{name}=zope"
+    for name in ("learning_rate", "min_lr", "weight_decay", "grad_clip", "beta1", "beta2", "dropout"):
+        yield f"--{name}=-0.5"
+    for name in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
+        yield f"--{name}=0"
+    yield from ("--beta1=1.0", "--beta2=1.5", "--dropout=1.0", f"--seed={2**64}", "--block_size=9999", "--vocab_size=1")
+    yield from ("--lr=1", "--resume", "--resume True", "--pe", "--", "--=", "--=1", "--data=", "--data=shards",
+                "--data=__init__", "--data=../data/stdlib", "--data=stdlib@x=1", "--data=README.md", "--config=x.py",
+                "--data=stdlib@", "--data=@", "--init_from=README.md", "--init_from=tests", "--wandb_project=p",
+                "config", "README.md", "config/none.py", "a.py b.py", "--config", "--n_head=3")
+
+
+def test_wrong_words(stream, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    (tmp_path / "out").mkdir()
+    before, seen = tree(tmp_path), set()
+    for words in wrong_words():
+        if words == "--data=stdlib@":
+            continue
+        line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'out' / 'a'}", "--max_iters=1",
+                     *words.split())
+        assert tree(tmp_path) == before, words
+        assert re.match(r"(ValueError|FileNotFoundError): \S.{15}", line), (words, line)
+        seen.add(words)
+    assert len(seen) > 120
+
+
+def test_wrong_environment(stream, tmp_path, monkeypatch):
+    for values in (("0", "0", "0"), ("x", "1", "0"), ("2", "2", "0"), ("-1", "2", "0"), ("0", "2", "x"), ("0", "1.5", "0")):
+        for name, value in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), values):
+            monkeypatch.setenv(name, value)
+        line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}")
+        assert "in the environment make no sense; unset them, or start by torchrun" in line
+    assert os.listdir(tmp_path) == []
+
+
+def damages(checkpoint, raw):
+    """Sixty files that are not this checkpoint: (what was done, bytes or something to save)."""
+    dice = np.random.default_rng(0)
+    with zipfile.ZipFile(io.BytesIO(raw)) as file:
+        spans = [(raw.index(file.read(i)), i.file_size) for i in file.infolist() if i.file_size > 500]
+    for k in range(20):
+        begin, size = spans[k % len(spans)]
+        bit = int(dice.integers(8 * begin, 8 * (begin + size)))
+        flipped = bytearray(raw)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield f"bit {bit} flipped", bytes(flipped)
+    for k in range(8):
+        yield f"cut off at {k}/8", raw[: len(raw) * k // 8]
+    yield "a byte too few", raw[:-1]
+    yield "zeros", bytes(len(raw))
+    yield "random", dice.bytes(len(raw))
+    yield "a hole", raw[: len(raw) // 2] + bytes(4096) + raw[len(raw) // 2 + 4096 :]
+    yield "text", b"model\n"
+    yield "a pickle", pickle.dumps(dict(step=1))
+    for value in ({}, [], 3, "x", None, torch.ones(3), checkpoint["model"], GPT(model_config(checkpoint)).state_dict()):
+        yield f"{type(value)} in its place", value
+    for key in ("model", "optimizer", "step", "config", "meta"):
+        yield f"without {key}", {k: v for k, v in checkpoint.items() if k != key}
+        yield f"{key} a list", checkpoint | {key: [1]}
+    for step in (1.5, -1, "1", None, 10**9):
+        yield f"step {step}", checkpoint | dict(step=step)
+    model, (name, tensor) = checkpoint["model"], next(iter(checkpoint["model"].items()))
+    for key, value in ((name, tensor[1:]), (name, tensor.T), (name, 3), ("other", tensor), (name, None)):
+        yield f"{key} of another kind", checkpoint | dict(model=model | {key: value})
+    yield "without a tensor", checkpoint | dict(model={k: v for k, v in model.items() if k not in (name, "lm_head.weight")})
+    config = checkpoint["config"]
+    for key, value in (("n_layer", 3), ("n_layer", "two"), ("pe", "zope"), ("n_embd", 1.5), ("base", math.nan), ("data", "x")):
+        yield f"config {key}={value}", checkpoint | dict(config=config | {key: value})
+    meta = checkpoint["meta"]
+    yield "another tokenizer", checkpoint | dict(meta=meta | dict(tokenizer="bytes"))
+    yield "another text", checkpoint | dict(meta=meta | dict(shards={"train_000000.bin": 7}))
+    optimizer = checkpoint["optimizer"]
+    state, groups = optimizer["state"], optimizer["param_groups"]
+    small = {0: {k: v.flatten()[:1] for k, v in state[0].items()}}
+    lacks = {0: {k: v for k, v in state[0].items() if k != "exp_avg"}}
+    for other in (dict(state=state), dict(state=state | small, param_groups=groups), dict(state=state, param_groups=groups[:1]),
+                  dict(state=state | lacks, param_groups=groups), dict(state=state | {99: state[0]}, param_groups=groups),
+                  dict(state=state, param_groups=groups[::-1])):
+        yield "another optimizer", checkpoint | dict(optimizer=other)
+
+
+def test_damaged_checkpoints(stream, tmp_path):
+    out = tmp_path / "a"
+    checkpoint = run(stream, out, "--max_iters=2")
+    raw, count = (out / "ckpt.pt").read_bytes(), 0
+    for what, damaged in damages(checkpoint, raw):
+        if isinstance(damaged, bytes):
+            (out / "ckpt.pt").write_bytes(damaged)
+        else:
+            torch.save(damaged, out / "ckpt.pt")
+        before = contents(out)
+        line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={out}", "--max_iters=4", "--resume=True")
+        assert contents(out) == before, what
+        assert re.match(r"(ValueError|FileNotFoundError): \S.{15}", line), (what, line)
+        count += 1
+    assert count >= 60
+    (out / "ckpt.pt").write_bytes(raw)
+    assert run(stream, out, "--max_iters=4", "--resume=True")["step"] == 4
+
+
+def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
+    """Without what later versions wrote into it."""
+    old = run(stream, tmp_path / "a", "--max_iters=2")
+    for key in ("best", "wandb"):
+        del old[key]
+    del old["meta"]["shards"], old["config"]["expe_scale"]
+    torch.save(old, tmp_path / "a" / "ckpt.pt")
+    assert same(run(stream, tmp_path / "a", "--max_iters=4", "--resume=True"), run(stream, tmp_path / "b", "--max_iters=4"))
 
 
 def test_broken_shards(stream, tmp_path):
-    import shutil
-
     def broken(change):
         folder = tmp_path / "data"
         shutil.rmtree(folder, ignore_errors=True)

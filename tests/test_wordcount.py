@@ -1,21 +1,34 @@
-"""data/wordcount.py on small text files: every prompt is taken apart again and its answer counted by hand."""
+"""data/wordcount.py on small text files: every prompt is taken apart again and its answer counted
+by hand."""
+
 import collections
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from data import wordcount
-from data.shards import Split, tokenizer
+from data.shards import Split
+from data.text import tokenizer
 
 pytest.importorskip("nltk")
-SENTENCES = ["The cat saw Tom.", "It didn't run!", "tom, TOM and the cat.", "Was it the end?", "He said nothing to the dog.", "Run."]
+SENTENCES = [
+    "The cat saw Tom.",
+    "It didn't run!",
+    "tom, TOM and the cat.",
+    "Was it the end?",
+    "He said nothing to the dog.",
+    "Run.",
+]
 
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("stories"), np.random.default_rng(0)
-    texts = [f"{' '.join(rng.choice(SENTENCES, rng.integers(1, 9)))} Story{i} ended." for i in range(300)]
+    texts = [
+        f"{' '.join(rng.choice(SENTENCES, rng.integers(1, 9)))} Story{i} ended." for i in range(300)
+    ]
     (folder / "a.txt").write_text("<|endoftext|>".join(texts[:200]))
     (folder / "sub").mkdir()
     (folder / "sub" / "b.txt").write_text("\n<|endoftext|>\n".join(texts[200:]))
@@ -40,7 +53,9 @@ def examples(folder, split):
 
 @pytest.mark.parametrize("join", [1, 3])
 def test_answers(stories, tmp_path, join):
-    wordcount.prepare(tmp_path / "set", stories=str(stories), tokenizer="bytes", length=1000, join=join)
+    wordcount.prepare(
+        tmp_path / "set", stories=str(stories), tokenizer="bytes", length=1000, join=join
+    )
     seen, numbers, shares = {}, [], []
     for split, count in (("val", 1 if join == 3 else 2), ("train", 99 if join == 3 else 298)):
         found, data = examples(tmp_path / "set", split)
@@ -51,12 +66,18 @@ def test_answers(stories, tmp_path, join):
             assert data.row_length == 1001
         for text, answer in found:
             story, word, k = re.fullmatch(
-                r"\[INST\] (.*) How many times word '(.*)' mentioned in the last '(\d+)' sentences\? \[/INST\]", text, re.S).groups()
+                r"\[INST\] (.*) How many times word '(.*)' mentioned in the last '(\d+)' sentences\? "
+                r"\[/INST\]",
+                text,
+                re.S,
+            ).groups()
             sentences = re.findall(r"[^.!?]+[.!?]", story)
             words = re.findall(r"[a-z0-9']+", story.lower())
             counts = collections.Counter(words)
             assert counts[word] == max(counts.values()) and 1 <= int(k) <= len(sentences)
-            assert answer == re.findall(r"[a-z0-9']+", " ".join(sentences[-int(k):]).lower()).count(word)
+            assert answer == re.findall(
+                r"[a-z0-9']+", " ".join(sentences[-int(k) :]).lower()
+            ).count(word)
             told = re.findall(r"Story(\d+)", story)
             assert len(set(told)) == join
             numbers += told
@@ -68,16 +89,23 @@ def test_answers(stories, tmp_path, join):
 
 def test_same_seed_same_bytes_and_what_does_not_fit(stories, tmp_path, capsys):
     def contents(name, **how):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
         wordcount.prepare(tmp_path / name, stories=str(stories), tokenizer="bytes", **how)
         return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
 
     assert contents("a", length=700) == contents("b", length=700)
     assert contents("c", length=700, seed=1) != contents("a", length=700)
     contents("d", length=250)
-    left = int(re.search(r"(\d+) left out, longer than a row", capsys.readouterr().out.splitlines()[-1])[1])
-    assert 0 < left == 300 - sum(len(examples(tmp_path / "d", split)[0]) for split in ("train", "val"))
+    left = int(
+        re.search(r"(\d+) left out, longer than a row", capsys.readouterr().out.splitlines()[-1])[1]
+    )
+    assert (
+        0 < left == 300 - sum(len(examples(tmp_path / "d", split)[0]) for split in ("train", "val"))
+    )
     every = examples(tmp_path / "a", "train")[0] + examples(tmp_path / "a", "val")[0]
-    longest = max(len(f"{text} {answer}") + 1 for text, answer in every)  # bytes, and the end: the last is no input
+    longest = max(
+        len(f"{text} {answer}") + 1 for text, answer in every
+    )  # bytes, and the end: the last is no input
     for name, length, out in (("f", longest - 1, 0), ("g", longest - 2, 1)):
         contents(name, length=length)
         assert ("left out" in capsys.readouterr().out) == out
