@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import fcntl
 import glob
-import importlib
 import json
 import math
 import os
@@ -28,11 +27,9 @@ import torch
 import torch.distributed as dist
 
 import config
-from data.shards import Split, command_for, locate
-from data.shards import options as data_options
+from data.shards import Split, locate, prepare
 from model import GPT, GPTConfig, choose
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 # dense bf16, from the data sheets
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "RTX 4090": 165e12}
 
@@ -83,6 +80,9 @@ def main(argv):
                          "or keep it and write elsewhere by --out_dir=...")
 
     # data
+    if os.path.isfile(cfg.data):
+        raise ValueError(f"data={cfg.data!r} is a file; make it a data set by "
+                         f"`python -m data.text --source={cfg.data}`")
     folder = locate(cfg.data)
     if rank == 0:
         prepare(cfg.data, folder)
@@ -469,25 +469,6 @@ def pick_device(kind, index=0):
     if kind == "cuda" and not cuda:
         raise ValueError("device='cuda' but PyTorch sees no GPU; use --device=cpu")
     return torch.device(kind, index) if kind == "cuda" else torch.device(kind)
-
-
-def prepare(data, folder):
-    """Make the data set if it is missing and needs no download."""
-    if os.path.isfile(data):
-        raise ValueError(f"data={data!r} is a file; make it a data set by "
-                         f"`python -m data.text --source={data}`")
-    name, _, text = data.partition("@")
-    script = os.path.join(HERE, "data", name + ".py")
-    if os.path.exists(os.path.join(folder, "meta.json")) or not os.path.exists(script):
-        return  # Split says what is wrong, if anything
-    module = importlib.import_module("data." + name) if name.isidentifier() else None
-    if not hasattr(module, "DOWNLOAD"):
-        return  # no script that makes a data set by itself
-    arguments = data_options(module.prepare, text)
-    if module.DOWNLOAD:
-        raise FileNotFoundError(f"data set {data!r} is not prepared and needs a download; "
-                                f"run {command_for(folder)}")
-    module.prepare(folder, **arguments)
 
 
 def bf16(cfg, device):

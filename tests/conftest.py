@@ -1,8 +1,8 @@
-"""What several test files share: two small data sets, a small run, a folder's files, and a script's last words."""
+"""Shared by several test files: two small data sets, a small run, a folder's files, a script's last words."""
 import os
 
-# the models are tiny: several processes with several threads each would only queue for the cores. Set before torch
-# is imported, so that it holds here and in the processes that tests start
+# the models are tiny: several processes with several threads each would only queue for the cores.
+# Set before torch is imported, so that it holds here and in the processes that tests start
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import runpy
@@ -24,7 +24,7 @@ HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, sign
 
 @pytest.fixture(autouse=True)
 def own_signal_handlers():
-    """train.main catches signals, in a fixture too: a process that is forked afterwards would not end by SIGTERM."""
+    """train.main catches signals, in a fixture too: a process forked afterwards would not end by SIGTERM."""
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
 

@@ -43,7 +43,10 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     assert config.load(Small, ["--name=12"]).name == "12"  # a str field takes the text as it is
     assert config.load(Small, ["--name="]).name == ""
     assert config.load(Small, ["--rate=-2"]).rate == -2.0
-    assert config.load(Small, ["--loud=true"]).loud is True and config.load(Small, ["--loud=true", "--loud=FALSE"]).loud is False
+    assert (
+        config.load(Small, ["--loud=true"]).loud is True
+        and config.load(Small, ["--loud=true", "--loud=FALSE"]).loud is False
+    )
     steps = config.load(Small, ["--steps=2e3"]).steps
     assert steps == 2000 and type(steps) is int
 
@@ -110,7 +113,11 @@ def test_files_that_are_no_python(tmp_path):
     with zipfile.ZipFile(tmp_path / "some.zip", "w") as file:
         file.writestr("__main__.py", "raise SystemExit('it ran')")
     (tmp_path / "archive.py").write_bytes((tmp_path / "some.zip").read_bytes())
-    for name, message in (("some.json", "is not Python"), ("some.zip", "is not Python"), ("archive.py", "does not run")):
+    for name, message in (
+        ("some.json", "is not Python"),
+        ("some.zip", "is not Python"),
+        ("archive.py", "does not run"),
+    ):
         with pytest.raises(ValueError, match=message) as error:
             config.load(Small, [str(tmp_path / name)])
         assert "\n" not in str(error.value)
@@ -127,7 +134,9 @@ def test_help_prints_every_key_with_its_comment(capsys):
         config.load(Small, ["--help"])
     assert not stop.value.code
     printed = capsys.readouterr().out
-    assert "  --steps=3  how many; with a # in it\n" in printed and printed.startswith(f"{__doc__}\n\nKeys of a test.\n\n  --")
+    assert "  --steps=3  how many; with a # in it\n" in printed and printed.startswith(
+        f"{__doc__}\n\nKeys of a test.\n\n  --"
+    )
     for cls in (TrainConfig, SampleConfig):
         lines = config.usage(cls).splitlines()
         for field in dataclasses.fields(cls):
@@ -150,7 +159,7 @@ CONFIGS = sorted(glob.glob("config/[a-z]*.py"))
 
 
 def commands(text):
-    """The commands of a docstring or of the README, (script, words): indented or fenced lines that start python."""
+    """The commands of a text, (script, words): indented or fenced lines that start python."""
     for line in text.replace("\\\n", " ").splitlines():
         line = re.split(r"\s#", line)[0]
         for part in line.split("&&"):
@@ -163,7 +172,9 @@ def commands(text):
                 assert not words or "pytest" in words, f"what is {line!r}?"
 
 
-@pytest.mark.parametrize("path", CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + ["README.md", "config/README.md"])
+@pytest.mark.parametrize(
+    "path", CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + ["README.md", "config/README.md"]
+)
 def test_documented_commands_parse(path):
     found = list(commands(open(path).read()))
     assert found or path == "data/shards.py"
@@ -204,10 +215,30 @@ def test_config_files_have_a_docstring_and_load(path):
 def test_config_files_train(path, stream, rows, tmp_path, capsys):
     """Two steps at a shrunk size, on generated data: a stream, or masked rows where the config's data are."""
     cfg = config.load(TrainConfig, [path])
-    data = rows if any(name in cfg.data for name in ("flip", "copy", "counting", "indirect", "wordcount", "jsb")) else stream
-    shrink = dict(n_layer=min(cfg.n_layer, 6), n_head=2, n_embd=32, mlp_width=48 if cfg.mlp_width else 0, expe_l=min(cfg.expe_l, 8),
-                  block_size=16, vocab_size=32, batch_size=4, micro_batch=2 if cfg.micro_batch else 0, max_iters=2, eval_batches=1,
-                  eval_splits="val", compile=False, device="cpu", data=data, out_dir=str(tmp_path / "out"), log_interval=1)
+    data = (
+        rows
+        if any(name in cfg.data for name in ("flip", "copy", "counting", "indirect", "wordcount", "jsb"))
+        else stream
+    )
+    shrink = dict(
+        n_layer=min(cfg.n_layer, 6),
+        n_head=2,
+        n_embd=32,
+        mlp_width=48 if cfg.mlp_width else 0,
+        expe_l=min(cfg.expe_l, 8),
+        block_size=16,
+        vocab_size=32,
+        batch_size=4,
+        micro_batch=2 if cfg.micro_batch else 0,
+        max_iters=2,
+        eval_batches=1,
+        eval_splits="val",
+        compile=False,
+        device="cpu",
+        data=data,
+        out_dir=str(tmp_path / "out"),
+        log_interval=1,
+    )
     train.main([path, *(f"--{key}={value}" for key, value in shrink.items())])
     printed = capsys.readouterr().out
     assert "step 2/2 loss" in printed and "step 2: val loss" in printed and f"pe={cfg.pe}," in printed

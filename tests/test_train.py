@@ -1,5 +1,5 @@
-"""train.py against itself: however a run is cut, resumed, shared out or evaluated, it must be the same run; and
-against sums done by hand."""
+"""train.py against itself: however a run is cut, resumed, shared out or evaluated, it must be the same
+run; and against sums done by hand."""
 import dataclasses
 import io
 import json
@@ -63,11 +63,20 @@ def test_resuming_is_exact(stream, tmp_path):
 
 def test_evaluating_does_not_change_training(stream, tmp_path):
     a = run(stream, tmp_path / "a", "--max_iters=8", "--eval_interval=100")
-    b = run(stream, tmp_path / "b", "--max_iters=8", "--eval_interval=3", "--eval_splits=val,train", "--log_interval=1")
+    b = run(
+        stream,
+        tmp_path / "b",
+        "--max_iters=8",
+        "--eval_interval=3",
+        "--eval_splits=val,train",
+        "--log_interval=1",
+    )
     assert same(a, b)
     steps, evals = losses(tmp_path / "b")
     assert list(steps) == list(range(1, 9))
-    assert [(r["step"], r["split"]) for r in evals] == [(s, n) for s in (0, 3, 6, 8) for n in ("val", "train")]
+    assert [(r["step"], r["split"]) for r in evals] == [
+        (s, n) for s in (0, 3, 6, 8) for n in ("val", "train")
+    ]
 
 
 def test_it_learns(stream, tmp_path):
@@ -77,7 +86,9 @@ def test_it_learns(stream, tmp_path):
 
 
 def test_seed_decides_weights_and_batches(stream, tmp_path):
-    a, b, c = (run(stream, tmp_path / n, "--max_iters=2", f"--seed={s}") for n, s in (("a", 1), ("b", 1), ("c", 2)))
+    a, b, c = (
+        run(stream, tmp_path / n, "--max_iters=2", f"--seed={s}") for n, s in (("a", 1), ("b", 1), ("c", 2))
+    )
     assert same(a, b) and not same(a, c)
 
 
@@ -96,7 +107,14 @@ def test_micro_batches_add_up(data, request, tmp_path):
 @pytest.mark.parametrize("data", ["stream", "rows"])
 def test_two_processes_are_one(data, request, tmp_path):
     folder = request.getfixturevalue(data)
-    flags = ["--max_iters=6", "--dropout=0.0", "--log_interval=1", "--micro_batch=1", "--eval_interval=3", "--grad_clip=0.0"]
+    flags = [
+        "--max_iters=6",
+        "--dropout=0.0",
+        "--log_interval=1",
+        "--micro_batch=1",
+        "--eval_interval=3",
+        "--grad_clip=0.0",
+    ]
     a = run(folder, tmp_path / "one", *flags)
     command = [sys.executable, "-m", "torch.distributed.run"]
     words = ["train.py", f"--data={folder}", f"--out_dir={tmp_path / 'two'}", *TINY, *flags]
@@ -111,7 +129,9 @@ def test_two_processes_are_one(data, request, tmp_path):
     printed = "".join(process.communicate(timeout=120)[0] for process in started)
     assert all(process.returncode == 0 for process in started)
     speed = re.findall(r"([\d,]+) tokens/s \(([\d,]+) a process\)", printed)
-    assert len(speed) == 6 and all(abs(int(a.replace(",", "")) - 2 * int(b.replace(",", ""))) <= 1 for a, b in speed)
+    assert len(speed) == 6 and all(
+        abs(int(a.replace(",", "")) - 2 * int(b.replace(",", ""))) <= 1 for a, b in speed
+    )
     (one, evals), (two, evals2) = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert list(one) == list(two) and max(abs(one[s] - two[s]) for s in one) < 1e-4
     assert len(evals) == len(evals2) and max(abs(a["loss"] - b["loss"]) for a, b in zip(evals, evals2)) < 1e-4
@@ -132,8 +152,20 @@ def test_dropout_differs_by_step_and_process(tmp_path):
     train.main([*flags, f"--out_dir={tmp_path / 'half'}", "--max_iters=4", "--batch_size=2"])
     half = losses(tmp_path / "half")[0]
     assert len(set(half.values())) == 4
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
-    subprocess.run([*command, *flags, f"--out_dir={tmp_path / 'both'}", "--max_iters=1"], check=True, capture_output=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "train.py",
+    ]
+    subprocess.run(
+        [*command, *flags, f"--out_dir={tmp_path / 'both'}", "--max_iters=1"],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     assert abs(losses(tmp_path / "both")[0][1] - half[1]) > 1e-4  # the mean of two halves that differ
 
 
@@ -203,7 +235,7 @@ for _ in range(20):
         sys.stdout = open(os.devnull, "w")
         train.main(sys.argv[1:])
         os._exit(0)
-    if not reached:  # the first is let live until it has written a checkpoint, which tells how fast the machine is
+    if not reached:  # the first lives until it has written a checkpoint, which tells how fast the machine is
         began = time.monotonic()
         while not os.path.exists(out + "/ckpt.pt") and time.monotonic() - began < 60:
             time.sleep(0.01)
@@ -217,15 +249,20 @@ print(*reached)
 
 
 def test_killed_at_twenty_random_moments(stream, tmp_path):
-    """SIGKILL leaves no time to tidy up: a checkpoint must be whole at every instant, and the run end the same."""
+    """SIGKILL leaves no time to tidy up: a checkpoint must be whole at every instant."""
     flags = ["--checkpoint_interval=2", "--eval_interval=100000", "--log_interval=1000", "--max_iters=20000"]
     argv = [f"--data={stream}", f"--out_dir={tmp_path / 'cut'}", *TINY, *flags, "--resume=True"]
-    killed = subprocess.run([sys.executable, "-c", KILLER, *argv], check=True, timeout=120, capture_output=True, text=True)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLER, *argv], check=True, timeout=120, capture_output=True, text=True
+    )
     reached = [int(word) for word in killed.stdout.split()]
     assert len(reached) == 20 and reached == sorted(reached) and reached[-1] < 20000
     assert len(set(reached)) > 5  # it did get on between kills
     end = f"--max_iters={reached[-1] + 10}"
-    assert same(run(stream, tmp_path / "whole", *flags, end), run(stream, tmp_path / "cut", *flags, end, "--resume=True"))
+    assert same(
+        run(stream, tmp_path / "whole", *flags, end),
+        run(stream, tmp_path / "cut", *flags, end, "--resume=True"),
+    )
 
 
 def test_evaluation_by_hand(rows, stream, tmp_path):
@@ -263,13 +300,21 @@ def test_evaluation_by_hand(rows, stream, tmp_path):
 
 def test_processes_share_an_evaluation(stream, monkeypatch):
     """Each window goes to one of them, and none holds more at once than it does in training."""
-    cfg, split, seen = train.TrainConfig(block_size=16, batch_size=6, eval_batches=3), Split(stream, "val"), []
+    cfg, split, seen = (
+        train.TrainConfig(block_size=16, batch_size=6, eval_batches=3),
+        Split(stream, "val"),
+        [],
+    )
     monkeypatch.setattr(train.dist, "all_reduce", lambda sums: None)
-    monkeypatch.setattr(train, "error_sums", lambda net, batches: seen[-1].extend(x for x, _ in batches) or torch.ones(5))
+    monkeypatch.setattr(
+        train, "error_sums", lambda net, batches: seen[-1].extend(x for x, _ in batches) or torch.ones(5)
+    )
     cpu, never = torch.device("cpu"), types.SimpleNamespace(asked=lambda: False)
     for rank in (0, 1):
         seen.append([])
-        train.evaluate(torch.nn.Identity(), split, cfg, rank, 2, cpu, torch.autocast("cpu", enabled=False), never)
+        train.evaluate(
+            torch.nn.Identity(), split, cfg, rank, 2, cpu, torch.autocast("cpu", enabled=False), never
+        )
     want = [tuple(row) for row in split.read(split.windows(16, 18), 16)[0].tolist()]
     assert sorted(tuple(row) for part in seen for x in part for row in x.tolist()) == sorted(want)
     assert [[len(x) for x in part] for part in seen] == [[3, 3, 3], [3, 3, 3]]
@@ -278,11 +323,15 @@ def test_processes_share_an_evaluation(stream, monkeypatch):
 def test_speed(rows, tmp_path, monkeypatch):
     run(rows, tmp_path / "a", "--max_iters=2", "--log_interval=2")
     record = next(r for r in log(tmp_path / "a") if "ms" in r)
-    assert record["tokens_per_s"] * record["ms"] / 1e3 == pytest.approx(4 * 11)  # a row of 12 has 11 to predict
+    assert record["tokens_per_s"] * record["ms"] / 1e3 == pytest.approx(
+        4 * 11
+    )  # a row of 12 has 11 to predict
 
     # two steps in 3 s on two H100s, which have two of the four sequences each
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    cfg = train.TrainConfig(vocab_size=9, n_layer=2, n_embd=24, batch_size=4, log_interval=2, out_dir=str(tmp_path / "b"))
+    cfg = train.TrainConfig(
+        vocab_size=9, n_layer=2, n_embd=24, batch_size=4, log_interval=2, out_dir=str(tmp_path / "b")
+    )
     net = GPT(GPTConfig(vocab_size=9, n_layer=2, n_embd=24, pe="nope"))
     train.Log(cfg, torch.device("cuda")).progress(2, 1.0, 1e-3, 3.0, net, 2, 11)
     record = log(tmp_path / "b")[-1]
@@ -292,7 +341,9 @@ def test_speed(rows, tmp_path, monkeypatch):
 
 def test_bfloat16_is_close_to_float32(stream, tmp_path):
     flags = ["--max_iters=3", "--dropout=0.0", "--log_interval=1"]
-    checkpoints = [run(stream, tmp_path / dtype, *flags, f"--dtype={dtype}") for dtype in ("float32", "bfloat16")]
+    checkpoints = [
+        run(stream, tmp_path / dtype, *flags, f"--dtype={dtype}") for dtype in ("float32", "bfloat16")
+    ]
     a, b = (losses(tmp_path / dtype)[0] for dtype in ("float32", "bfloat16"))
     assert all(0 < abs(a[step] - b[step]) < 0.03 for step in a)
     assert all(p.dtype == torch.float32 for checkpoint in checkpoints for p in checkpoint["model"].values())
@@ -300,22 +351,42 @@ def test_bfloat16_is_close_to_float32(stream, tmp_path):
 
 def test_learning_rate_schedules():
     cfg = train.TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=4, max_iters=14)
-    rate = lambda step, schedule: train.learning_rate(step, types.SimpleNamespace(**vars(cfg) | dict(schedule=schedule)))
+
+    def rate(step, schedule):
+        return train.learning_rate(step, types.SimpleNamespace(**vars(cfg) | dict(schedule=schedule)))
+
     assert [rate(s, "linear") for s in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     for schedule in ("cosine", "linear", "constant"):
         assert rate(4, schedule) == 1.0
     assert rate(9, "linear") == pytest.approx(0.55) and rate(9, "cosine") == pytest.approx(0.55)
     assert rate(6, "cosine") == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 5)) / 2)
-    assert rate(14, "linear") == pytest.approx(0.1) and rate(14, "cosine") == pytest.approx(0.1) and rate(14, "constant") == 1.0
+    assert (
+        rate(14, "linear") == pytest.approx(0.1)
+        and rate(14, "cosine") == pytest.approx(0.1)
+        and rate(14, "constant") == 1.0
+    )
 
 
 def test_torchrun_prints_an_error_once(stream, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
-    done = subprocess.run([*command, f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--pe=zope"],
-                          capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "train.py",
+    ]
+    done = subprocess.run(
+        [*command, f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--pe=zope"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 1 and done.stderr.count("pe='zope' is unknown") == 1
-    assert "train.py\", line" not in done.stderr  # torchrun adds a traceback of itself, the script none,
-    assert "pe='zope' is unknown" in "".join(done.stderr.splitlines()[-3:])  # and ends with the line that helps
+    assert 'train.py", line' not in done.stderr  # torchrun adds a traceback of itself, the script none,
+    assert "pe='zope' is unknown" in "".join(
+        done.stderr.splitlines()[-3:]
+    )  # and ends with the line that helps
 
 
 ONE_FAILS = """
@@ -341,15 +412,25 @@ def test_torchrun_prints_the_error_of_one_process(stream, tmp_path):
     (tmp_path / "one_fails.py").write_text(ONE_FAILS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     flags = [f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--max_iters=9"]
-    done = subprocess.run([*command, str(tmp_path / "one_fails.py"), *flags], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "train.py\", line" not in done.stderr, done.stderr
+    done = subprocess.run(
+        [*command, str(tmp_path / "one_fails.py"), *flags], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1 and 'train.py", line' not in done.stderr, done.stderr
     assert done.stderr.count("out of memory (of the second process); try a smaller --micro_batch") == 1
 
 
 def test_first_step_is_adamw(stream, tmp_path):
     """One step against Adam's formula on PyTorch's gradients: clipping, warm-up, decay groups and all."""
-    flags = ["--max_iters=1", "--dropout=0.0", "--warmup_iters=3", "--weight_decay=50.0", "--grad_clip=0.01", "--beta1=0.8",
-             "--beta2=0.9", "--seed=7"]
+    flags = [
+        "--max_iters=1",
+        "--dropout=0.0",
+        "--warmup_iters=3",
+        "--weight_decay=50.0",
+        "--grad_clip=0.01",
+        "--beta1=0.8",
+        "--beta2=0.9",
+        "--seed=7",
+    ]
     after = run(stream, tmp_path / "a", *flags)
     torch.manual_seed(7)
     net = GPT(model_config(after))
@@ -360,7 +441,9 @@ def test_first_step_is_adamw(stream, tmp_path):
     groups = sorted(net.named_parameters(), key=lambda named: not decays(*named))  # first those that decay
     for (name, p), state in zip(groups, after["optimizer"]["state"].values(), strict=True):
         g = p.grad * (0.01 / norm)
-        assert torch.allclose(state["exp_avg"], 0.2 * g, 1e-3, 1e-8) and torch.allclose(state["exp_avg_sq"], 0.1 * g * g, 1e-3, 1e-12)
+        assert torch.allclose(state["exp_avg"], 0.2 * g, 1e-3, 1e-8) and torch.allclose(
+            state["exp_avg_sq"], 0.1 * g * g, 1e-3, 1e-12
+        )
         decay = 50 if decays(name, p) else 0
         want = (p * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)).detach()
         want = want.clamp(-2 * math.pi, 0) if "delta" in name else want
@@ -372,11 +455,21 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     tuned = run(stream, tmp_path / "b", "--max_iters=0", f"--init_from={tmp_path / 'a'}", "--dropout=0.3")
     assert same(first, tuned) and tuned["step"] == 0
     # the model's options come along, unless they are given
-    plain = [f"--data={stream}", "--block_size=24", "--batch_size=2", "--device=cpu", "--eval_batches=1", "--max_iters=0"]
+    plain = [
+        f"--data={stream}",
+        "--block_size=24",
+        "--batch_size=2",
+        "--device=cpu",
+        "--eval_batches=1",
+        "--max_iters=0",
+    ]
     train.main([*plain, f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'c'}"])
     other = read_checkpoint(str(tmp_path / "c"))
     assert same(first, other) and (other["config"]["pe"], other["config"]["block_size"]) == ("pope", 24)
-    assert other["config"]["dropout"] == 0.1 and other["config"]["learning_rate"] == train.TrainConfig.learning_rate
+    assert (
+        other["config"]["dropout"] == 0.1
+        and other["config"]["learning_rate"] == train.TrainConfig.learning_rate
+    )
 
 
 def test_checkpoint_holds_tensors_and_plain_values(stream, tmp_path):
@@ -400,7 +493,9 @@ def test_data_that_need_no_download_are_prepared(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_paths", lambda: dict(stdlib=str(tmp_path / "lib")))
     train.prepare("stdlib", str(tmp_path / "stdlib"))
     assert Split(tmp_path / "stdlib", "val").tokens == 2 * len("x = 19\n") + 1 * 2 - 1  # files 9 and 19
-    with pytest.raises(FileNotFoundError, match="not prepared and needs a download; run `python -m data.openwebtext`"):
+    with pytest.raises(
+        FileNotFoundError, match="not prepared and needs a download; run `python -m data.openwebtext`"
+    ):
         train.prepare("openwebtext", str(tmp_path / "openwebtext"))
 
 
@@ -427,10 +522,12 @@ def test_wandb(stream, tmp_path, monkeypatch):
 
 
 def test_weights_of_a_shared_tensor(stream, tmp_path):
-    """Tables of one layer each are no shared table, whichever of them comes last; a shared one needs one name."""
+    """Tables of one layer each are no shared table, whichever comes last; a shared one needs one name."""
     own = run(stream, tmp_path / "own", "--max_iters=3", "--pe=cope", "--share_table=False")
     shared = GPT(model_config(own, share_table=True))
-    with pytest.raises(ValueError, match="holds another architecture: .* differ there and are one tensor here"):
+    with pytest.raises(
+        ValueError, match="holds another architecture: .* differ there and are one tensor here"
+    ):
         load_weights(shared, own, "own")
     run(stream, tmp_path / "shared", "--max_iters=3", "--pe=cope")
     whole = read_checkpoint(str(tmp_path / "shared"))
@@ -453,31 +550,49 @@ def test_weights_of_a_shared_tensor(stream, tmp_path):
 
 
 def test_exit_status():
-    done = subprocess.run([sys.executable, "train.py", "--pe=zope", "--data=x/"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "train.py", "--pe=zope", "--data=x/"], capture_output=True, text=True
+    )
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
 
 
 def test_wrong_input(stream, rows, tmp_path):
     out, base = f"--out_dir={tmp_path / 'a'}", [f"--data={stream}", *TINY]
-    assert "unknown key 'n_layers' in --n_layers=3; did you mean 'n_layer'?" in fails("train.py", "--n_layers=3")
-    assert "max_iters='x' in --max_iters=x is not of type int" in fails("train.py", "config/quickstart.py", "--max_iters=x")
+    assert "unknown key 'n_layers' in --n_layers=3; did you mean 'n_layer'?" in fails(
+        "train.py", "--n_layers=3"
+    )
+    assert "max_iters='x' in --max_iters=x is not of type int" in fails(
+        "train.py", "config/quickstart.py", "--max_iters=x"
+    )
     assert "pe='zope' is unknown; choose one of nope," in fails("train.py", *base, out, "--pe=zope")
     assert "n_embd=16 does not divide into n_head=3 heads" in fails("train.py", *base, out, "--n_head=3")
     assert "n_embd / n_head = 1 is odd" in fails("train.py", *base, out, "--n_head=16", "--pe=rope")
-    assert "schedule='step' is unknown; choose one of cosine, linear, constant" in fails("train.py", *base, out, "--schedule=step")
-    assert "device='tpu' is unknown; choose one of auto, cpu, cuda, mps" in fails("train.py", *base, out, "--device=tpu")
-    assert "has no split 'dev'; it has: train, val; change --eval_splits" in fails("train.py", *base, out, "--eval_splits=dev")
+    assert "schedule='step' is unknown; choose one of cosine, linear, constant" in fails(
+        "train.py", *base, out, "--schedule=step"
+    )
+    assert "device='tpu' is unknown; choose one of auto, cpu, cuda, mps" in fails(
+        "train.py", *base, out, "--device=tpu"
+    )
+    assert "has no split 'dev'; it has: train, val; change --eval_splits" in fails(
+        "train.py", *base, out, "--eval_splits=dev"
+    )
     for key in ("block_size", "n_layer", "batch_size", "eval_interval", "log_interval"):
         assert f"{key}=0 is too small; use 1 or more" in fails("train.py", *base, out, f"--{key}=0")
-    assert "learning_rate=-1.0 is negative; use 0 or more" in fails("train.py", *base, out, "--learning_rate=-1")
+    assert "learning_rate=-1.0 is negative; use 0 or more" in fails(
+        "train.py", *base, out, "--learning_rate=-1"
+    )
     for key in ("max_iters", "micro_batch", "eval_batches", "checkpoint_interval", "seed"):
-        assert f"{key}=-1 in --{key}=-1 is negative; use 0 or more" in fails("train.py", *base, out, f"--{key}=-1")
+        assert f"{key}=-1 in --{key}=-1 is negative; use 0 or more" in fails(
+            "train.py", *base, out, f"--{key}=-1"
+        )
     assert "dropout=2.0 is no probability" in fails("train.py", *base, out, "--dropout=2")
     assert "no meta.json in" in fails("train.py", *base, out, f"--data={tmp_path}/nothing")
     assert "not prepared and needs a download" in fails("train.py", *base, out, "--data=openwebtext")
     assert "vocab_size=28 is smaller than that of" in fails("train.py", *base, out, "--vocab_size=28")
     assert "block_size >= 11" in fails("train.py", *base, out, f"--data={rows}", "--block_size=10")
-    assert "data option 'x=1' is unknown or of another type; there are: none" in fails("train.py", *base, out, "--data=stdlib@x=1")
+    assert "data option 'x=1' is unknown or of another type; there are: none" in fails(
+        "train.py", *base, out, "--data=stdlib@x=1"
+    )
     assert "run directory 'nowhere' does not exist" in fails("train.py", *base, out, "--init_from=nowhere")
     assert not os.path.exists(tmp_path / "a" / "ckpt.pt")
 
@@ -491,7 +606,9 @@ def test_wrong_resume(stream, tmp_path):
     assert "is at step 2, beyond max_iters=1; give more --max_iters" in line
     line = fails("train.py", *base, out, "--resume=True", "--n_layer=3")
     assert "was trained with n_layer=2, this run has 3" in line
-    line = fails("train.py", *base, f"--out_dir={tmp_path / 'b'}", f"--init_from={tmp_path / 'a'}", "--n_embd=32")
+    line = fails(
+        "train.py", *base, f"--out_dir={tmp_path / 'b'}", f"--init_from={tmp_path / 'a'}", "--n_embd=32"
+    )
     assert "holds another architecture" in line
     assert (tmp_path / "a" / "ckpt.pt").read_bytes() == before
     (tmp_path / "a" / "ckpt.pt").write_bytes(before[: len(before) // 2])
@@ -500,7 +617,7 @@ def test_wrong_resume(stream, tmp_path):
 
 @pytest.mark.parametrize("more", [["--checkpoint_interval=1"], ["--eval_interval=1"], ["--max_iters=4"]])
 def test_a_loss_that_is_not_finite(stream, tmp_path, more):
-    """A run that diverges keeps the checkpoint from before: neither an interval nor the end writes another."""
+    """A run that diverges keeps the checkpoint from before: no interval and no end writes another."""
     flags = [f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}", "--norm=layernorm", "--grad_clip=0.0"]
     train.main([*flags, "--max_iters=3"])
     before = (tmp_path / "a" / "ckpt.pt").read_bytes()
@@ -508,13 +625,17 @@ def test_a_loss_that_is_not_finite(stream, tmp_path, more):
     assert "loss is nan at step" in line and "try a lower learning_rate" in line
     assert (tmp_path / "a" / "ckpt.pt").read_bytes() == before
     assert f"the last good checkpoint is {tmp_path / 'a' / 'ckpt.pt'}, step 3" in line
-    assert "no checkpoint yet" in fails("train.py", *flags, "--learning_rate=1e38", f"--out_dir={tmp_path / 'b'}")
+    assert "no checkpoint yet" in fails(
+        "train.py", *flags, "--learning_rate=1e38", f"--out_dir={tmp_path / 'b'}"
+    )
     assert os.listdir(tmp_path / "b") == ["log.jsonl"]
 
 
 def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "scores", lambda sums, masked: dict(loss=math.inf))
-    with pytest.raises(ValueError, match="val loss is inf at step 0; no checkpoint yet; try a lower learning_rate"):
+    with pytest.raises(
+        ValueError, match="val loss is inf at step 0; no checkpoint yet; try a lower learning_rate"
+    ):
         run(stream, tmp_path / "a", "--max_iters=3")
     assert os.listdir(tmp_path / "a") == ["log.jsonl"]
 
@@ -524,11 +645,19 @@ def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
 
 def test_a_long_evaluation_loses_nothing(stream, tmp_path):
     """The checkpoint comes before the evaluation, and a signal is heeded between its batches."""
-    slow = "sums = train.error_sums; train.error_sums = lambda *a: print('batch', flush=True) or time.sleep(1) or sums(*a)"
+    slow = "sums = train.error_sums; "
+    slow += "train.error_sums = lambda *a: print('batch', flush=True) or time.sleep(1) or sums(*a)"
     script = f"import sys, time; sys.path.insert(0, '.'); import train; {slow}; train.main(sys.argv[1:])"
-    flags = [f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--eval_interval=3", "--eval_batches=8"]
-    process = subprocess.Popen([sys.executable, "-c", script, *flags], stdout=subprocess.PIPE, text=True,
-                               preexec_fn=default_signals)
+    flags = [
+        f"--data={stream}",
+        f"--out_dir={tmp_path / 'a'}",
+        *TINY,
+        "--eval_interval=3",
+        "--eval_batches=8",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *flags], stdout=subprocess.PIPE, text=True, preexec_fn=default_signals
+    )
     for line in process.stdout:
         if line == "batch\n" and os.path.exists(tmp_path / "a" / "ckpt.pt"):
             process.send_signal(signal.SIGTERM)
@@ -541,8 +670,19 @@ def test_a_long_evaluation_loses_nothing(stream, tmp_path):
 
 def test_broken_pipe(stream, tmp_path):
     """`| head -1`: the run goes on without its screen."""
-    process = subprocess.Popen([sys.executable, "train.py", f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY,
-                                "--log_interval=1", "--max_iters=30"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "train.py",
+            f"--data={stream}",
+            f"--out_dir={tmp_path / 'a'}",
+            *TINY,
+            "--log_interval=1",
+            "--max_iters=30",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(60) == 0
@@ -567,7 +707,13 @@ def test_a_checkpoint_reaches_the_disk_before_its_name_does(stream, tmp_path, mo
 
 
 def test_one_run_at_a_time(stream, tmp_path):
-    flags = [f"--data={stream}", "--max_iters=100000", "--log_interval=1", "--checkpoint_interval=5", "--resume=True"]
+    flags = [
+        f"--data={stream}",
+        "--max_iters=100000",
+        "--log_interval=1",
+        "--checkpoint_interval=5",
+        "--resume=True",
+    ]
     first = spawn(tmp_path / "a", *flags)
     next(line for line in first.stdout if line.startswith("step 20/"))
     log_then = (tmp_path / "a" / "log.jsonl").read_bytes()
@@ -588,7 +734,15 @@ LIMITED = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE
 
 def test_no_room_for_a_checkpoint(stream, tmp_path):
     """Here a limit on the size of files; tests/torture.py has a full disk."""
-    command = [sys.executable, "-c", LIMITED, "train.py", f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY]
+    command = [
+        sys.executable,
+        "-c",
+        LIMITED,
+        "train.py",
+        f"--data={stream}",
+        f"--out_dir={tmp_path / 'a'}",
+        *TINY,
+    ]
     done = subprocess.run([*command, "--max_iters=2"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "step 2 could not be written to" in done.stderr and "make room for it, then go on" in done.stderr
@@ -640,8 +794,14 @@ def test_what_changes_on_resuming(stream, rows, tmp_path, capsys):
         shutil.copytree(stream, tmp_path / name)
         path = tmp_path / name / "meta.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-        return fails("train.py", f"--data={tmp_path / name}", *TINY, f"--out_dir={tmp_path / 'a'}", "--resume=True",
-                     "--max_iters=4")
+        return fails(
+            "train.py",
+            f"--data={tmp_path / name}",
+            *TINY,
+            f"--out_dir={tmp_path / 'a'}",
+            "--resume=True",
+            "--max_iters=4",
+        )
 
     assert "has another tokenizer; fine-tune by --init_from=" in other("b/stream", tokenizer="bytes")
     assert "has another name; fine-tune by --init_from=" in other("c/corpus")
@@ -666,7 +826,10 @@ def test_signs_of_life(stream, tmp_path, monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock.__setitem__(0, clock[0] + 4.0) or clock[0])
     run(stream, tmp_path / "a", "--max_iters=1", "--eval_batches=8", "--micro_batch=4")
-    assert re.findall(r"evaluating val: window (\d+) of (\d+)", capsys.readouterr().out)[:2] == [("12", "32"), ("24", "32")]
+    assert re.findall(r"evaluating val: window (\d+) of (\d+)", capsys.readouterr().out)[:2] == [
+        ("12", "32"),
+        ("24", "32"),
+    ]
     monkeypatch.undo()
 
     cfg = train.TrainConfig(vocab_size=9, max_iters=100, eval_interval=50, out_dir=str(tmp_path / "b"))
@@ -685,7 +848,10 @@ def test_busy_cores(stream, tmp_path, monkeypatch, capsys):
     assert "cores are busy" not in capsys.readouterr().out  # OMP_NUM_THREADS is set, see conftest.py
     monkeypatch.delenv("OMP_NUM_THREADS")
     run(stream, tmp_path / "b", "--max_iters=1")
-    assert "one thread may be ten times as fast, by OMP_NUM_THREADS=1 before the command" in capsys.readouterr().out
+    assert (
+        "one thread may be ten times as fast, by OMP_NUM_THREADS=1 before the command"
+        in capsys.readouterr().out
+    )
 
 
 # --- wrong words, broken files: one line, status 1, nothing written -----------------------------------
@@ -712,11 +878,41 @@ def wrong_words():
         yield f"--{name}=-0.5"
     for name in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
         yield f"--{name}=0"
-    yield from ("--beta1=1.0", "--beta2=1.5", "--dropout=1.0", f"--seed={2**64}", "--block_size=9999", "--vocab_size=1")
-    yield from ("--lr=1", "--resume", "--resume True", "--pe", "--", "--=", "--=1", "--data=", "--data=shards",
-                "--data=__init__", "--data=../data/stdlib", "--data=stdlib@x=1", "--data=README.md", "--config=x.py",
-                "--data=stdlib@", "--data=@", "--init_from=README.md", "--init_from=tests", "--wandb_project=p",
-                "config", "README.md", "config/none.py", "a.py b.py", "--config", "--n_head=3")
+    yield from (
+        "--beta1=1.0",
+        "--beta2=1.5",
+        "--dropout=1.0",
+        f"--seed={2**64}",
+        "--block_size=9999",
+        "--vocab_size=1",
+    )
+    yield from (
+        "--lr=1",
+        "--resume",
+        "--resume True",
+        "--pe",
+        "--",
+        "--=",
+        "--=1",
+        "--data=",
+        "--data=shards",
+        "--data=__init__",
+        "--data=../data/stdlib",
+        "--data=stdlib@x=1",
+        "--data=README.md",
+        "--config=x.py",
+        "--data=stdlib@",
+        "--data=@",
+        "--init_from=README.md",
+        "--init_from=tests",
+        "--wandb_project=p",
+        "config",
+        "README.md",
+        "config/none.py",
+        "a.py b.py",
+        "--config",
+        "--n_head=3",
+    )
 
 
 def test_wrong_words(stream, tmp_path, monkeypatch):
@@ -726,8 +922,14 @@ def test_wrong_words(stream, tmp_path, monkeypatch):
     for words in wrong_words():
         if words == "--data=stdlib@":
             continue
-        line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'out' / 'a'}", "--max_iters=1",
-                     *words.split())
+        line = fails(
+            "train.py",
+            f"--data={stream}",
+            *TINY,
+            f"--out_dir={tmp_path / 'out' / 'a'}",
+            "--max_iters=1",
+            *words.split(),
+        )
         assert tree(tmp_path) == before, words
         assert re.match(r"(ValueError|FileNotFoundError): \S.{15}", line), (words, line)
         seen.add(words)
@@ -735,7 +937,14 @@ def test_wrong_words(stream, tmp_path, monkeypatch):
 
 
 def test_wrong_environment(stream, tmp_path, monkeypatch):
-    for values in (("0", "0", "0"), ("x", "1", "0"), ("2", "2", "0"), ("-1", "2", "0"), ("0", "2", "x"), ("0", "1.5", "0")):
+    for values in (
+        ("0", "0", "0"),
+        ("x", "1", "0"),
+        ("2", "2", "0"),
+        ("-1", "2", "0"),
+        ("0", "2", "x"),
+        ("0", "1.5", "0"),
+    ):
         for name, value in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), values):
             monkeypatch.setenv(name, value)
         line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}")
@@ -762,7 +971,16 @@ def damages(checkpoint, raw):
     yield "a hole", raw[: len(raw) // 2] + bytes(4096) + raw[len(raw) // 2 + 4096 :]
     yield "text", b"model\n"
     yield "a pickle", pickle.dumps(dict(step=1))
-    for value in ({}, [], 3, "x", None, torch.ones(3), checkpoint["model"], GPT(model_config(checkpoint)).state_dict()):
+    for value in (
+        {},
+        [],
+        3,
+        "x",
+        None,
+        torch.ones(3),
+        checkpoint["model"],
+        GPT(model_config(checkpoint)).state_dict(),
+    ):
         yield f"{type(value)} in its place", value
     for key in ("model", "optimizer", "step", "config", "meta"):
         yield f"without {key}", {k: v for k, v in checkpoint.items() if k != key}
@@ -772,9 +990,19 @@ def damages(checkpoint, raw):
     model, (name, tensor) = checkpoint["model"], next(iter(checkpoint["model"].items()))
     for key, value in ((name, tensor[1:]), (name, tensor.T), (name, 3), ("other", tensor), (name, None)):
         yield f"{key} of another kind", checkpoint | dict(model=model | {key: value})
-    yield "without a tensor", checkpoint | dict(model={k: v for k, v in model.items() if k not in (name, "lm_head.weight")})
+    yield (
+        "without a tensor",
+        checkpoint | dict(model={k: v for k, v in model.items() if k not in (name, "lm_head.weight")}),
+    )
     config = checkpoint["config"]
-    for key, value in (("n_layer", 3), ("n_layer", "two"), ("pe", "zope"), ("n_embd", 1.5), ("base", math.nan), ("data", "x")):
+    for key, value in (
+        ("n_layer", 3),
+        ("n_layer", "two"),
+        ("pe", "zope"),
+        ("n_embd", 1.5),
+        ("base", math.nan),
+        ("data", "x"),
+    ):
         yield f"config {key}={value}", checkpoint | dict(config=config | {key: value})
     meta = checkpoint["meta"]
     yield "another tokenizer", checkpoint | dict(meta=meta | dict(tokenizer="bytes"))
@@ -783,9 +1011,14 @@ def damages(checkpoint, raw):
     state, groups = optimizer["state"], optimizer["param_groups"]
     small = {0: {k: v.flatten()[:1] for k, v in state[0].items()}}
     lacks = {0: {k: v for k, v in state[0].items() if k != "exp_avg"}}
-    for other in (dict(state=state), dict(state=state | small, param_groups=groups), dict(state=state, param_groups=groups[:1]),
-                  dict(state=state | lacks, param_groups=groups), dict(state=state | {99: state[0]}, param_groups=groups),
-                  dict(state=state, param_groups=groups[::-1])):
+    for other in (
+        dict(state=state),
+        dict(state=state | small, param_groups=groups),
+        dict(state=state, param_groups=groups[:1]),
+        dict(state=state | lacks, param_groups=groups),
+        dict(state=state | {99: state[0]}, param_groups=groups),
+        dict(state=state, param_groups=groups[::-1]),
+    ):
         yield "another optimizer", checkpoint | dict(optimizer=other)
 
 
@@ -799,7 +1032,9 @@ def test_damaged_checkpoints(stream, tmp_path):
         else:
             torch.save(damaged, out / "ckpt.pt")
         before = contents(out)
-        line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={out}", "--max_iters=4", "--resume=True")
+        line = fails(
+            "train.py", f"--data={stream}", *TINY, f"--out_dir={out}", "--max_iters=4", "--resume=True"
+        )
         assert contents(out) == before, what
         assert re.match(r"(ValueError|FileNotFoundError): \S.{15}", line), (what, line)
         count += 1
@@ -815,7 +1050,10 @@ def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
         del old[key]
     del old["meta"]["shards"], old["config"]["expe_scale"]
     torch.save(old, tmp_path / "a" / "ckpt.pt")
-    assert same(run(stream, tmp_path / "a", "--max_iters=4", "--resume=True"), run(stream, tmp_path / "b", "--max_iters=4"))
+    assert same(
+        run(stream, tmp_path / "a", "--max_iters=4", "--resume=True"),
+        run(stream, tmp_path / "b", "--max_iters=4"),
+    )
 
 
 def test_broken_shards(stream, tmp_path):
@@ -826,8 +1064,14 @@ def test_broken_shards(stream, tmp_path):
         change(folder)
         return fails("train.py", f"--data={folder}", *TINY, f"--out_dir={tmp_path / 'a'}", "--max_iters=3")
 
-    shard = lambda folder: folder / "train_000000.bin"
+    def shard(folder):
+        return folder / "train_000000.bin"
+
     assert "is missing, though meta.json lists it" in broken(lambda f: shard(f).unlink())
-    assert "has 5000 bytes instead of 10000" in broken(lambda f: shard(f).write_bytes(shard(f).read_bytes()[:5000]))
+    assert "has 5000 bytes instead of 10000" in broken(
+        lambda f: shard(f).write_bytes(shard(f).read_bytes()[:5000])
+    )
     assert "is not in meta.json" in broken(lambda f: (f / "train_000001.bin").write_bytes(b"12"))
-    assert "has token 999, beyond vocab_size=29" in broken(lambda f: shard(f).write_bytes(np.full(5000, 999, "<u2").tobytes()))
+    assert "has token 999, beyond vocab_size=29" in broken(
+        lambda f: shard(f).write_bytes(np.full(5000, 999, "<u2").tobytes())
+    )
