@@ -227,9 +227,11 @@ def learning_rate(step, cfg):
 def refuse_nan(loss, name, step, path, saved):
     """End a run that has diverged; its last good checkpoint stays."""
     if not math.isfinite(loss):
-        kept = "no checkpoint yet"
-        if saved is not None:
-            kept = f"the last good checkpoint is {path}, step {saved}"
+        kept = f"the last good checkpoint is {path}, step {saved}"
+        if saved is None:
+            kept = "no checkpoint yet"
+        elif saved == step:  # the loss was finite, only the evaluation is not
+            kept = f"{path} holds these very weights"
         raise ValueError(f"{name} is {loss} at step {step}; {kept}; try a lower learning_rate")
 
 

@@ -638,6 +638,8 @@ def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
     ):
         run(stream, tmp_path / "a", "--max_iters=3")
     assert os.listdir(tmp_path / "a") == ["log.jsonl"]
+    with pytest.raises(ValueError, match="val loss is inf at step 0; .*ckpt.pt holds these very weights"):
+        run(stream, tmp_path / "b", "--max_iters=0")
 
 
 # --- however it ends, nothing is lost -----------------------------------------------------------------
