@@ -397,5 +397,5 @@ def window_losses(model, x, y, length, device):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ValueError, FileNotFoundError, ImportError, ConnectionError) as error:
+    except (ValueError, ImportError, OSError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
