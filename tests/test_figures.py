@@ -192,6 +192,36 @@ def test_curves_of_seeds_and_methods(tmp_path, monkeypatch):
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(found)
 
 
+def test_report(monkeypatch):
+    """Losses at two lengths beside errors at three; what was measured at one length alone is no panel."""
+    pytest.importorskip("matplotlib")
+    lines = []
+    for config, metric, splits in (("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 8}),
+                                   ("config/task.py", "token_error", {"val": 8, "x2": 16, "x4": 32}),
+                                   ("config/other.py", "token_error", {"val": 8, "sparse": 8})):
+        for n, (pe, seed) in enumerate((("pope", ""), ("pope", "_seed2"), ("rope", ""))):
+            for split, length in splits.items():
+                run = f"out/{config[7:-3]}_{pe}{seed}"
+                other = metric == "loss" and split == "val"  # other windows than --extrapolate's
+                lines.append(dict(run=run, config=config, pe=pe, split=split, trained=8, length=length,
+                                  metric=metric, value=99.0 if other else 10.0 * n + length))
+                lines.append(lines[-1] | dict(metric="ppl", value=0.0))
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.draw_report(lines, "x")
+    (figure,) = drawn
+    assert [ax.get_title() for ax in figure.axes] == ["text", "task"]
+    for ax, lengths in zip(figure.axes, ((8, 16), (8, 16, 32))):
+        pope, rope, trained = ax.lines
+        assert pope.get_label() == "pope" and pope.get_xydata().tolist() == [[n, n + 5] for n in lengths]
+        assert rope.get_label() == "rope" and rope.get_xydata().tolist() == [[n, n + 20] for n in lengths]
+        assert list(trained.get_xdata()) == [8, 8]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pope", "rope"]
+    drawn.clear()
+    figures.draw_report(lines[-4:], "x")
+    assert not drawn
+
+
 def test_recall_errors(tmp_path):
     """Rows of two pairs, fillers and two queries; wrong answers at random, counted by loops."""
     rng, writer = np.random.default_rng(0), Writer(tmp_path / "recall")

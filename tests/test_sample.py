@@ -214,7 +214,7 @@ def test_report(runs, task, tmp_path, capsys):
         (folder / name).mkdir(parents=True)
         seed = int(name.partition("_seed")[2] or 1337)
         lines = [dict(run=str(folder / name), config="config/x.py", pe=name.split("_")[1], seed=seed,
-                      split=split, length=16, metric="loss", value=v, steps=9,
+                      split=split, trained=16, length=16, metric="loss", value=v, steps=9,
                       commit="c", torch="t", machine="m")
                  for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1))
                  if (split, name) != ("val 2x", "x_rope")]
@@ -226,8 +226,8 @@ def test_report(runs, task, tmp_path, capsys):
     with open(tmp_path / "r.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7 and {row["seed"] for row in rows} == {"1337", "2", "3"}
-    assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "length", "metric", "value", "steps",
-                             "commit", "torch", "machine"]
+    assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "trained", "length", "metric",
+                             "value", "steps", "commit", "torch", "machine"]
 
 
 def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
