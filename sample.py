@@ -29,7 +29,7 @@ from train import error_sums, load_weights, model_config, pick_device, read_chec
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # of them from one sequence; a longer one goes on from the cache, in bounded memory
-TEXTS = 8  # stretches of the split that a figure is drawn on
+TEXTS = 10  # stretches of the split that a figure is drawn on
 
 
 @dataclass
@@ -55,7 +55,7 @@ class SampleConfig:
     heads: str = ""  # positions, gates: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
     keys: str = "loss,val/loss"  # curves: keys of log.jsonl; those of a split are SPLIT/KEY
     against: str = "step"  # curves: step | tokens
-    report: str = ""  # write the table into this file, without its .csv
+    report: str = ""  # writes <report>.csv, and <report>.png of what was measured at several lengths
     out: str = ""  # writes <out>.csv, <out>.png; empty: out/evaluation, ...; figures go beside them
     device: str = "auto"  # auto | cpu | cuda | mps
 
@@ -397,5 +397,5 @@ def window_losses(model, x, y, length, device):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ValueError, FileNotFoundError, ImportError, ConnectionError) as error:
+    except (ValueError, ImportError, OSError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -126,6 +126,11 @@ def points(table, runs, metric):
     return result
 
 
+def loss_axis(ax, lowest):
+    """From the lowest loss up; one that explodes leaves the picture."""
+    ax.set_ylim(lowest - 0.05, min(ax.dataLim.ymax, 1.7 * lowest) + 0.05)
+
+
 def lengths_axis(ax, table):
     lengths = sorted({row["length"] for row in table})
     ax.set_xscale("log", base=2)
@@ -141,10 +146,12 @@ def plain(ax, trained=()):
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def legend(figure, ax):
-    handles, names = ax.get_legend_handles_labels()
-    columns = min(6, len(names))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
+def legend(figure, *axes):
+    lines = {}
+    for ax in axes:
+        lines |= {line.get_label(): line for line in ax.get_legend_handles_labels()[0]}
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=min(6, len(lines)),
+                  frameon=False)
 
 
 def draw_extrapolation(table, by_position, path):
@@ -164,9 +171,7 @@ def draw_extrapolation(table, by_position, path):
             for n, loss in enumerate(whole.view(-1, width).mean(1).tolist()):
                 along.setdefault((n + 0.5) * width, []).append(loss)
         draw_curve(right, along, **style)
-    lowest, highest = min(left.dataLim.ymin, right.dataLim.ymin), left.dataLim.ymax
-    # a loss that explodes leaves the picture
-    left.set_ylim(lowest - 0.05, min(highest, 1.7 * lowest) + 0.05)
+    loss_axis(left, min(left.dataLim.ymin, right.dataLim.ymin))
     lengths_axis(left, table)
     for ax in (left, right):
         plain(ax, set(trained.values()))
@@ -193,6 +198,34 @@ def draw_errors(table, path):
         if metric != "loss":
             ax.set_ylim(bottom=0)
     legend(figure, axes[0, 0])
+    save(figure, path)
+
+
+def draw_report(lines, path):
+    """A panel for each config that was evaluated at several lengths: loss of --extrapolate, or
+    errors of --evaluate on a task, against length. lines: of results.jsonl."""
+    found = {}  # config -> lines
+    for line in lines:
+        if line["metric"] == "token_error" or line["metric"] == "loss" and line["split"].endswith("x"):
+            found.setdefault(line["config"], []).append(line)
+    found = {name: here for name, here in found.items() if len({line["length"] for line in here}) > 1}
+    if not found:
+        return
+    figure, axes = panels(len(found), 3, 5, 4)
+    for ax, (name, here) in zip(axes, found.items()):
+        metric = here[-1]["metric"]
+        table = [line | {metric: line["value"]} for line in here if line["metric"] == metric]
+        for label, runs, style in curves({line["run"]: line["pe"] for line in table}):
+            draw_curve(ax, points(table, runs, metric), label=label, marker=".", **style)
+        lengths_axis(ax, table)
+        plain(ax, {line["trained"] for line in table})
+        ax.set(title=os.path.basename(name).removesuffix(".py"), xlabel="tokens; dashed: as trained")
+        if metric == "loss":
+            loss_axis(ax, ax.dataLim.ymin)
+            ax.set_ylabel("loss, nats per token")
+        else:
+            ax.set(ylabel="wrong targets, %", ylim=(0, 100))
+    legend(figure, *axes)
     save(figure, path)
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import torch
 
-from assets.figures import labels
+from assets.figures import draw_report, labels
 
 METRICS = {
     "loss": "loss, nats",
@@ -32,8 +32,8 @@ def write_csv(path, table):
 def keep(path, table, models):
     """Write a table to <path>.csv, and each number in it to its run's results.jsonl.
 
-    table: rows of run, data, split, length, perhaps `multiple`, and of METRICS; models: {run: (model,
-    checkpoint)}."""
+    table: rows of run, data, split, trained, length, perhaps `multiple`, and of METRICS; models:
+    {run: (model, checkpoint)}."""
     write_csv(path, table)
     for row in table:
         model, checkpoint = models[row["run"]]
@@ -43,19 +43,20 @@ def keep(path, table, models):
         if "multiple" in row:
             split = f"{split} {row['multiple']}x"
         numbers = {metric: row[metric] for metric in METRICS if metric in row}
-        append(row["run"], model, checkpoint, split, row["length"], numbers)
+        append(row["run"], model, checkpoint, split, row["trained"], row["length"], numbers)
 
 
-def append(run, model, checkpoint, split, length, numbers):
-    """Append {metric: value}, measured on a split in sequences of this length, to
-    RUN/results.jsonl: a line each, with all that made it."""
-    trained = checkpoint["config"]
-    made = dict(run=run, config=trained["config"], pe=model.cfg.pe, seed=trained["seed"])
+def append(run, model, checkpoint, split, trained, length, numbers):
+    """Append {metric: value} to RUN/results.jsonl, a line each, with all that made it: measured on
+    a split in sequences of this length, of a run on sequences of the trained length."""
+    cfg = checkpoint["config"]
+    made = dict(run=run, config=cfg["config"], pe=model.cfg.pe, seed=cfg["seed"], split=split)
+    made |= dict(trained=trained, length=length)
     how = dict(steps=checkpoint["step"], commit=commit())
     how |= dict(torch=torch.__version__, machine=machine())
     with open(os.path.join(run.partition("@")[0], "results.jsonl"), "a", encoding="utf-8") as file:
         for metric, value in numbers.items():
-            line = made | dict(split=split, length=length, metric=metric, value=value) | how
+            line = made | dict(metric=metric, value=value) | how
             file.write(json.dumps(line) + "\n")
 
 
@@ -80,7 +81,7 @@ def machine():
 def report(runs, path):
     """Print a Markdown table for each metric: a row for the runs that differ in their seed alone,
     a column for each split, in a cell the mean (lowest to highest). Of the numbers of one kind the
-    last counts. <path>.csv has a row for each number."""
+    last counts. <path>.csv has a row for each number, <path>.png a panel for each config."""
     latest = {}
     for run in runs:
         name = os.path.join(run, "results.jsonl")
@@ -106,6 +107,10 @@ def report(runs, path):
             cells = [spread([line["value"] for line in row.get(split, [])]) for split in splits]
             print("| " + " | ".join([label, str(len(seeds)), *cells]) + " |")
     write_csv(path, lines)
+    try:
+        draw_report(lines, path)
+    except ImportError as error:
+        print(error)
 
 
 def spread(values):

@@ -12,9 +12,11 @@ from model import GPT, PES, GPTConfig
 
 
 def small(**options):
-    """A model whose parameters are large enough for every term to matter, 23 tokens, and its parameters in float64."""
+    """A model whose parameters are large enough for every term to matter, 23 tokens, and its parameters
+    in float64."""
     torch.manual_seed(1)
-    net = GPT(GPTConfig(**dict(block_size=16, vocab_size=19, n_layer=3, n_head=2, n_embd=16) | options)).eval()
+    options = dict(block_size=16, vocab_size=19, n_layer=3, n_head=2, n_embd=16) | options
+    net = GPT(GPTConfig(**options)).eval()
     with torch.no_grad():
         for name, p in net.named_parameters():
             p.normal_(1 if "ln_" in name else 0, 0.4)
@@ -98,7 +100,7 @@ def test_maps(options, layers, monkeypatch):
     dict(pe="learned", hard_attention=True),
 ], ids=str)
 def test_weights_by_distance(options, monkeypatch):
-    """The oracle's scores and biases, made weights and sorted by distance, one query and one key at a time."""
+    """The oracle's scores and biases, made weights, by distance, one query and one key at a time."""
     net, idx, params = small(**options | dict(block_size=23))
     with torch.no_grad():
         for pe in net.modules():
@@ -108,7 +110,12 @@ def test_weights_by_distance(options, monkeypatch):
     calls = []
     for name in ("score", "bias"):
         f = getattr(oracles, name)
-        monkeypatch.setattr(oracles, name, lambda *args, f=f, name=name: calls.append((name, f(*args))) or calls[-1][1])
+
+        def spy(*args, f=f, name=name):
+            calls.append((name, f(*args)))
+            return calls[-1][1]
+
+        monkeypatch.setattr(oracles, name, spy)
     texts = torch.cat((idx, idx.flip(1)))
     sums, counts = np.zeros((3, 2, 23)), np.zeros(23)
     for text in texts.tolist():
@@ -141,7 +148,8 @@ def test_labels():
 
     check({"out/quickstart_pope": "pope"}, "pope")
     check({"out/quickstart_pope": "pope", "out/quickstart_cope+rope": "cope+rope"}, "pope", "cope+rope")
-    check({"out/a_rope": "rope", "out/a_rope_seed1": "rope", "out/a_rope@rope_scaling=ntk,rope_factor=2": "rope"},
+    check({"out/a_rope": "rope", "out/a_rope_seed1": "rope",
+           "out/a_rope@rope_scaling=ntk,rope_factor=2": "rope"},
           "rope", "rope", "rope (rope_scaling=ntk, rope_factor=2)")
     check({"out/a_rope": "rope", "out/b_rope": "rope"}, "a_rope", "b_rope")
     check({"out/a_cope": "cope", "out/a_cope_16": "cope", "out/a_rope": "rope"}, "cope", "cope_16", "rope")
@@ -150,9 +158,11 @@ def test_labels():
 
 
 def test_curves_of_seeds_and_methods(tmp_path, monkeypatch):
-    """A curve for each label: the mean of its seeds, between the lowest and the highest, in its method's colour."""
+    """A curve for each label: the mean of its seeds, in a band from the lowest to the highest, in its
+    method's colour."""
     pytest.importorskip("matplotlib")
-    losses = {"x_pope": [2.0, 3.0], "x_pope_seed2": [4.0, 4.0], "x_rope": [5.0, 7.0], "x_rope@rope_factor=2": [1.0, 1.0],
+    losses = {"x_pope": [2.0, 3.0], "x_pope_seed2": [4.0, 4.0], "x_rope": [5.0, 7.0],
+              "x_rope@rope_factor=2": [1.0, 1.0],
               "x_learned": [6.0]}
     table = []
     for run, values in losses.items():
@@ -171,7 +181,8 @@ def test_curves_of_seeds_and_methods(tmp_path, monkeypatch):
     assert {label: line.get_xydata().tolist() for label, line in found.items()} == {
         "pope": [[16, 3], [32, 3.5]], "rope": [[16, 5], [32, 7]], "rope (rope_factor=2)": [[16, 1], [32, 1]],
         "learned": [[16, 6]]}
-    assert [line.get_color() for line in found.values()] == [figures.COLORS[pe] for pe in ("pope", "rope", "rope", "learned")]
+    colors = [figures.COLORS[pe] for pe in ("pope", "rope", "rope", "learned")]
+    assert [line.get_color() for line in found.values()] == colors
     assert [line.get_linestyle() for line in found.values()] == ["-", "-", "--", "-"]
     bands = {tuple(map(tuple, band.get_paths()[0].vertices.tolist())) for band in left.collections}
     assert any({(16, 2), (16, 4), (32, 3), (32, 4)} <= set(band) for band in bands)
@@ -179,6 +190,36 @@ def test_curves_of_seeds_and_methods(tmp_path, monkeypatch):
         assert [16, 16] in [list(line.get_xdata()) for line in ax.lines if line.get_linestyle() == "--"]
     assert right.lines[0].get_xydata().tolist() == [[4 * n + 2, 4 * n + 1.5] for n in range(8)]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(found)
+
+
+def test_report(monkeypatch):
+    """Losses at two lengths beside errors at three; what was measured at one length alone is no panel."""
+    pytest.importorskip("matplotlib")
+    lines = []
+    for config, metric, splits in (("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 8}),
+                                   ("config/task.py", "token_error", {"val": 8, "x2": 16, "x4": 32}),
+                                   ("config/other.py", "token_error", {"val": 8, "sparse": 8})):
+        for n, (pe, seed) in enumerate((("pope", ""), ("pope", "_seed2"), ("rope", ""))):
+            for split, length in splits.items():
+                run = f"out/{config[7:-3]}_{pe}{seed}"
+                other = metric == "loss" and split == "val"  # other windows than --extrapolate's
+                lines.append(dict(run=run, config=config, pe=pe, split=split, trained=8, length=length,
+                                  metric=metric, value=99.0 if other else 10.0 * n + length))
+                lines.append(lines[-1] | dict(metric="ppl", value=0.0))
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.draw_report(lines, "x")
+    (figure,) = drawn
+    assert [ax.get_title() for ax in figure.axes] == ["text", "task"]
+    for ax, lengths in zip(figure.axes, ((8, 16), (8, 16, 32))):
+        pope, rope, trained = ax.lines
+        assert pope.get_label() == "pope" and pope.get_xydata().tolist() == [[n, n + 5] for n in lengths]
+        assert rope.get_label() == "rope" and rope.get_xydata().tolist() == [[n, n + 20] for n in lengths]
+        assert list(trained.get_xdata()) == [8, 8]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pope", "rope"]
+    drawn.clear()
+    figures.draw_report(lines[-4:], "x")
+    assert not drawn
 
 
 def test_recall_errors(tmp_path):
@@ -248,10 +289,13 @@ def test_drawing():
         assert ax.get_title() == f"layer {i + 1}, head {h + 1}"
         drawn = ax.images[0].get_array()
         for t in range(30):
-            assert (drawn[t, : t + 1] == maps[i][h, t, : t + 1].numpy()).all() and drawn.mask[t, t + 1 :].all()
+            assert (drawn[t, : t + 1] == maps[i][h, t, : t + 1].numpy()).all()
+            assert drawn.mask[t, t + 1 :].all()
         signs = ax.collections[0]
-        assert signs.get_offsets().tolist() == [[2, 2], [3, 3], [10, 10], [11, 11], [29, 29]]  # line 5 does not end
-        assert (signs.get_sizes() > 50).tolist() == [False, True, False, True, True]  # large: an empty line, a title
+        # the fifth line does not end
+        assert signs.get_offsets().tolist() == [[2, 2], [3, 3], [10, 10], [11, 11], [29, 29]]
+        # large: an empty line, a title
+        assert (signs.get_sizes() > 50).tolist() == [False, True, False, True, True]
         assert dict(zip(ax.get_yticks(), (t.get_text() for t in ax.get_yticklabels()))) == (
             {0: "def f:", 4: "pass", 12: "last line, unf"} if h == 0 else {})
         assert dict(zip(ax.get_xticks(), (t.get_text() for t in ax.get_xticklabels()))) == (
@@ -260,7 +304,7 @@ def test_drawing():
     assert [ax.get_title() for ax in figure.axes[:2]] == ["layer 3, head 1", "layer 2, head 3"]
     for ax, drawn in zip(figure.axes, (maps[2][0], maps[1][2])):
         assert (ax.images[0].get_array()[29] == drawn[29].numpy()).all()
-    with pytest.raises(ValueError, match="heads='1.1' is no layer.head of this figure; choose among 2.1, 2.2, 2.3, 3.1"):
+    with pytest.raises(ValueError, match="heads='1.1' is no layer.head .*; choose among 2.1, 2.2, 2.3, 3.1"):
         figures.choose_heads(maps, "3.1,1.1")
     weights = {0: torch.rand(3, 64), 1: torch.rand(3, 64)}
     figure = figures.draw_distances(weights, 16)

@@ -1,5 +1,5 @@
-"""Tasks of the lm-evaluation-harness, as sample.py runs them, against float64 sums token by token and the harness's own
-adapter of Hugging Face models."""
+"""Tasks of the lm-evaluation-harness, as sample.py runs them, against float64 sums token by token and
+the harness's own adapter of Hugging Face models."""
 import functools
 import json
 import os
@@ -26,7 +26,8 @@ from model import GPT, GPTConfig
 
 BYTES = dict(tokenizer="bytes", separator=256)
 LONG = "for a in range(3): print(a, end=' ');"  # the model has 16 positions
-PAIRS = [("", "a"), ("", "def f():"), ("print", "(a)"), ("q", "w"), (LONG, "r"), (LONG, "sixteen tokens. "), ("for a ", "in"),
+PAIRS = [("", "a"), ("", "def f():"), ("print", "(a)"), ("q", "w"), (LONG, "r"),
+         (LONG, "sixteen tokens. "), ("for a ", "in"),
          ("two  ", "spaces"), ("é", "ü"), (LONG * 2, ": " * 5), ("  ", "only spaces")]
 
 
@@ -46,7 +47,8 @@ def run(tmp_path_factory):
     for split in ("train", "val"):
         writer.write(split, [*(LONG + "\n").encode() * 20, 256])
     writer.finish(vocab_size=257, **BYTES)
-    train.main([f"--data={folder / 'text'}", f"--out_dir={folder / 'run'}", *TINY, "--pe=learned", "--max_iters=40"])
+    train.main([f"--data={folder / 'text'}", f"--out_dir={folder / 'run'}", *TINY, "--pe=learned",
+                "--max_iters=40"])
     return str(folder / "run")
 
 
@@ -60,8 +62,8 @@ def ask(kind, arguments):
 
 
 def logps(net, context, targets):
-    """Of each target, by a forward pass of its own in float64, and whether it is the likeliest: (n,), (n,). The window ends
-    with the last target and is 16 tokens wide, that target not counted."""
+    """Of each target, by a forward pass of its own in float64, and whether it is the likeliest: (n,),
+    (n,). The window ends with the last target and is 16 tokens wide, that target not counted."""
     tokens, found = context + targets, []
     for at in range(len(context), len(tokens)):
         inputs = tokens[max(0, len(tokens) - 17) : at]
@@ -72,7 +74,8 @@ def logps(net, context, targets):
 
 
 def by_hand(net, context, continuation):
-    """The sum, and whether all are likeliest; as in the harness, spaces before the continuation belong to it."""
+    """The sum, and whether all are likeliest; spaces before the continuation belong to it, as in the
+    harness."""
     before, targets = context.rstrip(), (context + continuation)[len(context.rstrip()) :]
     p, right = logps(net, list(before.encode()) or [256], list(targets.encode()))
     return sum(p), all(right)
@@ -100,7 +103,8 @@ def test_greedy_is_what_the_model_writes(net):
     other = [*written[:3], (written[3] + 1) % 257, *written[4:]]
     long = list(b"sixteen tokens: ")  # not greedy, but the token after them is
     long.append(net(torch.tensor([long]))[0].argmax().item())
-    scores = harness._loglikelihood_tokens([(None, start, targets) for targets in (written, written[:2], other, long)])
+    requests = [(None, start, targets) for targets in (written, written[:2], other, long)]
+    scores = harness._loglikelihood_tokens(requests)
     assert [greedy for _, greedy in scores] == [True, True, False, False]
     assert scores[0][0] > scores[2][0]
 
@@ -130,7 +134,8 @@ def test_generation(net):
     assert answer("for a in ", max_gen_toks=7, until=["#", whole[4]]) == whole[: whole.index(whole[4])]
     assert answer(LONG, max_gen_toks=7) == written(LONG[-9:], 7)  # the prompt's last 16 - 7 tokens
     assert answer("", max_gen_toks=3) == written("", 3)
-    net.generate = lambda idx, new, temperature: torch.cat((idx, torch.tensor([list(b"abcb") + [256, 99]])), 1)
+    more = torch.tensor([list(b"abcb") + [256, 99]])
+    net.generate = lambda idx, new, temperature: torch.cat((idx, more), 1)
     assert answer("x", max_gen_toks=6) == "abcb"  # the document ends there
     assert answer("x", max_gen_toks=6, until="cb") == "ab"
     with pytest.raises(ValueError, match="max_gen_toks=16 leaves no room for a prompt within block_size=16"):
@@ -165,27 +170,37 @@ def test_the_harness_own_adapter_agrees(tmp_path):
                           (a.mlp.c_fc, (b.mlp.c_fc,)), (a.mlp.c_proj, (b.mlp.c_proj,))):
                 x.weight.copy_(torch.cat([y.weight for y in ys]).T)
                 x.bias.copy_(torch.cat([y.bias for y in ys]))
-    # bytes as a BPE: its alphabet writes the printable bytes as themselves, the others, a space (Ġ) too, from chr(256) on
+    # bytes as a BPE: its alphabet writes the printable bytes as themselves, the others, a space (Ġ) too,
+    # from chr(256) on
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
-    ids = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)} | {"<|endoftext|>": 256}
+    ids = {chr(b): b for b in printable} | {"<|endoftext|>": 256}
+    ids |= {chr(256 + i): b for i, b in enumerate(others)}
     merges = [("i", "n"), ("Ġ", "in"), ("t", "("), ("(", "a")]
     fast = Tokenizer(models.BPE(ids | {a + b: 257 + i for i, (a, b) in enumerate(merges)}, merges))
-    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
     fast.save(str(tmp_path / "tokenizer.json"))
     ours = Model(net, dict(tokenizer=str(tmp_path / "tokenizer.json"), separator=256))
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<|endoftext|>",
+                                                eos_token="<|endoftext|>")
     theirs = HFLM(theirs, tokenizer=fast, batch_size=4, device="cpu")
     assert ours.tok_encode("print") + ours.tok_encode("(a)") != ours.tok_encode("print(a)")
-    for kind, arguments in (("loglikelihood", PAIRS[:-1]), ("loglikelihood_rolling", [(LONG,), ("a",), (LONG * 2,)]),
-                            ("generate_until", [(text, dict(until=["b", "\n"], max_gen_toks=6)) for text in (LONG, "for")])):
+    for kind, arguments in (("loglikelihood", PAIRS[:-1]),
+                            ("loglikelihood_rolling", [(LONG,), ("a",), (LONG * 2,)]),
+                            ("generate_until",
+                             [(text, dict(until=["b", "\n"], max_gen_toks=6)) for text in (LONG, "for")])):
         got, want = (getattr(lm, kind)(ask(kind, arguments)) for lm in (ours, theirs))
-        assert got == want if kind == "generate_until" else all(a == pytest.approx(b, abs=1e-4) for a, b in zip(got, want))
+        if kind == "generate_until":
+            assert got == want
+        else:
+            assert all(a == pytest.approx(b, abs=1e-4) for a, b in zip(got, want, strict=True))
 
 
 def test_a_task_from_a_file(run, net, tmp_path, capsys):
     """Two questions of three, after one solved example; a task file may hold what the harness allows."""
-    docs = [dict(q="for a in", choices=[" range(3)", " xyz(3)"], gold=0), dict(q="print", choices=["(", "é", "a"], gold=2),
+    docs = [dict(q="for a in", choices=[" range(3)", " xyz(3)"], gold=0),
+            dict(q="print", choices=["(", "é", "a"], gold=2),
             dict(q="", choices=["f", "()"], gold=1)]
     (tmp_path / "docs.jsonl").write_text("\n".join(map(json.dumps, docs)))
     (tmp_path / "task.yaml").write_text(f"""
@@ -208,7 +223,8 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     with open(os.path.join(run, "results.jsonl")) as file:
         lines = [line for line in map(json.loads, file) if line["metric"] == "acc,none"][-2:]
     shots = ("three_questions, 0-shot, the first 2", "three_questions, 1-shot")
-    for line, shown, used, split in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), shots, strict=True):
+    for line, shown, used, split in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), shots,
+                                        strict=True):
         right = []
         for doc in used:
             sums = [by_hand(net.double(), shown + doc["q"], choice)[0] for choice in doc["choices"]]
@@ -244,10 +260,12 @@ def test_cbt(run, net, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load)
     sample.main([run, "--tasks=cbt", "--device=cpu"])
     with open(os.path.join(run, "results.jsonl")) as file:
-        found = [line for line in map(json.loads, file) if line["metric"] == "acc,none" and "cbt" in line["split"]]
+        found = [line for line in map(json.loads, file) if "cbt" in line["split"]]
+    found = [line for line in found if line["metric"] == "acc,none"]
     assert {line["split"].partition(",")[0].rpartition("_")[2]: line["value"] for line in found} == dict(
         cn=1.0, ne=0.5, p=0.5, v=0.0, cbt=0.5)  # each kind counts the same
-    task = next(iter(tasks.TaskManager(include_path=os.path.abspath("config/tasks")).load("cbt")["tasks"].values()))
+    loaded = tasks.TaskManager(include_path=os.path.abspath("config/tasks")).load("cbt")
+    task = next(iter(loaded["tasks"].values()))
     task.build_all_requests()
     assert [request.args for request in task.instances] == [
         *((context + " The ", word + "'s.") for word in ("for a in", "a", "print")),
@@ -256,13 +274,16 @@ def test_cbt(run, net, monkeypatch):
 
 def test_cbt_undoes_the_tokeniser():
     plain = runpy.run_path("config/tasks/cbt.py")["plain"]
-    assert plain("`` Do n't , '' said he , `` -LRB- or I 'll go -RRB- . ''") == '"Don\'t," said he, "(or I\'ll go)."'
+    tokenised = "`` Do n't , '' said he , `` -LRB- or I 'll go -RRB- . ''"
+    assert plain(tokenised) == '"Don\'t," said he, "(or I\'ll go)."'
     assert plain("`` O mother !") == '"O mother!'
 
 
 @pytest.mark.parametrize("names, message", [
-    ("lambda_openai", "ValueError: tasks='lambda_openai' is neither a task of the harness nor a yaml file; did you mean 'lambada_"),
-    ("nowhere/task.yaml", "ValueError: tasks='nowhere/task.yaml' is neither a task of the harness nor a yaml file"),
+    ("lambda_openai", "ValueError: tasks='lambda_openai' is neither a task of the harness nor a yaml file; "
+                      "did you mean 'lambada_"),
+    ("nowhere/task.yaml", "ValueError: tasks='nowhere/task.yaml' is neither a task of the harness nor a "
+                          "yaml file"),
 ])
 def test_unknown_task(run, names, message):
     assert message in fails("sample.py", run, f"--tasks={names}", "--device=cpu")
@@ -272,7 +293,8 @@ def test_no_harness(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "config.tasks.harness")
     monkeypatch.delattr("config.tasks.harness")
-    assert fails("sample.py", run, "--tasks=cbt") == "ImportError: downstream tasks need one more package: pip install lm-eval"
+    line = fails("sample.py", run, "--tasks=cbt")
+    assert line == "ImportError: downstream tasks need one more package: pip install lm-eval"
 
 
 def test_no_text(net):

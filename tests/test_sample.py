@@ -71,8 +71,8 @@ def test_extrapolation(runs, stream, tmp_path, monkeypatch, capsys):
 
 
 def test_sliding_window(runs, stream, tmp_path, capsys):
-    """Every target of a stretch, predicted from a slice of its own: 16 tokens that end at a multiple of 8, the first ones
-    from all that there is."""
+    """Every target of a stretch, predicted from a slice of its own, which begins at a multiple of 8 and
+    has at most 16 tokens, but at least 9 where there are as many."""
     words = ["--extrapolate=0.5,1,1.5,2.5", "--eval_tokens=160", f"--out={tmp_path / 'ex'}", "--device=cpu"]
     sample.main([str(runs / "pope"), str(runs / "learned"), *words])
     with open(tmp_path / "ex.csv") as file:
@@ -104,7 +104,8 @@ def test_sliding_window(runs, stream, tmp_path, capsys):
 
 def test_picture(runs, tmp_path):
     pytest.importorskip("matplotlib")
-    sample.main([str(runs / "pope"), str(runs / "learned"), "--extrapolate=1,2", "--eval_tokens=64", f"--out={tmp_path / 'ex'}"])
+    sample.main([str(runs / "pope"), str(runs / "learned"), "--extrapolate=1,2", "--eval_tokens=64",
+                 f"--out={tmp_path / 'ex'}"])
     with open(tmp_path / "ex.png", "rb") as file:
         assert file.read(4) == b"\x89PNG"
 
@@ -128,7 +129,8 @@ def test_text(runs, capsys):
     sample.main([str(runs / "pope"), "--temperature=0.0", "--num_samples=2", "--max_new_tokens=5"])
     greedy = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("---")]
     assert greedy[0] == greedy[1] and len(greedy[0]) == 5  # from the separator, which is not printed
-    sample.main([str(runs / "pope"), "--temperature=5.0", "--top_k=1", "--num_samples=1", "--max_new_tokens=5"])
+    sample.main([str(runs / "pope"), "--temperature=5.0", "--top_k=1", "--num_samples=1",
+                 "--max_new_tokens=5"])
     assert capsys.readouterr().out.split("\n")[1].split() == greedy[0]
 
 
@@ -144,7 +146,8 @@ def task(tmp_path_factory):
         loss[:, 5:7] = 1
         writer.write(split, tokens, loss)
     writer.finish(vocab_size=8, tokenizer={"symbols": list("abcdefgh")})
-    train.main([f"--data={folder / 'data'}", f"--out_dir={folder / 'run'}", *TINY, "--max_iters=150", "--batch_size=16", "--pe=rope",
+    train.main([f"--data={folder / 'data'}", f"--out_dir={folder / 'run'}", *TINY, "--max_iters=150",
+                "--batch_size=16", "--pe=rope",
                 "--dropout=0.0"])
     return folder
 
@@ -173,7 +176,8 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
 def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     capsys.readouterr()
     sample.main([str(task / "run"), "--evaluate=val,long", f"--out={tmp_path / 'ev'}", "--device=cpu"])
-    header, names, *_, row = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("wrote")]
+    header, names, row, wrote = capsys.readouterr().out.splitlines()[:4]
+    assert wrote == f"wrote {tmp_path / 'ev.csv'}"
     assert header == "wrong targets, rows with a wrong one" and names.split() == ["val", "long"]
     assert row.startswith(str(task / "run"))
     found = list(csv.DictReader(open(tmp_path / "ev.csv")))
@@ -183,13 +187,15 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     for i, (line, name, n, T) in enumerate(zip(found, ("val", "long"), (40, 24), (8, 12), strict=True)):
         rows = np.fromfile(task / "data" / f"{name}_000000.bin", "<u2").reshape(n, T).astype(int)
         decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
-        wrong = sum(tuple(a) != tuple(b) for a, b in zip(decoded.tolist(), rows[:, 5:7].tolist()))  # greedy, from the prompt
+        answers = rows[:, 5:7].tolist()
+        wrong = sum(tuple(a) != tuple(b) for a, b in zip(decoded.tolist(), answers))  # greedy
         assert 0 < wrong < n, "the test needs right and wrong rows"
         assert (line["run"], line["split"]) == (str(task / "run"), name)
         assert (int(line["windows"]), int(line["length"])) == (n, T - 1)
         assert float(line["sequence_error"]) == pytest.approx(100 * wrong / n, abs=1e-4)
         assert row.split()[1 + 2 * i :][1] == f"{100 * wrong / n:.2f}%"
-    sample.main([str(runs / "pope"), str(runs / "learned"), "--evaluate=val", f"--out={tmp_path / 'ev'}", "--device=cpu"])
+    sample.main([str(runs / "pope"), str(runs / "learned"), "--evaluate=val", f"--out={tmp_path / 'ev'}",
+                 "--device=cpu"])
     header, names, pope, learned = capsys.readouterr().out.splitlines()[:4]
     assert header.startswith("loss in nats (perplexity)") and names.split() == ["val"]
     first, second = csv.DictReader(open(tmp_path / "ev.csv"))
@@ -201,15 +207,17 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
 
 
 def test_report(runs, task, tmp_path, capsys):
-    """Three seeds of one run, and a run of another method, from numbers that are written by hand but for one."""
+    """Three seeds of one run and a run of another method, from numbers written by hand."""
     folder = tmp_path / "out"
     numbers = {"x_pope": 1.0, "x_pope_seed2": 2.0, "x_pope_seed3": 6.0, "x_rope": 0.5}
     for name, value in numbers.items():
         (folder / name).mkdir(parents=True)
         seed = int(name.partition("_seed")[2] or 1337)
-        lines = [dict(run=str(folder / name), config="config/x.py", pe=name.split("_")[1], seed=seed, split=split,
-                      length=16, metric="loss", value=v, steps=9, commit="c", torch="t", machine="m")
-                 for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1)) if (split, name) != ("val 2x", "x_rope")]
+        lines = [dict(run=str(folder / name), config="config/x.py", pe=name.split("_")[1], seed=seed,
+                      split=split, trained=16, length=16, metric="loss", value=v, steps=9,
+                      commit="c", torch="t", machine="m")
+                 for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1))
+                 if (split, name) != ("val 2x", "x_rope")]
         (folder / name / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'r'}"])
     printed = capsys.readouterr().out
@@ -218,8 +226,8 @@ def test_report(runs, task, tmp_path, capsys):
     with open(tmp_path / "r.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7 and {row["seed"] for row in rows} == {"1337", "2", "3"}
-    assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "length", "metric", "value", "steps", "commit",
-                             "torch", "machine"]
+    assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "trained", "length", "metric",
+                             "value", "steps", "commit", "torch", "machine"]
 
 
 def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
@@ -228,7 +236,8 @@ def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
     sample.main([pope, "--extrapolate=1,2", "--eval_tokens=64", *out])
     sample.main([str(task / "run"), "--evaluate=val", *out])
     for run, split, metrics, pe, steps in ((pope, "val 2x", ["window_loss", "loss", "ppl"], "pope", 30),
-                             (str(task / "run"), "val", ["loss", "ppl", "token_error", "sequence_error"], "rope", 150)):
+                             (str(task / "run"), "val", ["loss", "ppl", "token_error", "sequence_error"],
+                              "rope", 150)):
         with open(os.path.join(run, "results.jsonl")) as file:
             lines = [line for line in map(json.loads, file) if line["split"] == split][-len(metrics) :]
         assert sorted(line["metric"] for line in lines) == sorted(metrics)
@@ -238,7 +247,8 @@ def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
             if run != pope:
                 assert float(row[line["metric"]]) == line["value"]
             assert (line["run"], line["pe"], line["seed"], line["steps"]) == (run, pe, 1337, steps)
-            assert line["torch"] == torch.__version__ and line["machine"] and "commit" in line and "config" in line
+            assert line["torch"] == torch.__version__ and line["machine"]
+            assert "commit" in line and "config" in line
 
 
 def test_evaluate_recall(tmp_path, capsys):
@@ -252,7 +262,8 @@ def test_evaluate_recall(tmp_path, capsys):
     writer.finish(9, {"symbols": list("abcdefghi")})
     runs = [str(tmp_path / pe) for pe in ("learned", "rope")]
     for run in runs:
-        train.main([f"--data={tmp_path / 'recall'}", f"--out_dir={run}", *TINY, f"--pe={os.path.basename(run)}", "--max_iters=5"])
+        train.main([f"--data={tmp_path / 'recall'}", f"--out_dir={run}", *TINY,
+                    f"--pe={os.path.basename(run)}", "--max_iters=5"])
     capsys.readouterr()
     sample.main([*runs, "--evaluate=val,x2", f"--out={tmp_path / 'ev'}", "--device=cpu"])
     lines = capsys.readouterr().out.splitlines()
@@ -289,23 +300,29 @@ def test_evaluate_recall(tmp_path, capsys):
     (["RUN", "--extrapolate"], "flag '--extrapolate' has no value; write e.g. --extrapolate=1,2,4,8"),
     (["TASK", "--prompt=a"], "prompt='a' is for text, but TASK was trained on a task; leave it out"),
     (["gpt2"], "train one with `python train.py config/quickstart.py`, public weights are not read"),
-    (["out/quickstart_cope+rope_seed7"], "does not exist; train one with `python train.py config/quickstart.py --pe=cope+rope`"),
+    (["out/quickstart_cope+rope_seed7"], "with `python train.py config/quickstart.py --pe=cope+rope`"),
     (["x/cope_counting_small_cope_mlp/"], "`python train.py config/cope_counting_small.py --pe=cope_mlp`"),
     (["RUN", "--task_limit=-1"], "task_limit=-1 in --task_limit=-1 is negative; use 0 or more"),
-    (["nowhere", "--report=r"], "results.jsonl does not exist; `python sample.py nowhere --evaluate=val` writes"),
+    (["nowhere", "--report=r"], "results.jsonl does not exist; `python sample.py nowhere --evaluate=val`"),
     (["nowhere", "--figure=curves"], "log.jsonl does not exist; name run directories that train.py wrote"),
-    (["RUN", "--figure=curves", "--keys=los"], "keys='los' is not in RUN/log.jsonl; it has loss, lr, ms, step, "),
+    (["RUN", "--figure=curves", "--keys=los"],
+     "keys='los' is not in RUN/log.jsonl; it has loss, lr, ms, step, "),
     (["RUN", "--figure=curves", "--against=time"], "against='time' is unknown; choose one of step, tokens"),
     (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, positions, gates"),
-    (["RUN", "--figure=gates"], "figure='gates' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
-    (["RUN", "--figure=positions"], "figure='positions' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
-    (["EXPE", "--figure=frequency"], "figure='frequency' shows rope, carope or pope, but the run has pe='expe'"),
-    (["RUN", "--figure=frequency", "--text=nowhere.txt"], "text='nowhere.txt' is no file of UTF-8 text; name one"),
+    (["RUN", "--figure=gates"],
+     "figure='gates' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
+    (["RUN", "--figure=positions"],
+     "figure='positions' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
+    (["EXPE", "--figure=frequency"],
+     "figure='frequency' shows rope, carope or pope, but the run has pe='expe'"),
+    (["RUN", "--figure=frequency", "--text=nowhere.txt"],
+     "text='nowhere.txt' is no file of UTF-8 text; name one"),
     (["RUN", "--figure=frequency", "--text=RUN/ckpt.pt"], "ckpt.pt' is no file of UTF-8 text; name one"),
     (["RUN", "--figure=frequency", f"--text={os.devnull}"], "is empty; name a file that holds some text"),
 ])
 def test_wrong_input(runs, task, tmp_path, words, message):
-    for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe", TASK=task / "run").items():
+    for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe",
+                           TASK=task / "run").items():
         words, message = [word.replace(name, str(path)) for word in words], message.replace(name, str(path))
     assert message in fails("sample.py", *words, f"--out={tmp_path / 'ex'}")
 
@@ -318,16 +335,22 @@ def test_wrong_input(runs, task, tmp_path, words, message):
 ])
 def test_what_is_missing_is_said_before_anything_is_evaluated(runs, task, words, message, capsys):
     capsys.readouterr()
-    assert message in fails("sample.py", str(runs / "rope"), *(word.replace("TASK", str(task / "run")) for word in words))
+    assert message in fails("sample.py", str(runs / "rope"),
+                            *(word.replace("TASK", str(task / "run")) for word in words))
     assert capsys.readouterr().out == ""
 
 
 def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
     imread = pytest.importorskip("matplotlib.image").imread
     seen = []
-    for name in ("norms", "maps"):
+    for name in ("norms", "maps", "weights_by_distance"):
         f = getattr(figures, name)
-        monkeypatch.setattr(figures, name, lambda model, idx, *more, f=f: seen.append(idx[0].tolist()) or f(model, idx, *more))
+
+        def spy(model, idx, *more, f=f):
+            seen.append(idx[0].tolist())
+            return f(model, idx, *more)
+
+        monkeypatch.setattr(figures, name, spy)
     text = tmp_path / "text"
     text.write_text("s3 s1 s4 " * 10)
     train.main([f"--data={rows}", f"--out_dir={tmp_path / 'task'}", *TINY, "--pe=cope+rope", "--max_iters=2"])
@@ -336,16 +359,22 @@ def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
         (runs / "pope", "frequency", [], start["val"]),
         (runs / "rope@rope_scaling=ntk,rope_factor=2", "frequency", ["--split=train"], start["train"]),
         (runs / "cope", "positions", [f"--text={text}"], [3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3]),
-        (runs / "cope@block_size=20", "gates", [f"--text={text}"], [3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1]),
+        (runs / "cope@block_size=20", "gates", [f"--text={text}"],
+         [3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1]),
         (tmp_path / "task", "gates", [], Split(rows, "val").read([0], 11)[0][0].tolist()),
+        (runs / "rope", "distance", [], Split(stream, "val").read([0], 64)[0][0].tolist()),
+        (runs / "learned", "distance", [], start["val"]),
+        (tmp_path / "task", "distance", [], Split(rows, "val").read([0], 11)[0][0].tolist()),
         (tmp_path / "task@block_size=5", "gates", [], Split(rows, "val").read([0], 11)[0][0, :5].tolist()),
     ):
         capsys.readouterr()
-        sample.main([str(run), f"--figure={figure}", f"--out={tmp_path / 'new' / 'x'}", "--device=cpu", *words])
+        sample.main([str(run), f"--figure={figure}", f"--out={tmp_path / 'new' / 'x'}", "--device=cpu",
+                     *words])
         path = tmp_path / "new" / f"{run.name}_{figure}.png"
         assert capsys.readouterr().out == f"wrote {path}\n" and seen.pop() == want
         pixels = imread(path)[..., :3]
-        assert ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean() > 0.05  # colours, of which axes and letters have none
+        colours = ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean()  # axes and letters have none
+        assert colours > (0.002 if figure == "distance" else 0.05)
 
 
 def test_figure_without_matplotlib(runs, monkeypatch):
@@ -356,7 +385,8 @@ def test_figure_without_matplotlib(runs, monkeypatch):
 
 def test_a_path_that_cannot_be_written(runs, tmp_path):
     (tmp_path / "file").write_text("")
-    line = fails("sample.py", str(runs / "pope"), "--extrapolate=1", "--eval_tokens=64", f"--out={tmp_path / 'file' / 'x'}")
+    line = fails("sample.py", str(runs / "pope"), "--extrapolate=1", "--eval_tokens=64",
+                 f"--out={tmp_path / 'file' / 'x'}")
     assert line == (f"ValueError: out='{tmp_path / 'file' / 'x'}' needs the folder '{tmp_path / 'file'}', "
                     "which cannot be made (File exists); name another")
 
@@ -381,7 +411,8 @@ def test_training_curves(runs, tmp_path, monkeypatch):
         for i, (name, line) in enumerate(zip(("pope", "rope"), figure.axes[0].lines)):
             with open(runs / name / "log.jsonl") as file:
                 log = [json.loads(line) for line in file]
-            want = [[line["step"] * tokens, line["loss"]] for line in log if "loss" in line and "split" not in line]
+            steps = [line for line in log if "loss" in line and "split" not in line]
+            want = [[line["step"] * tokens, line["loss"]] for line in steps]
             assert line.get_xydata().tolist() == want and len(want) == 3 and line.get_label() == name
             want = [[line["step"] * tokens, line["ppl"]] for line in log if line.get("split") == "val"]
             assert figure.axes[1].lines[i].get_xydata().tolist() == want and len(want) > 1

@@ -43,7 +43,8 @@ def score_tasks(models, names, limit=0, fewshot=0):
             name = task if shots is None else f"{task}, {shots}-shot"  # a group has none
             name += f", the first {limit}" if limit else ""
             numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-            results.append(run, model, checkpoint, name, model.cfg.block_size, numbers)
+            longest = model.cfg.block_size
+            results.append(run, model, checkpoint, name, longest, longest, numbers)
 
 
 class Score(tuple):
