@@ -390,7 +390,7 @@ class Writer:
             done += self._fill(split, tokens[done:], None if loss is None else loss[done:])
 
     def _fill(self, split, tokens, loss):
-        """Append as much of a flat array as the open shard of a split still takes; -> the number of tokens."""
+        """Append as much of a flat array as the open shard still takes; -> the number of tokens."""
         row = self.row_length[split] or 1
         size = max(self.shard_tokens // row, 1) * row  # whole rows only
         with self._tidy():

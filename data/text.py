@@ -34,7 +34,17 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from data.shards import SCRIPTS, Writer, check_disk, check_folder, command, locate, read_meta, save_json, split_of
+from data.shards import (
+    SCRIPTS,
+    Writer,
+    check_disk,
+    check_folder,
+    command,
+    locate,
+    read_meta,
+    save_json,
+    split_of,
+)
 
 CORES = os.cpu_count() or 1
 BLOCK = 1_000_000  # characters that a core is given at once to tokenise
@@ -149,7 +159,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         named here; None: no end.
     shortest: documents of fewer tokens are left out.
     expect: about how many tokens come in all, where `tokens` does not say; for the time left and
-    the check of the disk.
+        the check of the disk.
     origin: what else the corpus depends on, by name.
 
     meta.json gets `asked`, these arguments, and `words` {split: n}: what spaces and line ends
@@ -166,7 +176,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
              "shard_tokens": shard_tokens, **origin}
     note = folder / "progress.json"
     if (folder / "meta.json").exists():
-        refuse_other(asked, read_meta(folder).get("asked", asked), f"{folder} was written")
+        refuse_other(asked, read_meta(folder).get("asked", "unknown arguments"), f"{folder} was written")
         for path in (note, folder / "unfinished"):  # a kill came between meta.json and their removal
             path.unlink(missing_ok=True)
         print(f"{folder} is whole already; delete it to write it again")
