@@ -1,4 +1,4 @@
-"""A text of your own as a data set, and what the scripts of text corpora share: tokenizers,
+"""A text of your own as a data set, and the tools of all text corpora: tokenizers,
 downloads, all cores.
 
     python -m data.text --source=input.txt                     # writes data/input, for train.py --data=input
@@ -235,9 +235,9 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
 
 
-def refuse_other(asked, theirs, what):
+def refuse_other(asked, theirs, past):
     if theirs != asked:
-        raise ValueError(f"{what} with {theirs}, not {asked}; "
+        raise ValueError(f"{past} with {theirs}, not {asked}; "
                          "delete it to start over, or choose another with --out")
 
 
