@@ -17,7 +17,7 @@ pass10 (0). Programs of a few operations repeat, also between splits: 1.4% of th
 the training split too.
 
 splits   train, val and test: w_pass = 50; pass100: 100, so that what matters lies farther back;
-pass10: 10
+         pass10: 10
 options  variables: 1 to 26; steps: the most operations; length: tokens per row; train, val, test
          (also of the two others): rows; seed
 """

@@ -1,8 +1,9 @@
-"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.8B for training, 0.1B for validation and for test.
+r"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.8B for training, 0.1B for validation and for test.
 
     python -m data.fineweb_edu               # streams, tokenises on all cores; again: goes on
     python -m data.fineweb_edu --limit=1000  # a try with the first 1000 documents
-    python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 --out=data/fineweb_edu_mistral
+    python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 \
+        --out=data/fineweb_edu_mistral
 
 CARoPE trains on it with GPT-2's tokenizer, ExPE's large models with Mistral's (32,768 tokens;
 `pip install tokenizers`, and the hub wants its terms accepted). Shards of 1e8 tokens, of

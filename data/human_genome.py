@@ -19,8 +19,8 @@ it did with them. They cost a model next to nothing, so losses compare only at t
 N, which is printed.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469
-options  source: the file; its records are named as at NCBI (NC_000021.9), UCSC (chr21) or Ensembl
-(21)
+options  source: the file; its records are named as at NCBI (NC_000021.9), UCSC (chr21) or
+         Ensembl (21)
 
 It takes a few minutes on one core. A second start after an interruption begins anew and writes
 the same bytes.
@@ -60,7 +60,7 @@ def records(file, block=1 << 24):
     while text := file.read(block):
         text = b"\n" + text + file.readline()  # whole lines
         for i, part in enumerate(text.split(b"\n>")):
-            if i:  # what precedes the first > belongs to the record that the last block ended with
+            if i:  # the part before the first > belongs to the record that the last block ended with
                 header, _, part = part.partition(b"\n")
                 known = NAME.match(header + b"\n")
                 name = known[1].decode() if known else None

@@ -1,23 +1,23 @@
-"""One format for every data set of the project: its reader, its writer, and the command line of its scripts.
+"""One format for every data set of the project: its reader, its writer, its scripts' command line.
 
 data/<name>/ holds
 
   <split>_000000.bin, ...   the tokens, raw little-endian uint16
-  <split>_000000.loss, ...  in masked sets only: uint8 per token, 1 = this token is a target that carries loss
+  <split>_000000.loss, ...  in masked sets only: uint8 per token, 1 = a target that carries loss
   meta.json                 written last, so its presence means that the set is whole:
     vocab_size   at most 65536
-    tokenizer    "bytes", "gpt2" or another name that tiktoken knows, a name on the Hugging Face hub, the path
-                 of a tokenizer.json, or {"symbols": [id 0's string, ...]}; data/text.py loads them
+    tokenizer    "bytes", "gpt2" or another name that tiktoken knows, a name on the Hugging Face hub,
+                 the path of a tokenizer.json, or {"symbols": [id 0's string, ...]}; see data/text.py
     separator    the token id between documents, or null
     row_length   {split: n} for splits in which every n tokens are a row, an example of its own;
                  the others are one long stream each
     loss         "all" | "mask"
     shards       {"train_000000.bin": number of tokens, ...}
     words, asked in sets of text, see write_documents in data/text.py
-  unfinished                instead of meta.json while a process writes the set, and after it was interrupted
+  unfinished                in place of meta.json while a process writes the set, and after a failure
 
-`Split` reads a set, `Writer` writes one, and `write_rows` writes a synthetic task. A set is named after its
-script, with the options that it was written with: `stdlib`, `flip_flop@length=256,train=32000`.
+`Split` reads a set, `Writer` writes one, and `write_rows` writes a synthetic task. A set is named
+after its script, with the options that it was written with: `stdlib`, `flip_flop@length=256`.
 """
 import argparse
 import contextlib
@@ -119,12 +119,18 @@ def is_count(value):
     return type(value) is int and value > 0
 
 
+def has_ones(mask):
+    """mask.any() from the front, in pieces: in a sound set the first one has it, and no more is read."""
+    return any(mask[i : i + 2**20].any() for i in range(0, len(mask), 2**20))
+
+
 class Split:
     """One split of a prepared set, memory-mapped: nothing is read before a batch asks for it.
 
-    Attributes: meta (the dict of meta.json), vocab_size, tokens (in the whole split), rows (0 for a stream).
-    Raises FileNotFoundError when the set is not there, ValueError when its files are not those of meta.json.
-    Sizes are checked here and not again: a process that reads a shard which was cut later dies of SIGBUS.
+    Attributes: meta (the dict of meta.json), vocab_size, tokens (in the whole split), rows (0 for a
+    stream). Raises FileNotFoundError when the set is not there, ValueError when its files are not
+    those of meta.json. Sizes are checked here and not again: a process that reads a shard which was
+    cut later dies of SIGBUS.
     """
 
     def __init__(self, folder, split):
@@ -145,8 +151,7 @@ class Split:
         self.masks = []
         if self.meta["loss"] == "mask":
             self.masks = [self._map(name[:-3] + "loss", counts[name], "u1") for name in self.names]
-            # from the front: in a sound set the first look is the last
-            if not any(mask[i : i + 2**20].any() for mask in self.masks for i in range(0, len(mask), 2**20)):
+            if not any(has_ones(mask) for mask in self.masks):
                 raise self._broken(self.names[0][:-3] + "loss", "and the split's other masks are all zero")
         ends = np.cumsum([len(tokens) for tokens in self.bins])
         self.begins = np.append(0, ends[:-1])  # the offset in the split of each shard's first token
@@ -159,10 +164,10 @@ class Split:
     def batch(self, step, batch_size, block_size, seed, rank=0, world=1):
         """Training batch number `step` -> x, y, int64 (batch_size // world, T); y is -1 without loss.
 
-        The batch of all ranks together is a pure function of (seed, step), and rank r takes its r-th slice:
-        neither resuming nor the number of devices changes what a run is trained on. A stream gives uniformly
-        random windows, T = block_size. Rows come in epochs, each row once in each, T = row_length - 1.
-        Raises ValueError when the split, block_size or world does not allow it.
+        The batch of all ranks together is a pure function of (seed, step), and rank r takes its r-th
+        slice: neither resuming nor the number of devices changes the training data of a run. A stream
+        gives uniformly random windows, T = block_size. Rows come in epochs, each row once in each,
+        T = row_length - 1. Raises ValueError when the split, block_size or world does not allow it.
         """
         if batch_size % world:
             raise ValueError(f"batch_size={batch_size} is no multiple of world={world}; make it one")
@@ -274,7 +279,7 @@ def publish(file, path):
 
 def no_room(path, error):
     fault = f"{path} could not be written ({error.strerror})"
-    return OSError(f"{fault}; make room on its disk, and give the same command again")
+    return OSError(f"{fault}; make room there, or choose another with --out, and start again")
 
 
 def save_json(path, value):
@@ -299,21 +304,22 @@ def check_disk(folder, size):
 
 
 def check_folder(folder, source=None):
-    """Refuse a folder in which a set cannot be written without harm to what is there.
+    """Refuse to write a set into a folder with files that are not its own.
 
-    Only files of an unfinished set may be, and `source`, the file that the set is made of. Raises
-    FileExistsError for a whole set, ValueError for anything else.
+    Only the files of an unfinished set may be there, and `source`, the file that the set is made of.
+    Raises FileExistsError for a whole set, ValueError for anything else.
     """
     if (folder / "meta.json").exists():
         raise FileExistsError(f"{folder} holds a whole set already; delete it to write it again")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder with --out")
     paths = sorted(folder.iterdir()) if folder.exists() else []
-    own = {"unfinished", "progress.json", "progress.json.tmp", "meta.json.tmp"}
     unfinished = (folder / "unfinished").exists()
+    names = {"unfinished", "progress.json", "progress.json.tmp", "meta.json.tmp"}
+    sources = [Path(f"{source}{end}").absolute() for end in ("", ".part")]
     for path in paths:
-        is_own = unfinished and (path.name in own or SHARD.fullmatch(path.name))
-        if not is_own and str(path) not in (str(source), f"{source}.part"):
+        is_own = unfinished and (path.name in names or SHARD.fullmatch(path.name))
+        if not is_own and path.absolute() not in sources:
             raise ValueError(f"{path} is no file of an unfinished data set; "
                              "move it away, or choose another --out")
 
@@ -342,7 +348,8 @@ def claim(folder, source=None):
 class Writer:
     """Writes a set into `folder`, in shards of at most `shard_tokens` tokens.
 
-    keep: the finished shards {name: tokens} of an interrupted run that this one goes on from; its others go.
+    keep: the finished shards {name: tokens} of an interrupted run that this one goes on from; its
+        other files are deleted.
     source: the file that the set is made of, where it may lie in the folder.
     A shard is streamed to a temporary name and renamed when it is full, so a half-written one never
     looks whole. Waits and raises as `claim` does; raises OSError when the disk is full, with the
@@ -390,7 +397,7 @@ class Writer:
             done += self._fill(split, tokens[done:], None if loss is None else loss[done:])
 
     def _fill(self, split, tokens, loss):
-        """Append as much of a flat array as the open shard of a split still takes; -> the number of tokens."""
+        """Append as much of a flat array as the open shard still takes; -> the number of tokens."""
         row = self.row_length[split] or 1
         size = max(self.shard_tokens // row, 1) * row  # whole rows only
         with self._tidy():
@@ -450,7 +457,7 @@ class Writer:
         except OSError as error:
             for _, files in self.open.values():
                 for file, path in files:
-                    with contextlib.suppress(OSError):  # what is still in its buffer finds no room either
+                    with contextlib.suppress(OSError):  # its buffer finds no room either
                         file.close()
                     Path(f"{path}.tmp").unlink(missing_ok=True)
             self.open = {}
@@ -501,7 +508,7 @@ def prepare(data, folder):
     """Make a missing set that needs no download; of several processes one does, the others wait."""
     name, _, text = data.partition("@")
     if name not in SCRIPTS or (Path(folder) / "meta.json").exists():
-        return  # Split says what is wrong, if anything
+        return  # if something is wrong, Split says it
     module = importlib.import_module(f"data.{name}")
     arguments = options(module.prepare, text)
     if module.DOWNLOAD:

@@ -23,7 +23,7 @@ def prepare(folder):
     its source."""
     library = Path(sysconfig.get_paths()["stdlib"])
     files = {path.relative_to(library): path for path in library.rglob("*.py")}
-    # what pip installed differs from user to user
+    # packages of pip differ from user to user
     names = sorted(name for name in files if not {"site-packages", "dist-packages"} & set(name.parts))
     if not names:
         raise FileNotFoundError(f"no *.py files in {library}; "

@@ -1,4 +1,4 @@
-"""A text of your own as a data set, and what the scripts of text corpora share: tokenizers,
+"""A text of your own as a data set, and the tools of all text corpora: tokenizers,
 downloads, all cores.
 
     python -m data.text --source=input.txt                     # writes data/input, for train.py --data=input
@@ -159,7 +159,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         named here; None: no end.
     shortest: documents of fewer tokens are left out.
     expect: about how many tokens come in all, where `tokens` does not say; for the time left and
-    the check of the disk.
+        the check of the disk.
     origin: what else the corpus depends on, by name.
 
     meta.json gets `asked`, these arguments, and `words` {split: n}: what spaces and line ends
@@ -176,7 +176,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
              "shard_tokens": shard_tokens, **origin}
     note = folder / "progress.json"
     if (folder / "meta.json").exists():
-        refuse_other(asked, read_meta(folder).get("asked", asked), f"{folder} was written")
+        refuse_other(asked, read_meta(folder).get("asked", "unknown arguments"), f"{folder} was written")
         for path in (note, folder / "unfinished"):  # a kill came between meta.json and their removal
             path.unlink(missing_ok=True)
         print(f"{folder} is whole already; delete it to write it again")
@@ -235,9 +235,9 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
 
 
-def refuse_other(asked, theirs, what):
+def refuse_other(asked, theirs, past):
     if theirs != asked:
-        raise ValueError(f"{what} with {theirs}, not {asked}; "
+        raise ValueError(f"{past} with {theirs}, not {asked}; "
                          "delete it to start over, or choose another with --out")
 
 

@@ -10,10 +10,12 @@ import importlib
 import inspect
 import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,11 +32,13 @@ from data import (
     code,
     fineweb,
     fineweb_edu,
+    maestro,
     openwebtext,
     pg19,
     shards,
     tinystories,
     wikitext103,
+    wordcount,
 )
 from data import text as text_corpora
 from data.shards import Split
@@ -194,7 +198,9 @@ def test_a_second_start(tmp_path, capsys):
 
 
 def test_a_tokenizer_must_fit_uint16(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_corpora, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=100_277))
+    monkeypatch.setattr(
+        text_corpora, "load_encoding", lambda name: types.SimpleNamespace(n_vocab=100_277)
+    )
     with pytest.raises(ValueError) as error:
         write_documents(tmp_path, lambda: 1 / 0, "cl100k_base")
     one_line(error, "cl100k_base", "100277", "65536")
@@ -809,3 +815,178 @@ def test_corpus_commands(tmp_path, name):
     assert run.returncode == 0 and "--tokenizer" in run.stdout and "--out" in run.stdout
     module = importlib.import_module(f"data.{name}")
     assert module.DOWNLOAD and f"python -m data.{name}\n" in re.sub(" +#.*", "", module.__doc__)
+
+
+# workers that die
+
+
+class DeadlyTokenizer:
+    """bytes, and a word that kills the process that meets it, as the system does when memory runs out."""
+
+    n_vocab, eot_token = 257, 256
+
+    def encode_to_numpy(self, text, disallowed_special):
+        if "poison" in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_corpora, "BLOCK", 2000)
+    healthy = ["text " * 100] * 40
+
+    def write(texts):
+        write_documents(
+            tmp_path, lambda: {"train": lambda skip: texts[skip:]}, "bytes", shard_tokens=3000
+        )
+
+    with monkeypatch.context() as patch, pytest.raises(OSError) as error:
+        patch.setattr(text_corpora, "load_encoding", lambda name: DeadlyTokenizer())
+        write([*healthy[:30], "poison"])
+    one_line(error, "worker", "killed", "memory", "same command again")
+    assert not multiprocessing.active_children()
+    write(healthy)  # goes on from the shards that are there
+    check(tmp_path, by_hand({"train": healthy}, 3000))
+
+
+def test_a_killed_worker_of_wordcount_and_maestro(tmp_path, monkeypatch):
+    pytest.importorskip("nltk")
+    (tmp_path / "stories").mkdir()
+    (tmp_path / "stories" / "a.txt").write_text("A story. It ends.<|endoftext|>" * 9)
+    monkeypatch.setattr(wordcount, "work", die)
+    with pytest.raises(OSError) as error:
+        wordcount.prepare(tmp_path / "a", stories=str(tmp_path / "stories"), tokenizer="bytes")
+    one_line(error, "worker", "killed")
+    pytest.importorskip("miditok")
+    for i in range(3):
+        (tmp_path / "stories" / f"{i}.mid").write_bytes(b"")
+    monkeypatch.setattr(maestro, "encode", die)
+    with pytest.raises(OSError) as error:
+        maestro.prepare(tmp_path / "b", source=str(tmp_path / "stories"))
+    one_line(error, "worker", "killed")
+
+
+def test_workers_end_with_a_killed_parent(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        f"""
+import multiprocessing, os, signal
+from data import text as text_corpora
+def texts(skip):
+    while True:
+        yield "x" * 100_000
+        pids = [str(child.pid) for child in multiprocessing.active_children()]
+        if len(pids) == text_corpora.CORES:
+            open({str(tmp_path / "pids")!r}, "w").write(" ".join(pids))
+            os.kill(os.getpid(), signal.SIGKILL)
+if __name__ == "__main__":
+    text_corpora.CORES = 3
+    text_corpora.write_documents({str(tmp_path / "set")!r}, lambda: {{"train": texts}}, "bytes")
+"""
+    )
+    run = subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert run.returncode == -signal.SIGKILL
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) == 3
+    deadline = time.monotonic() + 30
+    while any(
+        Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()
+        for pid in pids
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# a text of one's own
+
+
+def test_one_file_becomes_both_splits(tmp_path, capsys):
+    text = "".join(documents(0, 40)) + "\r\nthe end"
+    source = tmp_path / "input.txt"
+    source.write_bytes(text.encode())
+    text_corpora.prepare(tmp_path / "set", source=str(source))
+    cut = round(len(text) * 0.9)
+    check(tmp_path / "set", by_hand({"train": [text[:cut]], "val": [text[cut:]]}, 10**9))
+    assert f"train.py config/quickstart.py --data={tmp_path / 'set'}/ " in capsys.readouterr().out
+    text_corpora.prepare(tmp_path / "set", source=str(source))
+    assert "whole already; delete it" in capsys.readouterr().out
+
+
+def test_files_of_a_folder_become_both_splits(tmp_path):
+    files = {f"{'ba'[i % 2]}/{i:02d}.md": text for i, text in enumerate(documents(0, 30))}
+    for name, text in {**files, ".git/x": "\xe9", "a/.hidden": "no"}.items():
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode("latin-1" if name == ".git/x" else "utf-8"))
+    how = dict(source=str(tmp_path / "source"), val=0.25)
+    text_corpora.prepare(tmp_path / "set", **how)
+    parts = {"train": [], "val": []}
+    for name in sorted(files):
+        cut = round(len(files[name]) * 0.75)
+        parts["train"].append(files[name][:cut])
+        parts["val"].append(files[name][cut:])
+    check(tmp_path / "set", by_hand(parts, 10**9))
+
+
+def test_a_set_of_another_text_is_not_taken_for_this_one(tmp_path):
+    first, second = tmp_path / "first.txt", tmp_path / "second.txt"
+    for path in (first, second):
+        path.write_text("a text " * 50)
+    text_corpora.prepare(tmp_path / "set", source=str(first))
+    before = contents(tmp_path / "set")
+    for how in (dict(source=str(second)), dict(source=str(first), val=0.2)):
+        with pytest.raises(ValueError) as error:
+            text_corpora.prepare(tmp_path / "set", **how)
+        one_line(error, f"{tmp_path / 'set'} was written with", str(first), "delete it", "--out")
+    first.write_text("a text " * 51)
+    with pytest.raises(ValueError) as error:
+        text_corpora.prepare(tmp_path / "set", source=str(first))
+    one_line(error, "'bytes': 350", "'bytes': 357")
+    assert contents(tmp_path / "set") == before
+
+
+def test_texts_that_are_none(tmp_path):
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    for name, part in (
+        ("latin", "byte 3"),
+        ("empty", "no text"),
+        ("folder", "folder"),
+        ("none", "none"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError)) as error:
+            text_corpora.prepare(tmp_path / "set", source=str(tmp_path / name))
+        one_line(error, str(tmp_path / name), part)
+    assert not (tmp_path / "set").exists()
+
+
+def test_from_a_text_to_a_sentence(tmp_path):
+    """README's three commands, in a folder of their own."""
+    for pattern in ("*.py", "data/*.py", "config/*.py"):
+        for path in ROOT.glob(pattern):
+            (tmp_path / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+            shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    (tmp_path / "input.txt").write_text("To be, or not to be, that is the question.\n" * 300)
+    small = "--n_layer=1 --n_embd=16 --n_head=2 --max_iters=3 --eval_interval=3 --device=cpu"
+    for line in (
+        "-m data.text --source=input.txt",
+        f"train.py config/quickstart.py --data=input --out_dir=out/input {small}",
+        "sample.py out/input --prompt=To --max_new_tokens=9 --device=cpu",
+    ):
+        run = subprocess.run(
+            [sys.executable, *line.split()], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+    assert "To" in run.stdout and (tmp_path / "data" / "input" / "meta.json").exists()
+    run = subprocess.run(
+        [sys.executable, "train.py", "--data=input.txt"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1 and "`python -m data.text --source=input.txt`" in run.stderr

@@ -289,7 +289,7 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
             said = tuple(sorted(note for note in moved if 21 <= note[1] <= 108))
             assert said not in played
             played[said] = i, semitones
-    found = {}
+    counts_of = {}
     for split in ("train", "val", "test"):
         words = [names[i] for i in raw(tmp_path / "out", split)]
         documents = [[]]
@@ -298,13 +298,13 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
             if word == "EOS_None":
                 documents.append([])
         assert documents.pop() == []  # the split ends with a piece
-        found[split] = Counter()
+        counts_of[split] = Counter()
         for document in documents:
             assert document[0] == "BOS_None" and not {"BOS_None", "PAD_None", "MASK_None"} & set(
                 document[1:]
             )
             notes, others = heard(document[1:-1])
-            found[split][played[tuple(notes)]] += 1
+            counts_of[split][played[tuple(notes)]] += 1
             tempos = [float(word[6:]) for word in others if word.startswith("Tempo_")]
             assert tempos and all(
                 abs(tempo - 120) < 4 for tempo in tempos
@@ -313,7 +313,7 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
             if played[tuple(notes)][0] == 40:
                 assert chords == ["Chord_maj"]
             assert len(tempos) + len(chords) == len(others)
-    parts = {split: {piece for piece, _ in counts} for split, counts in found.items()}
+    parts = {split: {piece for piece, _ in counts} for split, counts in counts_of.items()}
     assert sorted(itertools.chain(*parts.values())) == list(range(41))  # each piece is in one split
     assert [len(parts[split]) for split in ("train", "val", "test")] == [
         37,
@@ -321,7 +321,7 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
         2,
     ]  # 90 / 5 / 5 percent
     for split, shifts in (("train", range(-3, 4)), ("val", [0]), ("test", [0])):
-        assert found[split] == Counter({(piece, s): 1 for piece in parts[split] for s in shifts})
+        assert counts_of[split] == Counter({(piece, s): 1 for piece in parts[split] for s in shifts})
 
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "unfinished").touch()

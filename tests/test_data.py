@@ -5,16 +5,23 @@ The tokenizers need no download. Text corpora are in test_corpora.py.
 """
 
 import json
+import math
+import os
 import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import contents, one_line
 
 from data import flip_flop, stdlib
-from data.shards import Split, Writer
+from data.shards import Split, Writer, prepare
 from data.text import tokenizer
+
+ROOT = Path(__file__).parent.parent
 
 
 def stream(folder, tokens=1000, vocab_size=500, shard_tokens=170, loss=None, seed=0):
@@ -147,7 +154,7 @@ def test_epochs_hold_every_row_once(tmp_path, batch_size):
     assert split.meta["shards"] == {f"train_{i:06d}.bin": 24 for i in range(5)} | {
         "train_000005.bin": 18
     }
-    steps = -(-23 * 6 // batch_size)
+    steps = math.ceil(23 * 6 / batch_size)
     batches = [split.batch(step, batch_size, 100, seed=9) for step in range(steps)]
     x, y = (np.concatenate(arrays) for arrays in zip(*batches))
     orders = []
@@ -498,3 +505,303 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError) as error:
         stdlib.prepare(tmp_path / "out")
     one_line(error, "bare")
+
+
+# sets that are damaged, interrupted, or written twice at once
+
+
+def damages():
+    """Pairs of a name and a function that damages a masked set of rows of six tokens, in a folder."""
+
+    def meta(**changes):
+        def damage(folder):
+            content = json.loads((folder / "meta.json").read_text())
+            for key, value in changes.items():
+                if value is None:
+                    del content[key]
+                else:
+                    content[key] = value
+            (folder / "meta.json").write_text(json.dumps(content))
+
+        return damage
+
+    def raw(data):
+        def damage(folder):
+            (folder / "meta.json").write_bytes(data)
+
+        return damage
+
+    def file(name, data):
+        def damage(folder):
+            path = folder / name
+            if data is None:
+                path.unlink()
+            else:
+                path.write_bytes(data)
+
+        return damage
+
+    def folder_for(name):
+        def damage(folder):
+            (folder / name).unlink()
+            (folder / name).mkdir()
+
+        return damage
+
+    for key in ("vocab_size", "tokenizer", "separator", "row_length", "loss", "shards"):
+        yield f"no {key}", meta(**{key: None})
+    for value in (0, -1, 65537, 1.5, "100", True, [100], {}):
+        yield f"vocab_size {value!r}", meta(vocab_size=value)
+    for value in ({}, {"symbols": "abc"}, {"symbols": ["a"]}, 7, ["a"]):
+        yield f"tokenizer {value!r}", meta(tokenizer=value)
+    for value in (-1, 0.5, "x", [1]):
+        yield f"separator {value!r}", meta(separator=value)
+    for value in ("none", 1, ["mask"], {}):
+        yield f"loss {value!r}", meta(loss=value)
+    for value in ([], 6, {"train": 0}, {"train": "6"}, {"train": 7}, {"train": None}):
+        yield f"row_length {value!r}", meta(row_length=value)
+    for value in (
+        [],
+        {},
+        "train_000000.bin",
+        {"train_000000.bin": 0},
+        {"train_000000.bin": -24},
+        {"train_000000.bin": "24"},
+        {"train_000000.bin": 24.0},
+        {"../train_000000.bin": 24},
+        {"train.bin": 24},
+        {"train_000000.loss": 24},
+        {"train_000009.bin": 24},
+        {"val_000000.bin": 24},
+    ):
+        yield f"shards {value!r}", meta(shards=value)
+    for data in (b"", b"{", b"null", b"[]", b"7", b'"x"', b"\xff\xfe", b"[" * 10**5, b"{} {}"):
+        yield f"meta.json {data[:9]!r}", raw(data)
+    yield "meta.json is a folder", folder_for("meta.json")
+    yield "a shard is a folder", folder_for("train_000001.bin")
+    yield "a mask is a folder", folder_for("train_000001.loss")
+    for name in ("train_000001.bin", "train_000001.loss"):
+        for data in (None, b"", b"\0", b"\0" * 10**4):
+            yield f"{name} {data and len(data)}", file(name, data)
+    yield "a shard too many", file("train_000007.bin", b"\0\0")
+
+
+@pytest.mark.parametrize("name, damage", [pytest.param(*pair, id=pair[0]) for pair in damages()])
+def test_a_damaged_set_is_one_line(tmp_path, name, damage):
+    folder = tmp_path / "set"
+    table(folder, mask=True)
+    damage(folder)
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        Split(folder, "train")
+    one_line(error, str(folder), "; ")
+    assert len(str(error.value)) < 1000
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_masks_that_are_all_zero(tmp_path):
+    writer = Writer(tmp_path, 1000)
+    writer.write("train", np.zeros(5000), np.zeros(5000))
+    writer.write("val", np.zeros(5000), np.arange(5000) == 4999)  # one is enough, even the last
+    writer.finish(vocab_size=1, tokenizer="bytes")
+    with pytest.raises(ValueError) as error:
+        Split(tmp_path, "train")
+    one_line(error, "train_000000.loss", "zero")
+    assert (Split(tmp_path, "val").read([4000], 999)[1] != -1).sum() == 1
+
+
+def test_a_missing_split_says_what_helps(tmp_path):
+    writer = Writer(tmp_path)
+    writer.write("test", [1, 2, 3])
+    writer.finish(vocab_size=4, tokenizer="bytes")
+    for split, parts in (("train", ["train.py needs one", "--data"]), ("val", ["--eval_splits"])):
+        with pytest.raises(ValueError) as error:
+            Split(tmp_path, split)
+        one_line(error, f"no split {split!r}; it has: test", *parts)
+
+
+def test_a_text_file_is_no_set(tmp_path):
+    (tmp_path / "input.txt").write_text("text")
+    with pytest.raises(ValueError) as error:
+        Split(tmp_path / "input.txt", "train")
+    one_line(error, f"python -m data.text --source={tmp_path / 'input.txt'}")
+
+
+def test_files_are_on_the_disk_before_they_have_their_names(tmp_path, monkeypatch):
+    synced, named, events = {}, [], []
+    fsync, replace = os.fsync, os.replace
+
+    def recording_fsync(descriptor):
+        fsync(descriptor)
+        state = os.fstat(descriptor)
+        synced[state.st_ino] = state.st_size
+        events.append(state.st_ino)
+
+    def recording_replace(source, target):
+        state = os.stat(source)
+        assert synced[state.st_ino] == state.st_size  # to the last byte
+        replace(source, target)
+        named.append(Path(target).name)
+        events.append(Path(target).name)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "replace", recording_replace)
+    stream(tmp_path, loss=np.ones(1000))
+    assert sorted(named) == sorted(contents(tmp_path)) and named[-1] == "meta.json"
+    folder = tmp_path.stat().st_ino
+    for i, event in enumerate(events):
+        if isinstance(event, str):
+            assert events[i + 1] == folder  # and the name is on the disk before anything follows
+
+
+LITTLE_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # to the writer like a disk that is full
+from data import flip_flop
+from data.shards import command
+command(flip_flop.prepare, "")
+"""
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    """Where the disk is full, no temporary file stays; the next start goes through."""
+    command = [
+        sys.executable,
+        "-c",
+        LITTLE_DISK,
+        f"--out={tmp_path / 'set'}",
+        "--length=64",
+        "--val=0",
+    ]
+    run = subprocess.run([*command, "--train=5000"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1, run.stderr
+    assert str(tmp_path / "set") in run.stderr and "make room there" in run.stderr
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["unfinished"]
+    run = subprocess.run([*command, "--train=500"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1  # the split sparse has its 100,000 rows
+    small = ["--train=500", "--sparse=500", "--dense=500"]
+    run = subprocess.run([*command, *small], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and Split(tmp_path / "set", "sparse").rows == 500
+
+
+def test_a_disk_too_small_is_seen_first(tmp_path):
+    for rows in (10**14, 10**11):
+        with pytest.raises(ValueError) as error:
+            flip_flop.prepare(tmp_path / "set", train=rows, length=64)
+        one_line(error, str(tmp_path / "set"), "GB free", "--out")
+    assert not list(tmp_path.iterdir())
+
+
+PREPARING = """
+import sys
+from data.shards import Split, prepare
+prepare("flip_flop@train=30000,length=64,val=9,sparse=9,dense=9", sys.argv[1])
+print(Split(sys.argv[1], "train").rows)
+"""
+
+
+def test_starts_at_once_make_a_set_once(tmp_path):
+    flip_flop.prepare(tmp_path / "direct", train=30000, length=64, val=9, sparse=9, dense=9)
+    for trial in range(3):
+        folder = tmp_path / str(trial)
+        command = [sys.executable, "-c", PREPARING, str(folder)]
+        runs = [
+            subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for _ in range(4)
+        ]
+        ends = [run.communicate() for run in runs]
+        assert all(run.returncode == 0 for run in runs), ends
+        assert all(out.splitlines()[-1] == "30000" for out, _ in ends)
+        assert sum(" train, " in out for out, _ in ends) == 1  # one has written it
+        assert contents(folder) == contents(tmp_path / "direct")
+
+
+def test_a_killed_writer_leaves_its_place_to_the_next(tmp_path):
+    command = [sys.executable, "-c", PREPARING, str(tmp_path / "set")]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    while not list(tmp_path.glob("set/*.tmp")):
+        assert first.poll() is None
+        time.sleep(0.001)
+    first.kill()
+    first.wait()
+    with pytest.raises(FileNotFoundError):
+        Split(tmp_path / "set", "train")
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0 and again.stdout.endswith("\n30000\n")
+    assert not list(tmp_path.glob("set/*.tmp")) and not (tmp_path / "set" / "unfinished").exists()
+
+
+@pytest.mark.parametrize(
+    "data", ["shards", "text", "../data/stdlib", "..", ".", "", "@", "stdlib/", "nothing"]
+)
+def test_names_that_are_no_sets(tmp_path, data):
+    """prepare makes nothing of them and raises nothing; Split says what is wrong."""
+    prepare(data, tmp_path / "set")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(FileNotFoundError) as error:
+        Split(tmp_path / "set", "train")
+    one_line(error, "no meta.json", "python -m data.")
+
+
+COMMANDS = [
+    ["flip_flop", "--out="],
+    ["flip_flop", "--length=7"],
+    ["flip_flop", "--length=0"],
+    ["flip_flop", "--train=100000000000000"],
+    ["flip_flop", "--train=-1"],
+    ["flip_flop", "--out={set}"],
+    ["flip_flop", "--out={other}"],
+    ["flip_flop", "--out={file}"],
+    ["flip_flop", "--out={file}/x"],
+    ["flip_flop", "--seed=-1"],
+    ["counting", "--variables=0"],
+    ["selective_copy", "--vocabulary=1"],
+    ["indirect_indexing", "--shift=99"],
+    ["stdlib", "--out={set}"],
+    ["stdlib", "--out={other}"],
+    ["text", "--source={nothing}"],
+    ["text", "--source={empty}"],
+    ["text", "--source={file}", "--val=2"],
+    ["text", "--source={file}", "--val=0"],
+    ["text", "--source={file}", "--val=nan"],
+    ["text", "--source={file}", "--out="],
+    ["text", "--source={file}", "--out={set}"],
+    ["text", "--source={file}", "--out={other}"],
+    ["text", "--source={file}", "--tokenizer=no.json"],
+    ["text", "--source={latin}"],
+    ["code", "--source={empty}", "--tokenizer=bytes", "--out={new}"],
+    ["jsb", "--source={file}", "--out={new}"],
+    ["human_genome", "--source={nothing}", "--out={new}"],
+    ["wordcount", "--stories={empty}", "--tokenizer=bytes", "--out={new}"],
+    ["wikitext103", "--source={empty}", "--tokenizer=bytes", "--out={new}"],
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places")
+    stream(folder / "set")
+    for name in ("empty", "other"):
+        (folder / name).mkdir()
+    (folder / "other" / "notes_123456.bin").write_bytes(b"mine")
+    (folder / "file").write_text("a text")
+    (folder / "latin").write_bytes(b"caf\xe9")
+    return folder
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_bad_command_is_one_line(places, words):
+    def everything():
+        return {path: path.is_file() and path.read_bytes() for path in places.rglob("*")}
+
+    before, in_data = everything(), sorted((ROOT / "data").iterdir())
+    names = {
+        name: places / name for name in ("set", "empty", "other", "file", "latin", "nothing", "new")
+    }
+    script, *flags = (word.format(**names) for word in words)
+    command = [sys.executable, "-m", f"data.{script}", *flags]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1, run.stderr
+    assert everything() == before and sorted((ROOT / "data").iterdir()) == in_data

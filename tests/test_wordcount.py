@@ -39,16 +39,16 @@ def examples(folder, split):
     """(text of the prompt, answer) of every example of a split, by its mask; and the rows."""
     data, decode = Split(folder, split), tokenizer({"tokenizer": "bytes"}).decode
     x, y = data.read(data.windows(data.row_length - 1), data.row_length - 1)
-    found = []
+    questions = []
     for tokens, targets in zip(np.concatenate((x, x[:, -1:] * 0 + 256), 1).tolist(), y.tolist()):
         begin = 0
         for end in [t + 1 for t, target in enumerate(targets) if target == 256]:
             answer = [target for target in targets[begin:end] if target != -1]
             assert answer == tokens[end + 1 - len(answer) : end] + [256] and answer[0] == ord(" ")
-            found.append((decode(tokens[begin : end + 1 - len(answer)]), int(decode(answer[1:-1]))))
+            questions.append((decode(tokens[begin : end + 1 - len(answer)]), int(decode(answer[1:-1]))))
             begin = end + 1
         assert set(tokens[begin:]) <= {256} and set(targets[begin:]) <= {-1}
-    return found, data
+    return questions, data
 
 
 @pytest.mark.parametrize("join", [1, 3])
@@ -58,13 +58,13 @@ def test_answers(stories, tmp_path, join):
     )
     seen, numbers, shares = {}, [], []
     for split, count in (("val", 1 if join == 3 else 2), ("train", 99 if join == 3 else 298)):
-        found, data = examples(tmp_path / "set", split)
-        assert len(found) == count and data.meta["vocab_size"] == 257
+        questions, data = examples(tmp_path / "set", split)
+        assert len(questions) == count and data.meta["vocab_size"] == 257
         if split == "val":
             assert data.rows == count
         else:
             assert data.row_length == 1001
-        for text, answer in found:
+        for text, answer in questions:
             story, word, k = re.fullmatch(
                 r"\[INST\] (.*) How many times word '(.*)' mentioned in the last '(\d+)' sentences\? "
                 r"\[/INST\]",
