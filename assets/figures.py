@@ -491,12 +491,16 @@ def draw_maps(grid, lines):
 
 
 def draw_distances(weights, trained):
-    """A panel for each layer, a line for each head: the mean attention weight at every distance."""
+    """A panel for each layer, a line for each head: the mean attention weight at every distance, of
+    those far away over an eighth of an octave."""
+    T = next(iter(weights.values())).size(1)
+    begins = sorted({0, *(round(2 ** (n / 8)) for n in range(8 * int(math.log2(T)) + 8))})
+    begins = [begin for begin in begins if begin < T]
     figure, axes = panels(len(weights), 4, 3, 2.6, sharey=True)
     for ax, (i, layer) in zip(axes, weights.items()):
-        for h, head in enumerate(layer.tolist()):
-            ax.plot(head, color=f"C{h % 10}", linewidth=0.8, label=f"head {h + 1}")
-        T = layer.size(1)
+        for h, head in enumerate(layer):
+            means = [part.mean().item() for part in head.tensor_split(begins[1:])]
+            ax.plot(begins, means, color=f"C{h % 10}", linewidth=1, label=f"head {h + 1}")
         ticks = [0, *(4**n for n in range(10) if 4**n < T)]
         ax.set_xscale("symlog", base=2, linthresh=1)  # from 0, the token itself
         ax.set_xticks(ticks, ticks)
