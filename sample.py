@@ -76,11 +76,12 @@ def main(argv):
     if cfg.report:
         from assets import results
 
-        return results.report(runs, cfg.report)
+        return results.report(runs, output(cfg.report))
     if cfg.figure == "curves":
         from assets import figures
 
-        return figures.draw_training(runs, cfg.keys.split(","), cfg.against, output(cfg, "curves"))
+        path = output(cfg.out or "out/curves")
+        return figures.draw_training(runs, cfg.keys.split(","), cfg.against, path)
     models = {run: load(run, device) for run in runs}  # all of them, before the first is evaluated
     if cfg.extrapolate:
         return extrapolate(cfg, models, device)
@@ -149,15 +150,13 @@ def open_split(cfg, checkpoint, name):
     return split
 
 
-def output(cfg, name):
-    """The path, without an ending, of what is to be written; its folder is there."""
-    path = cfg.out or os.path.join("out", name)
-    folder = os.path.dirname(path) or "."
+def output(path):
+    """The path, without an ending, of files to be written, once its folder is there."""
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     except OSError as error:
-        raise ValueError(f"out={path!r} needs the folder {folder!r}, which cannot be made "
-                         f"({error.strerror}); name another") from None
+        raise ValueError(f"the folder of {path!r} cannot be made ({error.strerror}); "
+                         "name another by --out or --report") from None
     return path
 
 
@@ -224,7 +223,7 @@ def picture(cfg, run, model, checkpoint, device):
         x, _ = split.read(split.windows(window, TEXTS), window)
         idx = torch.from_numpy(x)[:, :length]
     words = [code.decode([i]) for i in idx[0].tolist()]
-    folder = os.path.dirname(output(cfg, cfg.figure))
+    folder = os.path.dirname(output(cfg.out or "out/figure"))
     trained = trained_length(checkpoint)
     figures.draw_heads(folder, run, cfg.figure, model, trained, idx.to(device), words, cfg.heads)
 
@@ -243,7 +242,7 @@ def evaluate(cfg, models, device):
     for run, (_, checkpoint) in models.items():
         splits[run] = [open_split(cfg, checkpoint, name) for name in names]
     every = sum(splits.values(), [])
-    path, width = output(cfg, "evaluation"), max(map(len, models))
+    path, width = output(cfg.out or "out/evaluation"), max(map(len, models))
     masked = any(split.meta["loss"] == "mask" for split in every)
     print("wrong targets, rows with a wrong one" if masked else "loss in nats (perplexity)")
     print_row("", names, width)
@@ -306,7 +305,7 @@ def extrapolate(cfg, models, device):
 
     multiples = read_multiples(cfg, models)
     texts = [spans(cfg, checkpoint, multiples[-1]) for _, checkpoint in models.values()]
-    path, width = output(cfg, "extrapolation"), max(24, *map(len, models))
+    path, width = output(cfg.out or "out/extrapolation"), max(24, *map(len, models))
     print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split: the same"
           f"\n{texts[0][0].numel():,} tokens at every length, but not those that train.py evaluates")
     print_row("", [f"{m:g}x" for m in multiples], width)

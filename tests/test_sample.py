@@ -219,11 +219,11 @@ def test_report(runs, task, tmp_path, capsys):
                  for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1))
                  if (split, name) != ("val 2x", "x_rope")]
         (folder / name / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'r'}"])
+    sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'new' / 'r'}"])
     printed = capsys.readouterr().out
     assert "\nloss, nats\n\n| run | seeds | val | val 2x |\n| --- | --- | --- | --- |\n" in printed
     assert "| pope | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope | 1 | 0.5 | – |\n" in printed
-    with open(tmp_path / "r.csv") as file:
+    with open(tmp_path / "new" / "r.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7 and {row["seed"] for row in rows} == {"1337", "2", "3"}
     assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "trained", "length", "metric",
@@ -387,8 +387,8 @@ def test_a_path_that_cannot_be_written(runs, tmp_path):
     (tmp_path / "file").write_text("")
     line = fails("sample.py", str(runs / "pope"), "--extrapolate=1", "--eval_tokens=64",
                  f"--out={tmp_path / 'file' / 'x'}")
-    assert line == (f"ValueError: out='{tmp_path / 'file' / 'x'}' needs the folder '{tmp_path / 'file'}', "
-                    "which cannot be made (File exists); name another")
+    assert line == (f"ValueError: the folder of '{tmp_path / 'file' / 'x'}' cannot be made (File exists); "
+                    "name another by --out or --report")
 
 
 def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
