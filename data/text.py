@@ -1,8 +1,8 @@
 """A text of your own as a data set, and the tools of all text corpora: tokenizers,
 downloads, all cores.
 
-    python -m data.text --source=input.txt                     # writes data/input, for train.py --data=input
-    python -m data.text --source=FOLDER --tokenizer=gpt2       # every file of a folder, as GPT-2 tokens
+    python -m data.text --source=input.txt                     # writes data/input
+    python -m data.text --source=FOLDER --tokenizer=gpt2       # its files, as GPT-2 tokens
     python -m data.text --source=input.txt --out=data/mine --val=0.05
 
 Any files in UTF-8 will do; in a folder those whose name begins with a dot are passed over. The
@@ -102,7 +102,7 @@ def load_encoding(name):
         return tiktoken.get_encoding(name)
     except ImportError:
         raise
-    except Exception as error:  # an unknown name, no network, a broken download: whatever the library meets
+    except Exception as error:  # an unknown name, no network, a broken download
         need = "tiktoken must know the name, and needs the network once or TIKTOKEN_CACHE_DIR with its files"
         if "/" in name:
             need = ("the hub must know the name, and needs the network once; one behind terms of use needs "
@@ -147,8 +147,8 @@ class HubEncoding:
 # large corpora
 
 
-def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0, expect=None,
-                    shard_tokens=100_000_000, **origin):
+def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
+                    expect=None, shard_tokens=100_000_000, **origin):
     """Tokenise a text corpus on all cores and write it; goes on after an interruption.
 
     corpus: a function -> {split: documents}, called after all checks: no download precedes an
@@ -176,8 +176,9 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
              "shard_tokens": shard_tokens, **origin}
     note = folder / "progress.json"
     if (folder / "meta.json").exists():
-        refuse_other(asked, read_meta(folder).get("asked", "unknown arguments"), f"{folder} was written")
-        for path in (note, folder / "unfinished"):  # a kill came between meta.json and their removal
+        theirs = read_meta(folder).get("asked", "unknown arguments")
+        refuse_other(asked, theirs, f"{folder} was written")
+        for path in (note, folder / "unfinished"):  # killed right after meta.json
             path.unlink(missing_ok=True)
         print(f"{folder} is whole already; delete it to write it again")
         return
@@ -242,7 +243,7 @@ def refuse_other(asked, theirs, past):
 
 
 def shards_to_come(split, budgets, shard_tokens, there):
-    """The shards that the documents of a split fill, but those that are there: yields (split, tokens)."""
+    """The shards that a split's documents fill and that are not there: yields (split, tokens)."""
     names = list(budgets)
     for name in names[names.index(split) :] if split in budgets else [split]:
         left = math.inf if budgets.get(name) is None else budgets[name]
@@ -311,7 +312,7 @@ def end_with_parent():
 def encode_all(texts, pool):
     """Tokenise an iterator of str in parallel; yields (uint16 array (n,), number of words) in the
     order of the texts."""
-    pending = collections.deque()  # two blocks per core and no more: pool.map would read ahead without end
+    pending = collections.deque()  # two blocks a core: pool.map would read ahead without end
     for block in blocks(texts):
         pending.append(pool.submit(encode_block, block))
         if len(pending) > 2 * CORES:
