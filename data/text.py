@@ -189,7 +189,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
                          "take another")
     saved = {"asked": asked, "shards": {}, "words": {}, "place": (0, 0, 0)}
     if note.exists():
-        saved = json.loads(note.read_text(encoding="utf-8"))
+        saved = read_note(note)
         refuse_other(asked, saved["asked"], f"{folder} was begun")
     if budgets and None not in budgets.values():
         expect = sum(budgets.values())
@@ -226,14 +226,22 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
                 writer.flush(split)
             first_document = offset = 0
             save(part + 1, 0, 0)
-    end = None if separator is None else encoding.eot_token
-    writer.finish(encoding.n_vocab, tokenizer, end, words=words, asked=asked)
+    token = None if separator is None else encoding.eot_token
+    writer.finish(encoding.n_vocab, tokenizer, token, words=words, asked=asked)
     note.unlink(missing_ok=True)
     tokens = collections.Counter()
     for name, count in writer.shards.items():
         tokens[split_of(name)] += count
     sizes = (f"{split} {count:,} tokens of {words[split]:,} words" for split, count in tokens.items())
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
+
+
+def read_note(note):
+    try:
+        saved = json.loads(note.read_text(encoding="utf-8"))
+        return {key: saved[key] for key in ("asked", "shards", "words", "place")}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{note} is broken; delete {note.parent} to start over") from None
 
 
 def refuse_other(asked, theirs, past):
@@ -244,8 +252,10 @@ def refuse_other(asked, theirs, past):
 
 def shards_to_come(split, budgets, shard_tokens, there):
     """The shards that a split's documents fill and that are not there: yields (split, tokens)."""
-    names = list(budgets)
-    for name in names[names.index(split) :] if split in budgets else [split]:
+    names = [split]
+    if split in budgets:  # a full split hands on to the next one
+        names = list(budgets)[list(budgets).index(split) :]
+    for name in names:
         left = math.inf if budgets.get(name) is None else budgets[name]
         for number in itertools.count():
             size = min(left, shard_tokens)
