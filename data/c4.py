@@ -24,7 +24,7 @@ def load(split):
 
 def prepare(folder, train: int = 20_000_000, val: int = 10_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load):
-    """Write the first `train` and `val` documents of the splits that `load` returns into `folder`."""
+    """Write the first `train` and `val` documents of what `load` returns into `folder`."""
 
     def splits():
         parts = {}

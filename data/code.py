@@ -2,8 +2,8 @@
 of your own.
 
     python -m data.code                                            # Python files of GitHub
-    python -m data.code --source=/path/to/source --out=data/code   # a folder: the files of the SUFFIXES below
-    python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code   # 50 GB more of it
+    python -m data.code --source=/path/to/source --out=data/code   # files with the SUFFIXES below
+    python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code   # 50 GB
 
 The paper's mix is Llama 2's and private. Here another can be named whose column `column` holds a
 file per row, and that needs no login or has one (`hf auth login`). Llama's tokenizer (32,000
@@ -47,7 +47,7 @@ def load(source, column):
 
 def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: str = "content",
             limit: int = None, tokenizer: str = "hf-internal-testing/llama-tokenizer"):
-    """Write the set into `folder`, from at most `limit` files of the source. Raises what `load` does."""
+    """Write the set into `folder`, from at most `limit` files of the source. Raises as `load` does."""
 
     def splits():
         count, text = load(source, column)

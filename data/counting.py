@@ -1,4 +1,4 @@
-"""Counting: the value of a variable after a program of sets, increments and passes (CoPE section 5.3).
+"""Counting: the value of a variable after a program of sets, increments and passes (CoPE, 5.3).
 
     python -m data.counting                            # the paper's size, one variable
     python -m data.counting --variables=5              # three and five: harder rows of its Table 3

@@ -1,6 +1,6 @@
 """FineWeb's documents of 4000 tokens or more, as ExPE's small models read them (ExPE, 3.2 and 4.1).
 
-    python -m data.fineweb                   # streams until 700M tokens are found; run it again to go on
+    python -m data.fineweb                   # streams until 700M tokens are there; again: goes on
     python -m data.fineweb --tokens=7000000  # a try
 
 Six sevenths are train, the rest is val and test, in halves: 600M, 50M and 50M Llama tokens
@@ -24,7 +24,7 @@ def load():
 
 def prepare(folder, tokens: int = 700_000_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load):
-    """Write the set into `folder`. Raises ValueError when `tokens` leaves nothing for one of the splits."""
+    """Write the set into `folder`. Raises ValueError when `tokens` are too few for three splits."""
     if tokens < 14:
         raise ValueError(f"tokens={tokens} cannot be split; "
                          "one fourteenth is val, another test: give millions")

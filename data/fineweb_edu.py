@@ -1,4 +1,4 @@
-r"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.8B for training, 0.1B for validation and for test.
+r"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.8B train, 0.1B val, 0.1B test.
 
     python -m data.fineweb_edu               # streams, tokenises on all cores; again: goes on
     python -m data.fineweb_edu --limit=1000  # a try with the first 1000 documents
@@ -26,8 +26,8 @@ def load():
 
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
-    """Write the set into `folder`, from the first `limit` documents of the corpus that `load` returns."""
-    # at some 1000 tokens a document a try makes ten shards too: with whole ones it would be all validation
+    """Write the set into `folder`, from the first `limit` documents of what `load` returns."""
+    # a document has some 1000 tokens: a try makes ten shards too, where one would be all validation
     size = SHARD_TOKENS if limit is None else min(SHARD_TOKENS, 100 * limit)
     write_documents(folder, lambda: {"val": texts(load(), limit)}, tokenizer, separator="before",
                     tokens={"val": size, "test": size, "train": None},

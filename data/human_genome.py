@@ -1,7 +1,7 @@
 """The human reference genome, GRCh38.p14, in 6-mers (PoPE section 4, appendix B.1).
 
-    python -m data.human_genome                                                        # downloads 1 GB
-    python -m data.human_genome --source=/path/GRCh38.fna.gz --out=data/human_genome   # or a plain FASTA
+    python -m data.human_genome                                                       # downloads 1 GB
+    python -m data.human_genome --source=/path/GRCh38.fna.gz --out=data/human_genome  # or plain
 
 The preparation is the Nucleotide Transformer's, which the paper follows. Letters other than A, C,
 G, T become N, chromosomes are cut into windows of 6,000 nucleotides, and a token is six letters
@@ -47,8 +47,8 @@ BOS, N = IDS[b"<bos>"], IDS[b"N"]
 OF_TRAIN = [*map(str, range(1, 21)), "X", "Y"]
 SPLIT = dict.fromkeys(OF_TRAIN, "train") | {"21": "val", "22": "test"}  # by chromosome
 
-LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256))  # & ~32: upper case
-TOKEN = re.compile(b"[ACGT]{6}|.")  # no numpy: the regex engine does 25 million nucleotides a second
+LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256))  # upper case
+TOKEN = re.compile(b"[ACGT]{6}|.")  # a regex does 25 million nucleotides a second
 NAME = re.compile(rb"(?:NC_0000|chr)?0?(\d+|X|Y)(?:\.\d+)?\s")
 
 
@@ -60,7 +60,7 @@ def records(file, block=1 << 24):
     while text := file.read(block):
         text = b"\n" + text + file.readline()  # whole lines
         for i, part in enumerate(text.split(b"\n>")):
-            if i:  # the part before the first > belongs to the record that the last block ended with
+            if i:  # the part before the first > belongs to the last block's record
                 header, _, part = part.partition(b"\n")
                 known = NAME.match(header + b"\n")
                 name = known[1].decode() if known else None

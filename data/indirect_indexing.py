@@ -1,4 +1,4 @@
-"""Indirect Indexing: which letter stands three places left of the z? (PoPE section 4 and appendix B.1)
+"""Indirect Indexing: which letter stands three places left of the z? (PoPE section 4, appendix B.1)
 
     python -m data.indirect_indexing                                    # the paper's size
     python -m data.indirect_indexing --letters=20 --shortest=8 --longest=12 --shift=4   # smaller
@@ -54,7 +54,8 @@ def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, sh
         raise ValueError(f"need 0 <= shift={shift} < shortest={shortest} <= longest={longest} <= "
                          f"letters={letters} <= 52, as letters do not repeat and every shift needs a place")
     how = dict(letters=letters, shortest=shortest, longest=longest, shift=shift)
-    write_rows(folder, SYMBOLS, seed, generate, train=(train, how), val=(val, how), test=(test, how))
+    splits = dict(train=(train, how), val=(val, how), test=(test, how))
+    write_rows(folder, SYMBOLS, seed, generate, **splits)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 section 4, appendix B.1).
 
     pip install miditok==3.0.5.post1
-    python -m data.maestro                                                            # downloads 56 MB
-    python -m data.maestro --source=/path/maestro-v3.0.0-midi.zip --out=data/maestro  # or its folder
+    python -m data.maestro                                                            # 56 MB
+    python -m data.maestro --source=/path/maestro-v3.0.0-midi.zip --out=data/maestro  # or folder
 
 The tokenizer is miditok's REMI with chords and tempos and the special tokens PAD, BOS, EOS, MASK.
 The paper's vocabulary of 328 depends on the version: 3.0.1 to 3.0.5.post1 have it, 3.0.6 has 330
@@ -120,8 +120,9 @@ def prepare(folder, source: str = None):
             writer.write(split, ids)
             tokens[split] += len(ids)
             progress.show(done / len(jobs), sum(tokens.values()), "tokens")
-    writer.finish(VOCAB_SIZE, {"symbols": sorted(names, key=names.get)}, separator=names["BOS_None"])
-    sizes = (f"{tokens[split]:,} {split} tokens of {len(part)} files" for split, part in parts.items())
+    symbols = sorted(names, key=names.get)
+    writer.finish(VOCAB_SIZE, {"symbols": symbols}, separator=names["BOS_None"])
+    sizes = [f"{tokens[split]:,} {split} tokens of {len(parts[split])} files" for split in parts]
     print(f"\r{folder}: " + ", ".join(sizes))
 
 

@@ -3,7 +3,8 @@
     python -m data.openwebtext               # downloads, tokenises on all cores; again: goes on
     python -m data.openwebtext --limit=1000  # a try with 1000 documents (the download is the same)
 
-The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, end-of-text after each.
+The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357. End-of-text goes
+after each.
 """
 
 from data.shards import command
@@ -15,12 +16,12 @@ SHARD_TOKENS = 100_000_000
 
 
 def load():
-    """The corpus, a datasets.Dataset with a column "text"; the download stays in Hugging Face's cache."""
+    """The corpus, a datasets.Dataset with a column "text"; its download stays in the hub's cache."""
     return hub("Skylion007/openwebtext", split="train")
 
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
-    """Write the set into `folder`, from at most `limit` documents of the corpus that `load` returns."""
+    """Write the set into `folder`, from at most `limit` documents of what `load` returns."""
 
     def splits():
         corpus = load()
@@ -30,7 +31,8 @@ def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
         return {"val": texts(parts["test"]), "train": texts(parts["train"])}
 
     expect = TOKENS if limit is None else None
-    write_documents(folder, splits, tokenizer, expect=expect, shard_tokens=SHARD_TOKENS, limit=limit)
+    write_documents(folder, splits, tokenizer, expect=expect, shard_tokens=SHARD_TOKENS,
+                    limit=limit)
 
 
 if __name__ == "__main__":

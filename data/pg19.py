@@ -1,4 +1,4 @@
-"""PG-19's test split: 100 whole books, for length extrapolation without training on them (PoPE figure 2).
+"""PG-19's test split: 100 whole books, to extrapolate to without training on them (PoPE figure 2).
 
     python -m data.pg19
     python sample.py RUN ... --data=pg19 --split=test --extrapolate=1,2,4,8,10
@@ -20,7 +20,7 @@ def load():
 
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
-    """Write the set into `folder`, from the first `limit` books of the corpus that `load` returns."""
+    """Write the set into `folder`, from the first `limit` books of what `load` returns."""
     write_documents(folder, lambda: {"test": texts(load(), limit)}, tokenizer, limit=limit)
 
 

@@ -43,7 +43,7 @@ def split_of(name):
 
 
 def rng(seed, number):
-    """A numpy generator that is a pure function of (seed, number), the key of its counter-based Philox."""
+    """A numpy generator that is a pure function of (seed, number), the key of its Philox."""
     if seed < 0:
         raise ValueError(f"seed={seed} is negative; use 0 or more")
     return np.random.Generator(np.random.Philox(key=np.array([seed, number], dtype=np.uint64)))
@@ -75,14 +75,16 @@ def read_meta(folder):
         raise ValueError(f"{folder} is a file, not a data set; "
                          f"make one of it with `python -m data.text --source={folder}`")
     if not path.exists():
-        raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command_for(folder)}")
+        raise FileNotFoundError(f"no meta.json in {folder}; "
+                                f"write the data with {command_for(folder)}")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         fault = fault_in(meta)
     except (OSError, ValueError, RecursionError) as error:
         fault = f"cannot be read ({type(error).__name__})"
     if fault:
-        raise ValueError(f"{path} {fault}; delete {folder} and write it again with {command_for(folder)}")
+        raise ValueError(f"{path} {fault}; "
+                         f"delete {folder} and write it again with {command_for(folder)}")
     return meta
 
 
@@ -120,7 +122,7 @@ def is_count(value):
 
 
 def has_ones(mask):
-    """mask.any() from the front, in pieces: in a sound set the first one has it, and no more is read."""
+    """mask.any(), piece by piece: in a sound set the first has one, and no more is read."""
     return any(mask[i : i + 2**20].any() for i in range(0, len(mask), 2**20))
 
 
@@ -142,7 +144,7 @@ class Split:
             known = ", ".join(sorted({split_of(name) for name in counts}))
             mend = "change --eval_splits, --evaluate or --split"
             if split == "train":
-                mend = "train.py needs one: take another --data, or write the set with a text to train on"
+                mend = "train.py needs one: take other --data, or write the set with text to train on"
             raise ValueError(f"{folder} has no split {split!r}; it has: {known}; {mend}")
         for path in folder.glob("*.bin"):
             if split_of(path.name) == split and path.name not in self.names:
@@ -152,7 +154,7 @@ class Split:
         if self.meta["loss"] == "mask":
             self.masks = [self._map(name[:-3] + "loss", counts[name], "u1") for name in self.names]
             if not any(has_ones(mask) for mask in self.masks):
-                raise self._broken(self.names[0][:-3] + "loss", "and the split's other masks are all zero")
+                raise self._broken(self.names[0][:-3] + "loss", "and its other masks are all zero")
         ends = np.cumsum([len(tokens) for tokens in self.bins])
         self.begins = np.append(0, ends[:-1])  # the offset in the split of each shard's first token
         self.tokens = int(ends[-1])
@@ -187,7 +189,7 @@ class Split:
     def windows(self, length, count=None):
         """Where to `read` for an evaluation: starts, int64 (n,), of n windows that share no target.
 
-        They are spread evenly over the split. n is `count`, or fewer where no more fit; None: as many as fit.
+        They are spread evenly over the split. n is `count`, or fewer where no more fit; None: all that fit.
         Raises ValueError when not even one fits.
         """
         length = self._context(length)
@@ -213,7 +215,8 @@ class Split:
         if window.size and window.max() >= self.vocab_size:
             row, column = np.argwhere(window >= self.vocab_size)[0]
             name = self.names[self._shard(starts[row] + column)]
-            raise self._broken(name, f"has token {window[row, column]}, beyond vocab_size={self.vocab_size}")
+            token = window[row, column]
+            raise self._broken(name, f"has token {token}, beyond vocab_size={self.vocab_size}")
         x, y = window[:, :-1].copy(), window[:, 1:].copy()
         if self.masks:
             y[self._gather(self.masks, starts + 1, length) == 0] = -1
@@ -267,7 +270,7 @@ class Split:
 
 
 def publish(file, path):
-    """Give a written file its name. Even after a loss of power, the old or the new one is there, whole."""
+    """Give a written file its name: even after a loss of power the old or the new one is whole."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -295,7 +298,7 @@ def save_json(path, value):
 
 
 def check_disk(folder, size):
-    """Raises ValueError when the disk of a folder, there or yet to be made, has no room for `size` bytes."""
+    """Raises ValueError when the disk of a folder, which may not be there yet, lacks `size` bytes."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     need, free = size / 1e9, shutil.disk_usage(there).free / 1e9
     if need > free:
@@ -338,7 +341,7 @@ def claim(folder, source=None):
         print(f"waiting for the process that writes {folder}", flush=True)
         fcntl.lockf(lock, fcntl.LOCK_EX)
         check_folder(folder, source)
-        raise ValueError(f"the process that wrote {folder} did not finish it; give the same command again")
+        raise ValueError(f"the process that wrote {folder} did not finish it; start again")
     except OSError:  # a file system without locks
         pass
     check_folder(folder, source)  # another process may just have finished the set
@@ -365,7 +368,7 @@ class Writer:
         for name, count in self.shards.items():
             path = self.folder / name
             if not path.exists() or path.stat().st_size != 2 * count:
-                raise ValueError(f"{path} is not as it was written; delete {self.folder} to start over")
+                raise ValueError(f"{path} has changed since; delete {self.folder} to start over")
         for path in self.folder.iterdir():
             shard = SHARD.fullmatch(path.name)
             if shard and f"{shard[1]}.bin" not in self.shards:
@@ -469,7 +472,7 @@ def write_rows(folder, symbols, seed, generate, **splits):
 
     Each split, name=(rows, options), is filled by generate(rng, rows, **options) -> tokens and their
     loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the
-    first of more. Raises ValueError for a negative seed or number of rows, and for a disk without room.
+    first of more. Raises ValueError for a negative seed or number of rows, and a disk without room.
     """
     size = 0
     for split, (rows, options) in splits.items():
@@ -532,7 +535,7 @@ def command(prepare, doc, named=None):
         if default is inspect.Parameter.empty:
             how = dict(required=True)
         parser.add_argument(f"--{name}", type=kind, **how)
-    parser.add_argument("--out", help="the folder to write; by default one in data/, named after the options")
+    parser.add_argument("--out", help="the folder to write; default: in data/, named after the options")
     flags = vars(parser.parse_args())
     out = flags.pop("out")
     try:

@@ -1,4 +1,4 @@
-"""The Python standard library's own source, as bytes: real text by people, there wherever Python is.
+"""The Python standard library's own source, as bytes: real text, there wherever Python is.
 
     python -m data.stdlib
 
@@ -24,7 +24,8 @@ def prepare(folder):
     library = Path(sysconfig.get_paths()["stdlib"])
     files = {path.relative_to(library): path for path in library.rglob("*.py")}
     # packages of pip differ from user to user
-    names = sorted(name for name in files if not {"site-packages", "dist-packages"} & set(name.parts))
+    others = {"site-packages", "dist-packages"}
+    names = sorted(name for name in files if not others & set(name.parts))
     if not names:
         raise FileNotFoundError(f"no *.py files in {library}; "
                                 "use a Python that comes with its library's source")

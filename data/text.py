@@ -1,8 +1,8 @@
 """A text of your own as a data set, and the tools of all text corpora: tokenizers,
 downloads, all cores.
 
-    python -m data.text --source=input.txt                     # writes data/input, for train.py --data=input
-    python -m data.text --source=FOLDER --tokenizer=gpt2       # every file of a folder, as GPT-2 tokens
+    python -m data.text --source=input.txt                     # writes data/input
+    python -m data.text --source=FOLDER --tokenizer=gpt2       # its files, as GPT-2 tokens
     python -m data.text --source=input.txt --out=data/mine --val=0.05
 
 Any files in UTF-8 will do; in a folder those whose name begins with a dot are passed over. The
@@ -102,7 +102,7 @@ def load_encoding(name):
         return tiktoken.get_encoding(name)
     except ImportError:
         raise
-    except Exception as error:  # an unknown name, no network, a broken download: whatever the library meets
+    except Exception as error:  # an unknown name, no network, a broken download
         need = "tiktoken must know the name, and needs the network once or TIKTOKEN_CACHE_DIR with its files"
         if "/" in name:
             need = ("the hub must know the name, and needs the network once; one behind terms of use needs "
@@ -147,8 +147,8 @@ class HubEncoding:
 # large corpora
 
 
-def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0, expect=None,
-                    shard_tokens=100_000_000, **origin):
+def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
+                    expect=None, shard_tokens=100_000_000, **origin):
     """Tokenise a text corpus on all cores and write it; goes on after an interruption.
 
     corpus: a function -> {split: documents}, called after all checks: no download precedes an
@@ -176,8 +176,9 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
              "shard_tokens": shard_tokens, **origin}
     note = folder / "progress.json"
     if (folder / "meta.json").exists():
-        refuse_other(asked, read_meta(folder).get("asked", "unknown arguments"), f"{folder} was written")
-        for path in (note, folder / "unfinished"):  # a kill came between meta.json and their removal
+        theirs = read_meta(folder).get("asked", "unknown arguments")
+        refuse_other(asked, theirs, f"{folder} was written")
+        for path in (note, folder / "unfinished"):  # killed right after meta.json
             path.unlink(missing_ok=True)
         print(f"{folder} is whole already; delete it to write it again")
         return
@@ -188,7 +189,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
                          "take another")
     saved = {"asked": asked, "shards": {}, "words": {}, "place": (0, 0, 0)}
     if note.exists():
-        saved = json.loads(note.read_text(encoding="utf-8"))
+        saved = read_note(note)
         refuse_other(asked, saved["asked"], f"{folder} was begun")
     if budgets and None not in budgets.values():
         expect = sum(budgets.values())
@@ -225,14 +226,22 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
                 writer.flush(split)
             first_document = offset = 0
             save(part + 1, 0, 0)
-    end = None if separator is None else encoding.eot_token
-    writer.finish(encoding.n_vocab, tokenizer, end, words=words, asked=asked)
+    token = None if separator is None else encoding.eot_token
+    writer.finish(encoding.n_vocab, tokenizer, token, words=words, asked=asked)
     note.unlink(missing_ok=True)
     tokens = collections.Counter()
     for name, count in writer.shards.items():
         tokens[split_of(name)] += count
     sizes = (f"{split} {count:,} tokens of {words[split]:,} words" for split, count in tokens.items())
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
+
+
+def read_note(note):
+    try:
+        saved = json.loads(note.read_text(encoding="utf-8"))
+        return {key: saved[key] for key in ("asked", "shards", "words", "place")}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{note} is broken; delete {note.parent} to start over") from None
 
 
 def refuse_other(asked, theirs, past):
@@ -242,9 +251,11 @@ def refuse_other(asked, theirs, past):
 
 
 def shards_to_come(split, budgets, shard_tokens, there):
-    """The shards that the documents of a split fill, but those that are there: yields (split, tokens)."""
-    names = list(budgets)
-    for name in names[names.index(split) :] if split in budgets else [split]:
+    """The shards that a split's documents fill and that are not there: yields (split, tokens)."""
+    names = [split]
+    if split in budgets:  # a full split hands on to the next one
+        names = list(budgets)[list(budgets).index(split) :]
+    for name in names:
         left = math.inf if budgets.get(name) is None else budgets[name]
         for number in itertools.count():
             size = min(left, shard_tokens)
@@ -311,7 +322,7 @@ def end_with_parent():
 def encode_all(texts, pool):
     """Tokenise an iterator of str in parallel; yields (uint16 array (n,), number of words) in the
     order of the texts."""
-    pending = collections.deque()  # two blocks per core and no more: pool.map would read ahead without end
+    pending = collections.deque()  # two blocks a core: pool.map would read ahead without end
     for block in blocks(texts):
         pending.append(pool.submit(encode_block, block))
         if len(pending) > 2 * CORES:

@@ -1,6 +1,6 @@
-"""TinyStories: 2.1M short stories in the words of a child, and 22,000 for validation (Eldan & Li 2023).
+"""TinyStories: 2.1M short stories in the words of a child, 22,000 to validate (Eldan & Li 2023).
 
-    python -m data.tinystories               # downloads 1 GB, tokenises on all cores; again: goes on
+    python -m data.tinystories               # downloads 1 GB; run it again to go on
     python -m data.tinystories --limit=1000  # a try with the first 1000 stories of each split
 
 End-of-text goes after each. CoPE's word counting task is made from the same stories.
@@ -26,7 +26,8 @@ def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
         corpus = load()
         return {"val": texts(corpus["validation"], limit), "train": texts(corpus["train"], limit)}
 
-    write_documents(folder, splits, tokenizer, expect=TOKENS if limit is None else None, limit=limit)
+    expect = TOKENS if limit is None else None
+    write_documents(folder, splits, tokenizer, expect=expect, limit=limit)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""WikiText-103: 28,000 good articles of Wikipedia, 100M words (Merity et al. 2017; CoPE section 5.5).
+"""WikiText-103: 28,000 good articles, 100M words (Merity et al. 2017; CoPE section 5.5).
 
     python -m data.wikitext103
-    python -m data.wikitext103 --source=/path/to/wikitext-103-raw --out=data/wikitext103   # no network
+    python -m data.wikitext103 --source=/path/to/wikitext-103-raw --out=data/wikitext103
 
 The splits train, val and test are the text of wiki.{train,valid,test}.raw, line by line as it is,
 in one piece: nothing stands between articles. A folder of such files can be named instead of the
@@ -56,7 +56,7 @@ def read(source):
 
 
 def lines_of(rows):
-    """The lines of a split of the hub, which has "" in the place of an empty line; files write " \\n"."""
+    """The lines of a split of the hub, which has "" where files have an empty line, " \\n"."""
     return (row["text"] or " \n" for row in rows)
 
 
@@ -82,14 +82,17 @@ def prepare(folder, source: str = "", limit: int = None, tokenizer: str = "gpt2"
             parts = read(source)
         else:
             corpus = load()
-            parts = {split: functools.partial(lines_of, corpus[name]) for split, name in ON_THE_HUB.items()}
+            parts = {}
+            for split, name in ON_THE_HUB.items():
+                parts[split] = functools.partial(lines_of, corpus[name])
         return {split: functools.partial(documents, lines) for split, lines in parts.items()}
 
     def documents(lines, skip):
         return itertools.islice(sections(lines()), skip, limit)
 
     expect = TOKENS if limit is None and not source else None
-    write_documents(folder, splits, tokenizer, separator=None, expect=expect, limit=limit, source=source)
+    write_documents(folder, splits, tokenizer, separator=None, expect=expect, limit=limit,
+                    source=source)
 
 
 if __name__ == "__main__":

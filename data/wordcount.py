@@ -3,9 +3,9 @@ and appendix E)
 
     python -m data.wordcount             # TinyStories from the hub; an hour or two on eight cores
     python -m data.wordcount --join=3    # WordCount-hard: samples of three stories
-    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine    # any folder of *.txt
+    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # a folder of *.txt
 
-needs `pip install nltk`, and datasets for TinyStories. An example is the paper's prompt and the answer,
+It needs `pip install nltk`, and datasets for TinyStories. An example is the prompt and the answer,
 
     [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3<|endoftext|>
 
@@ -95,7 +95,7 @@ def work(groups):
 
 
 def pack(examples, length, end):
-    """Rows of as many whole examples as fit, then `end`: yields tokens and mask, both (1, length)."""
+    """Rows of as many whole examples as fit, then `end`: yields tokens, mask, both (1, length)."""
     tokens, mask = [], []
     for example, answer in examples:
         if len(tokens) + len(example) > length:

@@ -990,3 +990,21 @@ def test_from_a_text_to_a_sentence(tmp_path):
         text=True,
     )
     assert run.returncode == 1 and "`python -m data.text --source=input.txt`" in run.stderr
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "7", '{"asked": {}}', "no shard", "a shorter shard"])
+def test_a_damaged_start_is_refused(tmp_path, monkeypatch, damage):
+    parts, options = corpus("budget")
+    with death_at(monkeypatch, 8):
+        write_documents(tmp_path, lambda: parts, "bytes", shard_tokens=500, **options)
+    if damage == "no shard":
+        (tmp_path / "val_000001.bin").unlink()
+    elif damage == "a shorter shard":
+        (tmp_path / "val_000001.bin").write_bytes(b"\0\0")
+    else:
+        (tmp_path / "progress.json").write_text(damage)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError) as error:
+        write_documents(tmp_path, lambda: parts, "bytes", shard_tokens=500, **options)
+    one_line(error, "delete", str(tmp_path))
+    assert contents(tmp_path) == before
