@@ -190,11 +190,11 @@ def test_strings(tmp_path, task):
 
 
 def test_strings_of_two_draws_are_all_equally_likely(tmp_path):
-    rows = write(tmp_path, strings, task="copy", longest=2, train=12_000, val=0, test=0)["train"]
+    rows = write(tmp_path / "rows", strings, task="copy", longest=2, train=12_000, val=0, test=0)["train"]
     rows = [strings_row("copy", row, mask)[1] for row, mask in rows]
     uniform(collections.Counter(text for text in rows if len(text) == 2),
             map("".join, itertools.product(string.ascii_lowercase, repeat=2)))
-    sums = write(tmp_path, strings, task="addition", longest=2, train=4000, val=0, test=0)["train"]
+    sums = write(tmp_path / "sums", strings, task="addition", longest=2, train=4000, val=0, test=0)["train"]
     sums = [strings_row("addition", row, mask)[1] for row, mask in sums]
     uniform(collections.Counter(text for text in sums if len(text) == 2),
             map("".join, itertools.product(string.digits, repeat=2)))
@@ -251,12 +251,13 @@ def test_options_that_make_no_task(tmp_path, module, options):
 def test_options_at_their_limits(tmp_path):
     few = dict(train=30, val=5, test=5)
     for pairs, length, filler in ((26, 52, 16), (1, 2, 1), (26, 53, 1)):
-        splits = write(tmp_path, recall, length=length, pairs=pairs, queries=pairs, filler=filler, **few)
+        splits = write(tmp_path / f"{pairs}_{length}", recall, length=length, pairs=pairs, queries=pairs,
+                       filler=filler, **few)
         for split, rows in splits.items():
             for row, mask in rows:
                 recall_row(row, mask, length * times(split), pairs, pairs)
     for task in ALPHABET:
-        for rows in write(tmp_path, strings, task=task, longest=2, **few).values():
+        for rows in write(tmp_path / task, strings, task=task, longest=2, **few).values():
             for row, mask in rows:
                 strings_row(task, row, mask)
 

@@ -306,7 +306,7 @@ def test_evaluate_recall(tmp_path, capsys):
     (["nowhere", "--report=r"], "results.jsonl does not exist; `python sample.py nowhere --evaluate=val`"),
     (["nowhere", "--figure=curves"], "log.jsonl does not exist; name run directories that train.py wrote"),
     (["RUN", "--figure=curves", "--keys=los"],
-     "keys='los' is not in RUN/log.jsonl; it has loss, lr, ms, step, "),
+     "keys='los' is not in RUN/log.jsonl; it has loss, lr, ms, "),
     (["RUN", "--figure=curves", "--against=time"], "against='time' is unknown; choose one of step, tokens"),
     (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, positions, gates"),
     (["RUN", "--figure=gates"],
