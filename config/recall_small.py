@@ -1,5 +1,5 @@
 """
-Recall of a pair among 62 fillers, a needle in a haystack, and among up to 16 times as many: half a minute.
+Recall of a pair among 30 fillers, a needle in a haystack, and among up to 510: a quarter of a minute a run.
 
     python train.py config/recall_small.py              # PoPE
     python train.py config/recall_small.py --pe=rope    # or another of PES; --seed=1 for another seed
@@ -12,22 +12,22 @@ need two steps, to the key and from it to its value, and neither RoPE nor PoPE n
     python train.py config/recall_small.py --data=recall@length=256,pairs=16,queries=4,train=4000000 \
         --block_size=263 --n_layer=4 --n_embd=256 --batch_size=256 --max_iters=15000 --out_dir=out/recall_pope
 """
-data = "recall@length=64,pairs=1,queries=1,train=16000,test=200"
+data = "recall@length=32,pairs=1,queries=1,train=12800,test=200"
 pe = "pope"
 
 n_layer = 2
 n_head = 4
 n_embd = 64
-block_size = 65
+block_size = 33
 norm = "rmsnorm"
 bias = False
 tie = False
-expe_theta = 1 / 128  # about 1 / (2 block_size), as in ExPE's small models
+expe_theta = 1 / 64  # about 1 / (2 block_size), as in ExPE's small models
 
 batch_size = 32
-max_iters = 500
+max_iters = 400
 learning_rate = 3e-3
 warmup_iters = 50
 
-eval_interval = 250
+eval_interval = 200
 eval_batches = 0
