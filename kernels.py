@@ -1,119 +1,95 @@
 """
 Optional fast paths: attention whose positional encoding lives inside Triton kernels. Tensors in, tensors out.
+tests/test_kernels.py checks them, tests/bench.py times them.
 
-    python kernels.py      checks every kernel and times it on the GPU; without one, checks it in Triton's
-                           interpreter and compiles it ahead of time for two GPUs
+PoPE attention ("Decoupling the What and Where With Polar Coordinate Positional Embedding", eq. 5), causal,
+per head:
 
-PoPE attention ("Decoupling the What and Where With Polar Coordinate Positional Embedding", eq. 5), causal, per head:
+    a_ij = sum_c mu(q_ic) mu(k_jc) cos((j - i) theta_c + delta_c) / sqrt(d),   theta_c = base^(-c/d), c < d
+    o_i  = softmax_j(a_ij) v_j over j <= i,   mu = softplus or the identity
 
-    a_ts = sum_c mu(q_tc) mu(k_sc) cos((s - t) theta_c + delta_c) / sqrt(d),   theta_c = base^(-c/d), c = 0 .. d-1
-    o_t  = softmax_s(a_ts) v_s,   s <= t,   mu = softplus or the identity
+computed as dot products of vectors 2d wide, q' with delta and k' without (the paper's eq. 6, 7 and 9 put it
+on the keys):
 
-computed as the dot products of vectors 2d wide. Delta is moved from the keys to the queries, so that one small table
-of phases serves the keys of all heads (the paper's eq. 6, 7 and 9 leave it on the keys):
+    q'_i = mu(q_i) (cos(i theta - delta), sin(i theta - delta)),   k'_j = mu(k_j) (cos(j theta), sin(j theta))
 
-    q'_t = mu(q_t) (cos(t theta - delta), sin(t theta - delta)),   k'_s = mu(k_s) (cos(s theta), sin(s theta))
+v stays d wide, where flash attention would want 2d. q' and k' are kept for the backward pass in the place of
+q and k.
 
-v stays d wide, where flash attention would want it padded to 2d: the forward matmuls are 1.5 times RoPE's, not 2. k' is
-written to memory once a pass; q' is made in registers and written for the backward pass alone. There are no atomics:
-the same input gives the same bits, in the gradients too.
-
-Limits of both: d = 32, 48, 64 or 128; float16, bfloat16 or float32, with sums and phases in float32; any T; as many queries
-as keys (decoding from a cache is left to PyTorch); no dropout; no second derivatives.
-
-CoPE attention (arXiv:2405.18719, section 4 and Listing 1) adds to the logit of query i and
-key j a bias that depends on how many keys between them the query counts:
+CoPE attention (arXiv:2405.18719, section 4 and Listing 1) adds to each logit a bias that depends on how many
+keys between the two tokens the query counts:
 
     g_ij = sigmoid(gate_q_i . gate_k_j / sqrt(d))      a gate per pair, gate_q = q and gate_k = k by default
     p_ij = min(g_ij + g_i,j+1 + .. + g_ii, npos - 1)   the position of key j as query i sees it
-    b_ij = (1 - w) z_i[floor p_ij] + w z_i[ceil p_ij]  w = p_ij - floor p_ij, z_i = q_i e, one value per position
-    o_i  = softmax_j(q_i . k_j / sqrt(d) + b_ij) v_j   over j <= i
+b_ij = (1 - w) z_i[floor p_ij] + w z_i[ceil p_ij]  w = p_ij - floor p_ij, z_i = q_i e, one value per position
 
-Fixed-point positions. p is summed over the whole row, piece by piece and in both directions; float sums would
-disagree about floor p wherever p is close to an integer. So a gate is rounded to a multiple of 1/2048, p is an int32
-count of such units, and every sum is exact for T < 2^20. A gate is off by 1/4096 at most and p by n/4096 after n
-gates, 1.4e-4 sqrt(n) in the root mean square; gates below 1/4096 count as zero. Relative errors against exact gates in
-float64, at T = 1024, npos = 64, unit-normal q, k and mean gates of 0.5 .. 0.02 (and what the dense path in bfloat16
-adds of its own), for a table of white noise and for one that is smooth over 8 positions:
+Positions are counts of 1/2048, to which gates are rounded: float sums taken in two directions would disagree
+about floor p. p is off by 1.4e-4 sqrt(n) in the root mean square after n gates; gates below 1/4096 count as
+zero, in training only, as decoding does not round. The forward and the backward passes may round a gate to
+neighbours, as they compute its logit in other orders. Gradients pass the rounding as if it were not there;
+the slope of b is 0 where p is clamped and where it is an integer. Relative errors of rounding against exact
+gates in float64, at T = 1024, npos = 64, unit-normal q, k, mean gates of 0.5 .. 0.02 and z of white noise
+(what bfloat16 costs the dense path): o 0.13 .. 0.24% (0.6), dz 0.24 .. 0.6% (1.2), gate gradients, which add
+up slopes that jump at the integers, 6 .. 13% (9 .. 19). Left of the key where every row of a tile has counted
+to npos - 1 the bias is z_i[npos - 1], and attention ordinary.
 
-    white noise    o 0.13 .. 0.24% (0.6)    dz 0.24 .. 0.6% (1.2)    gate gradients 6 .. 13% (9 .. 19)
-    smooth         o 0.01 .. 0.02% (0.5)    dz 0.14 .. 0.4% (0.8)    gate gradients 1.4 .. 6% (3 .. 4)
+Both: any T; d = 32, 48, 64 or 128; float16, bfloat16 or float32, sums in float32; dropout by random numbers
+that the backward pass draws again; no T x T tensor, no atomics: the same input gives the same bits. As many
+queries as keys (decoding is left to PyTorch), no second derivatives. Offsets are int32: B H <= 65535, T times
+a token's stride below 2^31, T < 2^20 for CoPE. CoPE's backward pass borrows 8 npos + T / 8 bytes a row, as
+many heads at a time as fit in 256 MB.
 
-A gate's gradient feels it most: it adds up slopes of b, which jump at the integers. Gradients pass the rounding as if
-it were not there. The slope is 0 where p is clamped and where it is an integer, as floor and ceil meet there.
-
-Saturation. Left of the key where every row of a tile has counted to npos - 1 the bias is z_i[npos - 1]: there the
-kernels run ordinary attention, with neither gates nor look-ups nor gate gradients. One row that hardly counts keeps
-its whole tile from that.
-
-Memory. The forward pass keeps o and 8 bytes a row. The backward pass borrows 16 npos bytes a row for the table and its
-gradient, and 8 bytes per row and tile of 32 keys, T^2 / 4 a head, for as many heads at a time as fit into 256 MB.
-
-Measured by `python kernels.py` (median ms forward, forward + backward; MB at the peak):
-GPU rows: not yet measured, nor has any kernel run on one; checked in the interpreter and compiled ahead of time.
-"""
-import datetime
-import io
+Measured on a GPU: nothing. Emulated: the checks in tests/test_kernels.py, on the CPU. Modelled, from counts
+of sm_90 instructions: PoPE XXX. """
 import math
 import os
-import re
-import subprocess
 import sys
-from contextlib import contextmanager, redirect_stdout
 from types import SimpleNamespace
 from typing import Optional
 
 import torch
-import torch.nn.functional as F
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # the module imports all the same, so that why_not can say what is missing
-    triton, tl = SimpleNamespace(jit=lambda f: f, __version__=None), SimpleNamespace(constexpr=float)
+    triton = SimpleNamespace(jit=lambda f=None, **_: f or (lambda f: f), __version__=None)
+    tl = SimpleNamespace(constexpr=float, float32=None, float16=None, bfloat16=None)
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton itself looks at it when it is imported
 WIDTHS = (32, 48, 64, 128)  # head widths that are tested
+TRITON = (3, 6)  # the oldest that was seen to compile all kernels
+LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
+TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 # ---------------------------------------------------------------------------------------------------
-# shared by the kernels of all methods
-
-noting = None  # or (chip, list): launches are noted in the list, as if for that chip, and not made
-
-
-@contextmanager
-def noted(chip):
-    """Within it the operators run without their kernels, on any device; gives the list of (kernel, args, options)."""
-    global noting
-    noting = (chip, [])
-    try:
-        yield noting[1]
-    finally:
-        noting = None
+# shared by the kernels of both methods. i are queries and j keys, M and N how many of them a tile has; D is
+# the head width and P the power of two that holds it. Tensors may have any strides but the last; xs = (batch,
+# head, token) are those of x. Logits and the logs of their sums are powers of two, as exp2 is what the
+# hardware has.
 
 
 def launch(kernel, grid, *args, **options):
-    # lets x * scale - top be one instruction; said aloud, as Triton versions differ about the default
-    options["enable_fp_fusion"] = True
-    if noting:
-        noting[1].append((kernel, args, options))
-        return
+    options["enable_fp_fusion"] = True  # one instruction for x * scale - top; Triton versions differ about it
     with torch.cuda.device_of(args[0]):  # Triton launches on the current device, wherever the tensors are
         kernel[grid](*args, **options)
 
 
 def chip(x):
-    """The compute capability that tiles are chosen for: 80 on an A100 and in the interpreter, 90 on an H100."""
-    if noting:
-        return noting[0]
+    """The compute capability that tiles are chosen for: 80 on an A100 and in the interpreter, 90 on an
+    H100."""
     major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (8, 0)
     return 10 * major + minor
 
 
-def unit_stride(*xs):
-    """Kernels take any strides but the last, so that the heads of a (B, T, C) need no copy."""
-    return [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
+def strided(*xs):
+    """Each tensor, its last stride 1, followed by the other three; None by None."""
+    for x in xs:
+        if x is not None and x.stride(-1) != 1:
+            x = x.contiguous()
+        yield x
+        yield x if x is None else x.stride()[:3]
 
 
 def empty_heads(x):
@@ -122,12 +98,39 @@ def empty_heads(x):
     return x.new_empty(B, T, H, d).transpose(1, 2)
 
 
+def refuse_large(*xs):
+    """ValueError for what the kernels' grid, or their int32 offsets, cannot reach."""
+    B, H, T = xs[0].shape[:3]
+    if B * H > 65535:
+        raise ValueError(f"{B} x {H} heads are more than the kernels' 65535; make the batch smaller")
+    if any(x is not None and T * x.stride(2) >= 2**31 for x in xs):
+        raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
+
+
+def draw_seed(x, dropout):
+    """Where the random numbers of one call start: from PyTorch's generator, so that torch.manual_seed repeats
+    them."""
+    return torch.randint(2**62, (1,), device=x.device) if dropout else None
+
+
 @triton.jit
-def load_rows(x, rows, stride, T, D: tl.constexpr, P: tl.constexpr):
-    """x[rows] of a (T, D) matrix as a tile P wide, zero outside the matrix."""
+def head_of(x, xs, b, h):
+    return x + b * xs[0] + h * xs[1]
+
+
+@triton.jit
+def load_rows(x, rows, stride, T, D: tl.constexpr, P: tl.constexpr, EDGE: tl.constexpr):
+    """x[rows] of a (T, D) matrix as a tile P wide, zero outside the matrix. EDGE: there may be rows past
+    T."""
     cols = tl.arange(0, P)
-    inside = (rows < T)[:, None] & (cols < D)[None, :]
-    return tl.load(x + rows[:, None] * stride + cols[None, :], mask=inside, other=0.0)
+    at = x + rows[:, None] * stride + cols[None, :]
+    if EDGE:
+        tile = tl.load(at, mask=(rows < T)[:, None] & (cols < D)[None, :], other=0.0)
+    elif D < P:
+        tile = tl.load(at, mask=(cols < D)[None, :], other=0.0)
+    else:
+        tile = tl.load(at)
+    return tile
 
 
 @triton.jit
@@ -137,697 +140,815 @@ def store_rows(x, rows, stride, tile, T, D: tl.constexpr, P: tl.constexpr):
     tl.store(x + rows[:, None] * stride + cols[None, :], tile.to(x.dtype.element_ty), mask=inside)
 
 
-# ---------------------------------------------------------------------------------------------------
-# PoPE. In its kernels t are queries and s keys, M and N how many of them a tile has; D is the head width and P the
-# power of two that holds it. A vector 2d wide is a pair of tiles, cosines (.._x) and sines (.._y).
-
-
-@triton.jit
-def magnitude(x, SOFTPLUS: tl.constexpr):
-    """mu(x). softplus(x) = max(x, 0) + log(1 + e), e = exp(-|x|), to a few ulp at both ends: the last term restores
-    what 1 + e has rounded away, which for x < -17 is all there is."""
-    if SOFTPLUS:
-        e = tl.exp(-tl.abs(x))
-        u = 1.0 + e
-        x = tl.maximum(x, 0.0) + (tl.log(u) + (e - (u - 1.0)) / u)
-    return x
-
-
-@triton.jit
-def phases(cos, sin, delta, rows, h, T, D: tl.constexpr, P: tl.constexpr):
-    """Cosine and sine of rows * theta - delta by the addition theorem. cos, sin (T, D); delta (H, 2, D) holds its
-    cosines and sines, or is None."""
-    cosine, sine = load_rows(cos, rows, D, T, D, P), load_rows(sin, rows, D, T, D, P)
-    if delta is not None:
-        cols = tl.arange(0, P)
-        delta_x = tl.load(delta + h * 2 * D + cols, mask=cols < D, other=0.0)[None, :]
-        delta_y = tl.load(delta + h * 2 * D + D + cols, mask=cols < D, other=0.0)[None, :]
-        cosine, sine = cosine * delta_x + sine * delta_y, sine * delta_x - cosine * delta_y
-    return cosine, sine
-
-
-@triton.jit
-def polar(x, stride, cos, sin, delta, rows, h, T, SOFTPLUS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
-    """The pair mu(x[rows]) (cos, sin), in float32."""
-    mu = magnitude(load_rows(x, rows, stride, T, D, P).to(tl.float32), SOFTPLUS)
-    cosine, sine = phases(cos, sin, delta, rows, h, T, D, P)
-    return mu * cosine, mu * sine
-
-
-@triton.jit
-def polar_gradient(g_x, g_y, x, stride, cos, sin, delta, rows, h, T, SOFTPLUS: tl.constexpr, D: tl.constexpr,
-                   P: tl.constexpr):
-    """The gradients of x[rows] and of the phases, from those of the pair. x and the tables are read a second time
-    rather than held in registers all through the loop before."""
-    x = load_rows(x, rows, stride, T, D, P).to(tl.float32)
-    cosine, sine = phases(cos, sin, delta, rows, h, T, D, P)
-    dx = g_x * cosine + g_y * sine
-    return dx * tl.sigmoid(x) if SOFTPLUS else dx, magnitude(x, SOFTPLUS) * (g_y * cosine - g_x * sine)
-
-
-@triton.jit
-def load_pair(x, rows, T, D: tl.constexpr, P: tl.constexpr):
-    return load_rows(x, rows, 2 * D, T, D, P), load_rows(x + D, rows, 2 * D, T, D, P)
-
-
-@triton.jit
-def store_pair(x, rows, a, b, T, D: tl.constexpr, P: tl.constexpr):
-    store_rows(x, rows, 2 * D, a, T, D, P)
-    store_rows(x + D, rows, 2 * D, b, T, D, P)
-
-
 @triton.jit
 def matmul(a, b, acc=None):
     return tl.dot(a, b, acc, input_precision="ieee")  # no tf32 where the inputs are float32
 
 
 @triton.jit
-def pope_keys(k, k2, cos, sin, T, H, kb, kh, kt, SOFTPLUS: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
-              N: tl.constexpr):
-    """k (B, H, T, D) -> k2 (B, H, T, 2D), which is k'."""
-    s, bh = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
-    k_x, k_y = polar(k + bh // H * kb + bh % H * kh, kt, cos, sin, None, s, 0, T, SOFTPLUS, D, P)
-    store_pair(k2 + bh * T * 2 * D, s, k_x, k_y, T, D, P)
+def sigmoid(x):
+    """1 / (1 + e^-x) for x in powers of two, log2(e) times the usual. Triton's division is many instructions,
+    this one."""
+    r = tl.rsqrt(1.0 + tl.exp2(-x))
+    return r * r
 
 
 @triton.jit
-def pope_forward(q, k2, v, o, lse, cos, sin, delta, scale, T, H, qb, qh, qt, vb, vh, vt,
-                 SOFTPLUS: tl.constexpr, D: tl.constexpr, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """o (B, T, H, D) and lse (B, H, T) of one tile of queries. scale = log2(e) / sqrt(d): scores and lse, the log
-    of a row's sum, are powers of two. qb, qh, qt: q's strides by batch, head and token; so for v."""
-    t0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * M  # the longest rows first, for an even end
-    t, bh = t0 + tl.arange(0, M), tl.program_id(1).to(tl.int64)
+def survives(seed, bh, i, j, DROPOUT: tl.constexpr):
+    """Whether dropout leaves the weights of queries i and keys j, broadcast. Philox makes a random number of
+    the seed and the place alone, so that the passes agree, whatever their tiles."""
+    # 7 of Philox's rounds pass BigCrush, says its paper
+    bits, _, _, _ = tl.philox(tl.load(seed), j, i, bh.to(tl.int32), 0, 7)
+    return (bits >> 9 | 0x3F800000).to(tl.float32, bitcast=True) >= 1.0 + DROPOUT  # a float in [1, 2)
+
+
+@triton.jit
+def attend(a, scale, v, top, total, acc, seed, bh, i, j, DROPOUT: tl.constexpr):
+    """One step of the online softmax over logits a * scale: top are the rows' largest so far, total the sums
+    of their weights, acc the weighted values, both relative to 2^top. Dropout comes after the softmax, so
+    total knows nothing of it."""
+    higher = tl.maximum(top, tl.max(a, 1) * scale)
+    p, fade = tl.exp2(a * scale - higher[:, None]), tl.exp2(top - higher)
+    total = total * fade + tl.sum(p, 1)
+    if DROPOUT > 0:
+        p = tl.where(survives(seed, bh, i[:, None], j[None, :], DROPOUT), p, 0.0)
+    return higher, total, matmul(p.to(v.dtype), v, acc * fade[:, None])
+
+
+# ---------------------------------------------------------------------------------------------------
+# PoPE. A vector q' or k' is 2d wide, cosine and sine of each dimension side by side
+
+
+@triton.jit
+def magnitude(x, SOFTPLUS: tl.constexpr):
+    """mu(x). softplus(x) = max(x, 0) + log(1 + e), e = exp(-|x|), to a few ulp at both ends: the last term
+    restores what 1 + e has rounded away, which for x < -17 is all there is."""
+    if SOFTPLUS:
+        e = tl.exp2(-tl.abs(x) * LOG2E)
+        u = 1.0 + e
+        x = tl.maximum(x, 0.0) + (tl.log2(u) * LN2 + (e - (u - 1.0)) / u)
+    return x
+
+
+@triton.jit
+def pairs_of(x, M: tl.constexpr, P: tl.constexpr):
+    """A tile (M, 2P) of pairs -> its first and its second components, (M, P) each."""
+    return tl.split(x.to(tl.float32).reshape(M, P, 2))
+
+
+@triton.jit
+def phases(table, delta, rows, h, T, D: tl.constexpr, P: tl.constexpr, M: tl.constexpr):
+    """Cosine and sine of rows * theta - delta by the addition theorem; table (T, 2D) and delta (H, 2D) hold
+    the pairs of each. Without delta those of rows * theta."""
+    cosine, sine = pairs_of(load_rows(table, rows, 2 * D, T, 2 * D, 2 * P, True), M, P)
+    if delta is not None:
+        cols = tl.arange(0, 2 * P)
+        turn = tl.load(delta + h * 2 * D + cols, mask=cols < 2 * D, other=0.0)[None, :]
+        x, y = pairs_of(turn, 1, P)
+        cosine, sine = cosine * x + sine * y, sine * x - cosine * y
+    return cosine, sine
+
+
+@triton.jit
+def pope_rotate(x, xs, x2, table, delta, T, H, SOFTPLUS: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+                M: tl.constexpr):
+    """x (B, H, T, D) -> x2 (B, H, T, 2D), the pairs mu(x) (cos, sin): q' with delta, k' without."""
+    rows, bh = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1).to(tl.int64)
+    b, h = bh // H, bh % H
+    mu = magnitude(load_rows(head_of(x, xs, b, h), rows, xs[2], T, D, P, True).to(tl.float32), SOFTPLUS)
+    cosine, sine = phases(table, delta, rows, h, T, D, P, M)
+    store_rows(x2 + bh * T * 2 * D, rows, 2 * D, tl.interleave(mu * cosine, mu * sine), T, 2 * D, 2 * P)
+
+
+@triton.jit
+def pope_gradient(g, x2, table, delta, rows, h, T, SOFTPLUS: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+                  M: tl.constexpr):
+    """The gradients of x[rows] and of its phases, from the gradient g of its pairs x2 = mu(x) (cos, sin)."""
+    g_x, g_y = pairs_of(g, M, P)
+    x, y = pairs_of(load_rows(x2, rows, 2 * D, T, 2 * D, 2 * P, True), M, P)
+    if SOFTPLUS:  # no trigonometry: the slope of mu is 1 - exp(-mu), and the pair over mu the direction
+        mu = tl.sqrt(tl.maximum(x * x + y * y, 1e-30))
+        dx = (g_x * x + g_y * y) * tl.where(mu < 1e-3, 1 - mu / 2, (1 - tl.exp2(-mu * LOG2E)) / mu)
+    else:  # mu = x may be 0, where its pair tells no direction
+        cosine, sine = phases(table, delta, rows, h, T, D, P, M)
+        dx = g_x * cosine + g_y * sine
+    return dx, g_y * x - g_x * y
+
+
+@triton.jit
+def pope_forward(q2, k2, v, vs, o, lse, seed, scale, T, H, DROPOUT: tl.constexpr, D: tl.constexpr,
+                 P: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """o (B, T, H, D) and lse (B, H, T) of one tile of queries. scale = log2(e) / sqrt(d)."""
+    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * M  # the longest rows first, for an even end
+    i, bh = i0 + tl.arange(0, M), tl.program_id(1).to(tl.int64)
     b, h = bh // H, bh % H
     k2 += bh * T * 2 * D
-    v += b * vb + h * vh
-    q_x, q_y = polar(q + b * qb + h * qh, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
-    q_x, q_y = q_x.to(k2.dtype.element_ty), q_y.to(k2.dtype.element_ty)
-    top = tl.full((M,), float("-inf"), tl.float32)  # of the scores so far; finite once key 0 was seen
-    total, acc = tl.zeros((M,), tl.float32), tl.zeros((M, P), tl.float32)
-    for diagonal in tl.static_range(2):  # first the keys that all queries of the tile see, then those under the mask
-        for s0 in range(t0 if diagonal else 0, tl.minimum(t0 + M, T) if diagonal else t0, N):
-            s = s0 + tl.arange(0, N)
-            k_x, k_y = load_pair(k2, s, T, D, P)
-            a = matmul(q_y, tl.trans(k_y), matmul(q_x, tl.trans(k_x)))
+    v = head_of(v, vs, b, h)
+    q = load_rows(q2 + bh * T * 2 * D, i, 2 * D, T, 2 * D, 2 * P, True)
+    top, total, acc = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, P),
+                                                                                             tl.float32)
+    for diagonal in tl.static_range(2):  # first the keys that all queries of the tile see, then the masked
+        for j0 in range(i0 if diagonal else 0, tl.minimum(i0 + M, T) if diagonal else i0, N):
+            j = j0 + tl.arange(0, N)
+            a = matmul(q, tl.trans(load_rows(k2, j, 2 * D, T, 2 * D, 2 * P, diagonal)))
             if diagonal:
-                a = tl.where(t[:, None] >= s[None, :], a, float("-inf"))
-            higher = tl.maximum(top, tl.max(a, 1) * scale)
-            p, fade = tl.exp2(a * scale - higher[:, None]), tl.exp2(top - higher)
-            total = total * fade + tl.sum(p, 1)
-            acc = matmul(p.to(v.dtype.element_ty), load_rows(v, s, vt, T, D, P), acc * fade[:, None])
-            top = higher
-    store_rows(o + (b * T * H + h) * D, t, H * D, acc / total[:, None], T, D, P)
-    tl.store(lse + bh * T + t, top + tl.log2(total), mask=t < T)
+                a = tl.where(i[:, None] >= j[None, :], a, float("-inf"))
+            top, total, acc = attend(a, scale, load_rows(v, j, vs[2], T, D, P, diagonal), top, total, acc,
+                                     seed, bh, i,
+                                     j, DROPOUT)
+    store_rows(o + (b * T * H + h) * D, i, H * D, acc / (total * (1 - DROPOUT))[:, None], T, D, P)
+    tl.store(lse + bh * T + i, top + tl.log2(total), mask=i < T)
 
 
 @triton.jit
-def pope_backward_q(q, k2, v, o, do, dq, q2, ddelta, lse, mean, cos, sin, delta, scale, T, H, qb, qh, qt, vb, vh, vt,
-                    ob, oh, ot, gb, gh, gt, SOFTPLUS: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+def pope_backward_q(q2, k2, v, vs, o, os, do, gs, dq, ddelta, lse, mean, table, delta, seed, scale, T, H,
+                    SOFTPLUS: tl.constexpr, DROPOUT: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
                     M: tl.constexpr, N: tl.constexpr):
-    """One tile of queries: dq, its part of ddelta (B, H, tiles, D), and what the keys' kernel reads of every query:
-    q2 (B, H, T, 2D), which is q', and mean (B, H, T), rowsum(o do), the average of dp over a row."""
+    """One tile of queries: dq, its part of ddelta (B, H, tiles, D), and for the keys' kernel mean (B, H, T),
+    rowsum(o do), the average of dp over a row."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    t0 = tile * M
-    t, bh = t0 + tl.arange(0, M), tl.program_id(1).to(tl.int64)
-    b, h = bh // H, bh % H
-    q += b * qb + h * qh
-    k2 += bh * T * 2 * D
-    v += b * vb + h * vh
-    q_x, q_y = polar(q, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
-    q_x, q_y = q_x.to(k2.dtype.element_ty), q_y.to(k2.dtype.element_ty)
-    store_pair(q2 + bh * T * 2 * D, t, q_x, q_y, T, D, P)
-    g = load_rows(do + b * gb + h * gh, t, gt, T, D, P)
-    row_mean = tl.sum(load_rows(o + b * ob + h * oh, t, ot, T, D, P).to(tl.float32) * g.to(tl.float32), 1)
-    tl.store(mean + bh * T + t, row_mean, mask=t < T)
-    row_lse = tl.load(lse + bh * T + t, mask=t < T, other=float("inf"))  # no weights past the last query
-    g_x, g_y = tl.zeros((M, P), tl.float32), tl.zeros((M, P), tl.float32)
-    for diagonal in tl.static_range(2):
-        for s0 in range(t0 if diagonal else 0, tl.minimum(t0 + M, T) if diagonal else t0, N):
-            s = s0 + tl.arange(0, N)
-            k_x, k_y = load_pair(k2, s, T, D, P)
-            p = tl.exp2(matmul(q_y, tl.trans(k_y), matmul(q_x, tl.trans(k_x))) * scale - row_lse[:, None])
-            if diagonal:
-                p = tl.where(t[:, None] >= s[None, :], p, 0.0)
-            dp = matmul(g, tl.trans(load_rows(v, s, vt, T, D, P)))
-            da = (p * (dp - row_mean[:, None])).to(k_x.dtype)
-            g_x, g_y = matmul(da, k_x, g_x), matmul(da, k_y, g_y)
-    dx, dphase = polar_gradient(g_x, g_y, q, qt, cos, sin, delta, t, h, T, SOFTPLUS, D, P)
-    inv_sqrt_d = scale * LN2  # scale is log2(e) / sqrt(d)
-    store_rows(dq + (b * T * H + h) * D, t, H * D, dx * inv_sqrt_d, T, D, P)
-    cols = tl.arange(0, P)  # past T the tables were read as zero, so those rows add nothing
-    part = ddelta + (bh * tl.num_programs(0) + tile) * D + cols
-    tl.store(part, -tl.sum(dphase, 0) * inv_sqrt_d, mask=cols < D)
-
-
-@triton.jit
-def pope_backward_kv(k, q2, k2, v, do, dk, dv, lse, mean, cos, sin, scale, T, H, kb, kh, kt, vb, vh, vt, gb, gh, gt,
-                     SOFTPLUS: tl.constexpr, D: tl.constexpr, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """dk and dv of one tile of keys, from all queries that see it. Scores are held transposed, (keys, queries)."""
-    s0 = tl.program_id(0) * N
-    s, bh = s0 + tl.arange(0, N), tl.program_id(1).to(tl.int64)
+    i0 = tile * M
+    i, bh = i0 + tl.arange(0, M), tl.program_id(1).to(tl.int64)
     b, h = bh // H, bh % H
     q2 += bh * T * 2 * D
-    do += b * gb + h * gh
-    k_x, k_y = load_pair(k2 + bh * T * 2 * D, s, T, D, P)
-    v_tile = load_rows(v + b * vb + h * vh, s, vt, T, D, P)
-    g_x, g_y, g_v = tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32)
-    below = tl.minimum(tl.cdiv(s0 + N, M) * M, T)  # from this query on, all see the whole tile
+    k2 += bh * T * 2 * D
+    v = head_of(v, vs, b, h)
+    g = load_rows(head_of(do, gs, b, h), i, gs[2], T, D, P, True)
+    row_mean = tl.sum(load_rows(head_of(o, os, b, h), i, os[2], T, D, P,
+                                True).to(tl.float32) * g.to(tl.float32), 1)
+    tl.store(mean + bh * T + i, row_mean, mask=i < T)
+    row_lse = tl.load(lse + bh * T + i, mask=i < T, other=float("inf"))  # no weights past the last query
+    q2_tile = load_rows(q2, i, 2 * D, T, 2 * D, 2 * P, True)
+    acc = tl.zeros((M, 2 * P), tl.float32)
     for diagonal in tl.static_range(2):
-        for t0 in range(s0 // M * M if diagonal else below, below if diagonal else T, M):
-            t = t0 + tl.arange(0, M)
-            q_x, q_y = load_pair(q2, t, T, D, P)
-            row_lse = tl.load(lse + bh * T + t, mask=t < T, other=float("inf"))
-            p = tl.exp2(matmul(k_y, tl.trans(q_y), matmul(k_x, tl.trans(q_x))) * scale - row_lse[None, :])
+        for j0 in range(i0 if diagonal else 0, tl.minimum(i0 + M, T) if diagonal else i0, N):
+            j = j0 + tl.arange(0, N)
+            k = load_rows(k2, j, 2 * D, T, 2 * D, 2 * P, diagonal)
+            p = tl.exp2(matmul(q2_tile, tl.trans(k)) * scale - row_lse[:, None])
             if diagonal:
-                p = tl.where(t[None, :] >= s[:, None], p, 0.0)
-            g = load_rows(do, t, gt, T, D, P)
-            g_v = matmul(p.to(g.dtype), g, g_v)
-            row_mean = tl.load(mean + bh * T + t, mask=t < T, other=0.0)
-            da = (p * (matmul(v_tile, tl.trans(g)) - row_mean[None, :])).to(q_x.dtype)
-            g_x, g_y = matmul(da, q_x, g_x), matmul(da, q_y, g_y)
-    dx, _ = polar_gradient(g_x, g_y, k + b * kb + h * kh, kt, cos, sin, None, s, 0, T, SOFTPLUS, D, P)
-    store_rows(dk + (b * T * H + h) * D, s, H * D, dx * (scale * LN2), T, D, P)  # scale is log2(e) / sqrt(d)
-    store_rows(dv + (b * T * H + h) * D, s, H * D, g_v, T, D, P)
+                p = tl.where(i[:, None] >= j[None, :], p, 0.0)
+            dp = matmul(g, tl.trans(load_rows(v, j, vs[2], T, D, P, diagonal)))
+            if DROPOUT > 0:
+                dp = tl.where(survives(seed, bh, i[:, None], j[None, :], DROPOUT), dp,
+                              0.0) * (1 / (1 - DROPOUT))
+            acc = matmul((p * (dp - row_mean[:, None])).to(k.dtype), k, acc)
+    acc *= scale * LN2  # 1 / sqrt(d)
+    dx, dphase = pope_gradient(acc, q2, table, delta, i, h, T, SOFTPLUS, D, P, M)
+    store_rows(dq + (b * T * H + h) * D, i, H * D, dx, T, D, P)
+    cols = tl.arange(0, P)  # rows past T were read as zero and add nothing
+    tl.store(ddelta + (bh * tl.num_programs(0) + tile) * D + cols, -tl.sum(dphase, 0), mask=cols < D)
 
 
-# (M, N, warps) for 16-bit inputs: for P < 128 and P = 128 on any chip, within the 99 KB of shared memory that the small
-# ones have, and for P < 128 and P = 128 on an H100 or B200. Chosen by what compiles with next to no spilled registers,
-# not yet by the clock. In the queries' kernels N divides M, since the part under the mask starts at a multiple of M.
+@triton.jit
+def pope_backward_kv(q2, k2, v, vs, do, gs, dk, dv, lse, mean, table, seed, scale, T, H,
+                     SOFTPLUS: tl.constexpr, DROPOUT: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+                     M: tl.constexpr, N: tl.constexpr):
+    """dk and dv of one tile of keys, from all queries that see it. Scores are held transposed, (keys,
+    queries)."""
+    j0 = tl.program_id(0) * N
+    j, bh = j0 + tl.arange(0, N), tl.program_id(1).to(tl.int64)
+    b, h = bh // H, bh % H
+    q2 += bh * T * 2 * D
+    k2 += bh * T * 2 * D
+    do = head_of(do, gs, b, h)
+    k2_tile = load_rows(k2, j, 2 * D, T, 2 * D, 2 * P, True)
+    v_tile = load_rows(head_of(v, vs, b, h), j, vs[2], T, D, P, True)
+    acc_k, acc_v = tl.zeros((N, 2 * P), tl.float32), tl.zeros((N, P), tl.float32)
+    below = tl.minimum(tl.cdiv(j0 + N, M) * M, T)  # from this query on, all see the whole tile
+    for diagonal in tl.static_range(2):
+        for i0 in range(j0 // M * M if diagonal else below, below if diagonal else T, M):
+            i = i0 + tl.arange(0, M)
+            q = load_rows(q2, i, 2 * D, T, 2 * D, 2 * P, True)
+            row_lse = tl.load(lse + bh * T + i, mask=i < T, other=float("inf"))
+            p = tl.exp2(matmul(k2_tile, tl.trans(q)) * scale - row_lse[None, :])
+            if diagonal:
+                p = tl.where(i[None, :] >= j[:, None], p, 0.0)
+            g = load_rows(do, i, gs[2], T, D, P, True)
+            dp = matmul(v_tile, tl.trans(g))
+            row_mean = tl.load(mean + bh * T + i, mask=i < T, other=0.0)
+            if DROPOUT > 0:
+                keep = survives(seed, bh, i[None, :], j[:, None], DROPOUT)
+                dp = tl.where(keep, dp, 0.0) * (1 / (1 - DROPOUT))
+                acc_v = matmul(tl.where(keep, p, 0.0).to(g.dtype), g, acc_v)
+            else:
+                acc_v = matmul(p.to(g.dtype), g, acc_v)
+            acc_k = matmul((p * (dp - row_mean[None, :])).to(q.dtype), q, acc_k)
+    dx, _ = pope_gradient(acc_k * (scale * LN2), k2, table, None, j, h, T, SOFTPLUS, D, P, N)
+    store_rows(dk + (b * T * H + h) * D, j, H * D, dx, T, D, P)
+    store_rows(dv + (b * T * H + h) * D, j, H * D, acc_v * (1 / (1 - DROPOUT)), T, D, P)
+
+
+# (M, N, warps, stages) for 16-bit inputs, for P < 128 and P = 128 on any chip, within the 99 KB of shared
+# memory that the small ones have, and for P < 128 and P = 128 on an H100 or B200. In the queries' kernels N
+# divides M, since the part under the mask starts at a multiple of M
 POPE_TILES = {
-    "pope_forward": ((128, 64, 8), (128, 32, 8), (128, 64, 8), (128, 32, 8)),
-    "pope_backward_q": ((128, 32, 8), (64, 32, 8), (128, 64, 8), (64, 64, 8)),
-    "pope_backward_kv": ((32, 64, 4), (32, 64, 8), (64, 64, 8), (32, 64, 8)),
+    "pope_forward": ((128, 64, 8, 2), (128, 32, 8, 2), (128, 64, 4, 3), (128, 32, 8, 2)),
+    "pope_backward_q": ((64, 32, 4, 2), (64, 32, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2)),
+    "pope_backward_kv": ((32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 4, 2), (32, 64, 8, 2)),
 }
 
 
 def pope_options(x, kernel):
-    d, P = x.size(-1), triton.next_power_of_2(x.size(-1))
-    M, N, warps = POPE_TILES[kernel.__name__][2 * (90 <= chip(x) < 120) + (P > 64)]
-    stages = 2
+    P = triton.next_power_of_2(x.size(-1))
+    M, N, warps, stages = POPE_TILES[kernel.__name__][2 * (90 <= chip(x) < 120) + (P > 64)]
     if x.dtype == torch.float32:  # there to be checked against, without tensor cores and without haste
         M, N, warps, stages = (32, 32, 8, 1) if P <= 64 else (16, 16, 8, 1)
-    return dict(D=d, P=P, M=M, N=N, num_warps=warps, num_stages=stages)
+    return dict(D=x.size(-1), P=P, M=M, N=N, num_warps=warps, num_stages=stages)
 
 
-def write_keys(k, cos, sin, softplus):
-    B, H, T, d = k.shape
-    k2, P = k.new_empty(B, H, T, 2 * d), triton.next_power_of_2(d)
-    N = 4096 // P
-    launch(pope_keys, (triton.cdiv(T, N), B * H), k, k2, cos, sin, T, H, *k.stride()[:3],
-           SOFTPLUS=softplus, D=d, P=P, N=N, num_warps=4, num_stages=1)
-    return k2
+def pairs(x):
+    """(cos x, sin x), the pairs of a table of angles"""
+    return torch.stack((x.cos(), x.sin()), -1).float()
 
 
-def cos_sin(delta):
-    return torch.stack((delta.cos(), delta.sin()), 1)  # (H, 2, d)
+def rotate(x, table, delta, softplus):
+    """x (B, H, T, d) -> (B, H, T, 2d)"""
+    B, H, T, d = x.shape
+    x2, P = x.new_empty(B, H, T, 2 * d), triton.next_power_of_2(d)
+    M = 2048 // P
+    launch(pope_rotate, (triton.cdiv(T, M), B * H), *strided(x), x2, table, delta, T, H, SOFTPLUS=softplus,
+           D=d, P=P, M=M, num_warps=4, num_stages=1)
+    return x2
 
 
-# custom_op rather than triton_op: torch.compile keeps either in one graph, and this one runs the interpreter's kernels
-# on CPU tensors too. What a triton_op would add, sight of the kernels, the compiler has no use for here.
+# custom_op rather than triton_op: torch.compile keeps either in one graph, and this one runs the
+# interpreter's kernels on CPU tensors too. What a triton_op would add, sight of the kernels, the compiler has
+# no use for here.
 @torch.library.custom_op("pope::forward", mutates_args=())
-def pope_forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, delta: torch.Tensor, cos: torch.Tensor,
-               sin: torch.Tensor, softplus: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def pope_forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, delta: torch.Tensor,
+                    table: torch.Tensor, seed: Optional[torch.Tensor], softplus: bool,
+                    dropout: float) -> list[torch.Tensor]:
     B, H, T, d = q.shape
-    q, k, v = unit_stride(q, k, v)
-    o, lse = empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32)
-    options = pope_options(q, pope_forward)
-    launch(pope_forward, (triton.cdiv(T, options["M"]), B * H), q, write_keys(k, cos, sin, softplus), v, o, lse, cos,
-           sin, cos_sin(delta), d**-0.5 / math.log(2), T, H, *q.stride()[:3], *v.stride()[:3],
-           SOFTPLUS=softplus, **options)
-    return o, lse
+    o, lse, options = empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32), pope_options(q, pope_forward)
+    q2, k2 = rotate(q, table, pairs(delta), softplus), rotate(k, table, None, softplus)
+    launch(pope_forward, (triton.cdiv(T, options["M"]), B * H), q2, k2, *strided(v), o, lse, seed,
+           d**-0.5 / math.log(2), T, H, DROPOUT=dropout, **options)
+    return [o, lse, q2, k2]
 
 
 @torch.library.custom_op("pope::backward", mutates_args=())
-def pope_backward_op(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, delta: torch.Tensor,
-                cos: torch.Tensor, sin: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, softplus: bool
-                ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    B, H, T, d = q.shape
-    do, q, k, v, o = unit_stride(do, q, k, v, o)
-    dq, dk, dv, mean = empty_heads(q), empty_heads(k), empty_heads(v), torch.empty_like(lse)
-    k2, scale, vs, gs = write_keys(k, cos, sin, softplus), d**-0.5 / math.log(2), v.stride()[:3], do.stride()[:3]
-    q2, options = torch.empty_like(k2), pope_options(q, pope_backward_q)
+def pope_backward_op(do: torch.Tensor, v: torch.Tensor, delta: torch.Tensor, table: torch.Tensor,
+                     seed: Optional[torch.Tensor], o: torch.Tensor, lse: torch.Tensor, q2: torch.Tensor,
+                     k2: torch.Tensor, softplus: bool, dropout: float) -> list[torch.Tensor]:
+    B, H, T, d = v.shape
+    dq, dk, dv = (empty_heads(v) for _ in range(3))
+    mean, scale = torch.empty_like(lse), d**-0.5 / math.log(2)
+    options = pope_options(v, pope_backward_q)
     tiles = triton.cdiv(T, options["M"])
     ddelta = lse.new_empty(B, H, tiles, d)
-    launch(pope_backward_q, (tiles, B * H), q, k2, v, o, do, dq, q2, ddelta, lse, mean, cos, sin, cos_sin(delta), scale,
-           T, H, *q.stride()[:3], *vs, *o.stride()[:3], *gs, SOFTPLUS=softplus, **options)
-    options = pope_options(q, pope_backward_kv)
-    launch(pope_backward_kv, (triton.cdiv(T, options["N"]), B * H), k, q2, k2, v, do, dk, dv, lse, mean, cos, sin,
-           scale, T, H, *k.stride()[:3], *vs, *gs, SOFTPLUS=softplus, **options)
-    return dq, dk, dv, ddelta.sum((0, 2))
+    launch(pope_backward_q, (tiles, B * H), q2, k2, *strided(v, o, do), dq, ddelta, lse, mean, table,
+           pairs(delta), seed, scale, T, H, SOFTPLUS=softplus, DROPOUT=dropout, **options)
+    options = pope_options(v, pope_backward_kv)
+    launch(pope_backward_kv, (triton.cdiv(T, options["N"]), B * H), q2, k2, *strided(v, do), dk, dv, lse,
+           mean, table, seed, scale, T, H, SOFTPLUS=softplus, DROPOUT=dropout, **options)
+    return [dq, dk, dv, ddelta.sum((0, 2))]
 
 
 @pope_forward_op.register_fake
-def _(q, k, v, delta, cos, sin, softplus):
-    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _(q, k, v, delta, table, seed, softplus, dropout):
+    q2 = q.new_empty(*q.shape[:3], 2 * q.size(3))
+    return [empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32), q2, torch.empty_like(q2)]
 
 
 @pope_backward_op.register_fake
-def _(do, q, k, v, delta, cos, sin, o, lse, softplus):
-    return empty_heads(q), empty_heads(k), empty_heads(v), torch.empty_like(delta)
+def _(do, v, delta, table, seed, o, lse, q2, k2, softplus, dropout):
+    return [empty_heads(v), empty_heads(v), empty_heads(v), torch.empty_like(delta)]
 
 
 def pope_save(ctx, inputs, output):
-    *tensors, ctx.softplus = inputs
+    _, _, *tensors, ctx.softplus, ctx.dropout = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
-def pope_backward_of(ctx, do, _):
-    return *pope_backward_op(do, *ctx.saved_tensors, ctx.softplus), None, None, None
+def pope_backward_of(ctx, grads):
+    return *pope_backward_op(grads[0], *ctx.saved_tensors, ctx.softplus, ctx.dropout), *[None] * 4
 
 
 pope_forward_op.register_autograd(pope_backward_of, setup_context=pope_save)
 
 
-def pope_attention(q, k, v, delta, base=10000.0, softplus=True):
-    """Causal PoPE attention, see the top of this file. q, k, v (B, H, T, d) as projected, of one dtype; delta (H, d) or
-    None. Returns (B, H, T, d); q, k, v and delta get gradients. Where the first token stands makes no difference."""
+def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
+    """Causal PoPE attention, see the top of this file. q, k, v (B, H, T, d) as projected, of one dtype; delta
+    (H, d) or None. Returns (B, H, T, d); q, k, v and delta get gradients. Where the first token stands makes
+    no difference. dropout: the share of attention weights that are set to 0, drawn anew by every call."""
     if not q.shape == k.shape == v.shape or not q.dtype == k.dtype == v.dtype:
         shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, k, v))
         raise ValueError(f"pope_attention wants q, k, v of one shape and dtype, got {shapes}")
+    refuse_large(q, k, v)
     T, d = q.shape[2:]
     theta = base ** (-torch.arange(d, device=q.device, dtype=torch.float64) / d)
-    # in float64, as a float32 angle is off by 1e-3 at position 16384; the table itself is float32
+    # in float64, as a float32 angle is off by 1e-3 at position 16384; the table of its pairs is float32
     angle = torch.arange(T, device=q.device, dtype=torch.float64)[:, None] * theta  # (T, d)
     delta = torch.zeros(q.size(1), d, device=q.device) if delta is None else delta.float()
-    return pope_forward_op(q, k, v, delta, angle.cos().float(), angle.sin().float(), softplus)[0]
+    return pope_forward_op(q, k, v, delta, pairs(angle), draw_seed(q, dropout), softplus, dropout)[0]
 
 
 # ---------------------------------------------------------------------------------------------------
-# CoPE. Pieces of a tile of query-key pairs. AXIS is the axis of the keys: 1 where rows are queries, 0 in the dk, dv
-# kernel, whose tiles are transposed so that the matmuls find their operands in registers
+# CoPE. A position is an int32, in units of 1 / 2048
 
 BITS = tl.constexpr(11)  # of a position's fraction: as many as leave every gate exact in fp16
 UNIT = tl.constexpr(2048)  # 2^BITS, a whole position
-CHUNK = tl.constexpr(4)  # tiles between two looks at whether the rows are saturated
-BORROWED = 2**28  # bytes that the backward pass may borrow for what its two kernels tell each other; one head's at least
+MAGIC = tl.constexpr(2.0**23)  # x + 2^23 is rounded to a whole number, then the low bits of the float:
+MAGIC_BITS = tl.constexpr(0x4B000000)  # cheaper than floor and a conversion
+KEYS = 64  # keys of a tile in forward and backward_kv, the grain of exits, right and left
+BORROWED = 2**28  # bytes that the backward pass may borrow, or one head's, for what its kernels share
+ASM = not INTERPRET  # the interpreter knows no assembly
 
 
 @triton.jit
-def load_repeated(X, index, D: tl.constexpr, P: tl.constexpr):
-    """Rows of X (T, D), widened with zeros to the power of two that tl.dot asks for."""
-    c = tl.arange(0, P)
-    at = X + index[:, None] * D + c[None, :]
-    if D == P:
-        x = tl.load(at)
+def gather(at, ASM: tl.constexpr):
+    """32-bit words from anywhere. tl.load would carry the addresses through shared memory first, and back its
+    result."""
+    if ASM:
+        words = tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at.to(tl.int64)],
+                                          dtype=tl.int32,
+                                          is_pure=True, pack=1)
     else:
-        x = tl.load(at, mask=c[None, :] < D, other=0.0)
-    return x
+        words = tl.load(at)
+    return words
 
 
 @triton.jit
-def running_sum(x, LEFTWARD: tl.constexpr, AXIS: tl.constexpr):
-    """Sums of x over the keys up to each one (LEFTWARD: from each one on), itself included, as a matmul with a
-    triangle of ones: cheaper than a scan on tensor cores."""
-    n: tl.constexpr = x.shape[AXIS]
-    a, b = tl.arange(0, n)[:, None], tl.arange(0, n)[None, :]
-    if LEFTWARD == (AXIS == 1):
-        triangle = (a >= b).to(x.dtype)
+def scatter(at, a, b, here, ASM: tl.constexpr):
+    """Stores the float32 a and b side by side, where `here` says so."""
+    if ASM:
+        code: tl.constexpr = ("{ .reg .pred p; setp.ne.b32 p, $4, 0; "
+                              "@p st.global.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0; }")
+        tl.inline_asm_elementwise(code, "=r,l,f,f,r", [at.to(tl.int64), a, b, here.to(tl.int32)],
+                                  dtype=tl.int32, is_pure=False, pack=1)
     else:
-        triangle = (a <= b).to(x.dtype)
-    if AXIS == 1:
-        y = matmul(x, triangle)
+        tl.store(at, a, mask=here)
+        tl.store(at + 1, b, mask=here)
+
+
+@triton.jit
+def cope_pairs(z, zs, both, T, H, NPOS: tl.constexpr, C: tl.constexpr, M: tl.constexpr):
+    """z (B, H, T, NPOS) -> both, of the same shape: (z[c], z[c + 1]) in one word, so that a look-up is one
+    load. The last column's neighbour is never used: a clamped position is an integer."""
+    i, bh = (tl.program_id(0) * M + tl.arange(0, M))[:, None], tl.program_id(1).to(tl.int64)
+    c = tl.arange(0, C)[None, :]
+    at, here = head_of(z, zs, bh // H, bh % H) + i * zs[2] + c, (i < T) & (c < NPOS)
+    low, high = tl.load(at, mask=here, other=0.0), tl.load(at + 1, mask=here & (c < NPOS - 1), other=0.0)
+    if both.dtype.element_ty == tl.int64:
+        low, high = low.to(tl.int32, bitcast=True).to(tl.int64), high.to(tl.int32, bitcast=True).to(tl.int64)
+        word = (high << 32) | (low & 0xFFFFFFFF)
     else:
-        y = matmul(triangle, x)
-    return y
+        low, high = low.to(tl.int16, bitcast=True).to(tl.int32), high.to(tl.int16, bitcast=True).to(tl.int32)
+        word = (high << 16) | (low & 0xFFFF)
+    tl.store(both + bh * T * NPOS + i * NPOS + c, word, mask=here)
 
 
 @triton.jit
-def gate(logit, seen):
-    """The gate, and its units as whole numbers; a key in the future counts for nothing."""
-    g = tl.sigmoid(logit)
-    return g, tl.where(seen, tl.floor(g * UNIT + 0.5), 0.0)
-
-
-@triton.jit
-def clamp(p, NPOS: tl.constexpr):
-    return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
-
-
-@triton.jit
-def unpack(pair, DTYPE: tl.constexpr):
-    """(z[c], z[c + 1]) as float32 from the word that pairs() made of them."""
-    if DTYPE == tl.float32:
-        low, high = pair.to(tl.int32).to(DTYPE, bitcast=True), (pair >> 32).to(tl.int32).to(DTYPE, bitcast=True)
+def unpack(word, ZTYPE: tl.constexpr):
+    """(z[c], z[c + 1]) as float32"""
+    if ZTYPE == tl.float32:
+        low, high = word.to(tl.int32).to(tl.float32, bitcast=True), (word >> 32).to(tl.int32).to(tl.float32,
+                                                                                                 bitcast=True)
+    elif ZTYPE == tl.bfloat16:  # the upper half of a float32
+        low, high = (word << 16).to(tl.float32, bitcast=True), (word & -65536).to(tl.float32, bitcast=True)
     else:
-        low, high = pair.to(tl.int16).to(DTYPE, bitcast=True), (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+        low, high = word.to(tl.int16).to(ZTYPE, bitcast=True), (word >> 16).to(tl.int16).to(ZTYPE,
+                                                                                            bitcast=True)
     return low.to(tl.float32), high.to(tl.float32)
 
 
 @triton.jit
-def pack(low, high):
-    """Two float32 in one word, low in the lower half."""
-    return (high.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (low.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+def look_up(z, row, p, NPOS: tl.constexpr, ZTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Bias at the clamped positions p, its slope and the weight w of the right neighbour."""
+    low, high = unpack(gather(z + (row * NPOS + (p >> BITS)), ASM and ZTYPE != tl.float32), ZTYPE)
+    w = ((p << 12) & 0x7FF000 | 0x3F800000).to(tl.float32,
+                                               bitcast=True) - 1.0  # the 11 bits of a float in [1, 2)
+    return low + w * (high - low), tl.where(w > 0, high - low, 0.0), w
 
 
 @triton.jit
-def look_up(Z, row, p, T, NPOS: tl.constexpr, ZTYPE: tl.constexpr):
-    """Bias at the clamped positions p (in units), its slope and the weight of the right neighbour."""
-    pair = tl.zeros(p.shape, Z.dtype.element_ty)
-    if T > 0:  # always: a load outside a branch would be prefetched a tile ahead, with all that leads to its address
-        pair = tl.load(Z + row * NPOS + (p >> BITS))
-    low, high = unpack(pair, ZTYPE)
-    w = (p & (UNIT - 1)).to(tl.float32) * (1.0 / UNIT)
-    slope = tl.where(w > 0, high - low, 0.0)
-    return low + w * slope, slope, w
+def last_bias(z, row, NPOS: tl.constexpr, ZTYPE: tl.constexpr):
+    return unpack(tl.load(z + row * NPOS + NPOS - 1), ZTYPE)[0]
 
 
 @triton.jit
-def last_bias(Z, row, NPOS: tl.constexpr, ZTYPE: tl.constexpr):
-    return unpack(tl.load(Z + row * NPOS + NPOS - 1), ZTYPE)[0]
-
-
-# ---------------------------------------------------------------------------------------------------
-# the kernels. A program works on one tile and one head; rows and keys past T repeat the last one, so that loads
-# need no mask, and are left out of every result
-
-
-@triton.jit
-def attend(s, v, m, l, acc):
-    """One step of the online softmax: m the row maxima, l the sums, acc the weighted values so far."""
-    m_new = tl.maximum(m, tl.max(s, 1))
-    e, shrink = tl.exp(s - m_new[:, None]), tl.exp(m - m_new)
-    acc = matmul(e.to(v.dtype), v, acc * shrink[:, None])
-    return m_new, l * shrink + tl.sum(e, 1), acc
+def gates(logit, seen, MASK: tl.constexpr):
+    """The gates, and their units as whole floats; MASK: there may be keys in the future, which count for
+    nothing."""
+    g = sigmoid(logit)
+    units = (g * UNIT + MAGIC) - MAGIC
+    if MASK:
+        units = tl.where(seen, units, 0.0)
+    return g, units
 
 
 @triton.jit
-def cope_forward(Q, K, V, Z, GQ, GK, O, LSE, COUNT, EXIT, scale, T, D: tl.constexpr, P: tl.constexpr,
-                 NPOS: tl.constexpr, ZTYPE: tl.constexpr, OWN: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """A tile of M rows walks from the diagonal to the left, carrying the units that each row has counted. Stores o,
-    the log-sum-exp, the count where the gates were left, and the key left of which they were (EXIT, one per tile)."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
-    head = tl.program_id(1).to(tl.int64)
-    Q, K, V, O, Z = Q + head * T * D, K + head * T * D, V + head * T * D, O + head * T * D, Z + head * T * NPOS
-    i = tile * M + tl.arange(0, M)
-    row = tl.minimum(i, T - 1)
-    q = load_repeated(Q, row, D, P)
-    if OWN:
-        GQ, GK = GQ + head * T * D, GK + head * T * D
-        gq = load_repeated(GQ, row, D, P)
-    m, l, acc = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, P), tl.float32)
-    count = tl.zeros((M,), tl.int32)
-
-    todo = tl.cdiv(tl.minimum(tile * M + M, T), N)  # key tiles left to do: 0 .. todo - 1
-    while (todo > 0) & (tl.min(count, 0) < (NPOS - 1) * UNIT):
-        stop = tl.maximum(todo - CHUNK, 0)
-        for back in range(0, todo - stop):  # an inner loop, as only those are pipelined
-            j = (todo - 1 - back) * N + tl.arange(0, N)
-            key = tl.minimum(j, T - 1)
-            s = matmul(q, tl.trans(load_repeated(K, key, D, P))) * scale
-            gs = s
-            if OWN:
-                gs = matmul(gq, tl.trans(load_repeated(GK, key, D, P))) * scale
-            seen = row[:, None] >= j[None, :]
-            g, units = gate(gs, seen)
-            p = clamp(count[:, None] + running_sum(units.to(tl.float16), True, 1).to(tl.int32), NPOS)
-            bias, slope, w = look_up(Z, row[:, None], p, T, NPOS, ZTYPE)
-            count += tl.sum(units, 1).to(tl.int32)
-            m, l, acc = attend(tl.where(seen, s + bias, float("-inf")), load_repeated(V, key, D, P), m, l, acc)
-        todo = stop
-    last = last_bias(Z, row, NPOS, ZTYPE)
-    for n in range(0, todo):
-        key = n * N + tl.arange(0, N)
-        s = matmul(q, tl.trans(load_repeated(K, key, D, P))) * scale + last[:, None]
-        m, l, acc = attend(s, load_repeated(V, key, D, P), m, l, acc)
-
-    store_rows(O, i, D, acc / l[:, None], T, D, P)
-    tl.store(LSE + head * T + i, m + tl.log(l), mask=i < T)
-    tl.store(COUNT + head * T + i, count, mask=i < T)
-    tl.store(EXIT + head * tl.num_programs(0) + tile, todo * N)
+def whole(x):
+    return (x + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
 
 
 @triton.jit
-def cope_backward_q(Q, K, V, Z, GQ, GK, O, DO, LSE, COUNT, EXIT, DQ, DGQ, ENDS, MEAN, RIGHT, LEFT, scale, T, n_exits,
-                    first, D: tl.constexpr, P: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr,
-                    OWN: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """dq and d gate_q; a tile of rows walks from left to right, so that a gate's gradient, the sum of dp over all
-    keys to its left, is a running sum too. Writes for the dk, dv kernel: MEAN (T,) = do . o, and per key tile and
-    row the units counted to its RIGHT and the sum of dp to its LEFT.
-
-    dz without a scattered sum: p falls along a row, in steps of one at most, so the keys with floor p = c are a run.
-    Its last key stores the running sums of ds (1 - w) and of ds w in ENDS[c]; what the run added is their difference
-    from the run before, column c + 1 (see cope_backward_op)."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head = first + tl.program_id(1).to(tl.int64)
-    Q, K, V, O, DO, Z = Q + head * T * D, K + head * T * D, V + head * T * D, O + head * T * D, DO + head * T * D, Z + head * T * NPOS
-    tables = (head - first) * tl.cdiv(T, N) * T
-    RIGHT, LEFT = RIGHT + tables, LEFT + tables
-    ENDS += head * T * NPOS
-    i = tile * M + tl.arange(0, M)
-    row, real = tl.minimum(i, T - 1), i < T
-    q, do = load_repeated(Q, row, D, P), load_repeated(DO, row, D, P)
-    row_mean = tl.sum(load_repeated(O, row, D, P).to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(MEAN + head * T + i, row_mean, mask=real)
-    lse = tl.load(LSE + head * T + row)
-    count = tl.load(COUNT + head * T + row)
-    if OWN:
-        GQ, GK = GQ + head * T * D, GK + head * T * D
-        gq = load_repeated(GQ, row, D, P)
-        dgq = tl.zeros((M, P), tl.float32)
-    dq = tl.zeros((M, P), tl.float32)
-    left, low, high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
-
-    start = tl.load(EXIT + head * n_exits + tile * M // ROWS) // N
-    last = last_bias(Z, row, NPOS, ZTYPE)
-    for n in range(0, start):
-        key = n * N + tl.arange(0, N)
-        tl.store(RIGHT + n * T + i, count, mask=real)
-        tl.store(LEFT + n * T + i, left, mask=real)
-        k = load_repeated(K, key, D, P)
-        s = matmul(q, tl.trans(k)) * scale + last[:, None]
-        dw = matmul(do, tl.trans(load_repeated(V, key, D, P))) - row_mean[:, None]
-        ds = (tl.exp(s - lse[:, None]) * dw).to(k.dtype)
-        low += tl.sum(ds.to(tl.float32), 1)
-        dq = matmul(ds, k, dq)
-    for n in range(start, tl.cdiv(tl.minimum(tile * M + M, T), N)):
-        j = n * N + tl.arange(0, N)
-        key = tl.minimum(j, T - 1)
-        k = load_repeated(K, key, D, P)
-        s = matmul(q, tl.trans(k)) * scale
-        gs = s
-        if OWN:
-            gk = load_repeated(GK, key, D, P)
-            gs = matmul(gq, tl.trans(gk)) * scale
-        seen = row[:, None] >= j[None, :]
-        g, units = gate(gs, seen)
-        count -= tl.sum(units, 1).to(tl.int32)
-        tl.store(RIGHT + n * T + i, count, mask=real)
-        tl.store(LEFT + n * T + i, left, mask=real)
-        p = count[:, None] + running_sum(units.to(tl.float16), True, 1).to(tl.int32)
-        column = clamp(p, NPOS) >> BITS
-        next_column = clamp(p - units.to(tl.int32), NPOS) >> BITS
-        bias, slope, w = look_up(Z, row[:, None], clamp(p, NPOS), T, NPOS, ZTYPE)
-        dw = matmul(do, tl.trans(load_repeated(V, key, D, P))) - row_mean[:, None]
-        ds = tl.where(seen, tl.exp(s + bias - lse[:, None]), 0.0) * dw
-
-        end = (column != next_column) & real[:, None]
-        part = (ds * (1 - w)).to(k.dtype)
-        low_sum = low[:, None] + running_sum(part, False, 1)
-        low += tl.sum(part.to(tl.float32), 1)
-        part = (ds * w).to(k.dtype)
-        high_sum = high[:, None] + running_sum(part, False, 1)
-        high += tl.sum(part.to(tl.float32), 1)
-        tl.store(ENDS + row[:, None] * NPOS + column, pack(low_sum, high_sum), mask=end)
-
-        dp = (ds * slope).to(k.dtype)
-        dg = left[:, None] + running_sum(dp, False, 1)
-        left += tl.sum(dp.to(tl.float32), 1)
-        dgs = tl.where(seen, dg * g * (1 - g), 0.0)
-        if OWN:
-            dgq = matmul(dgs.to(k.dtype), gk, dgq)
-        else:
-            ds += dgs
-        dq = matmul(ds.to(k.dtype), k, dq)
-
-    tl.store(ENDS + row * NPOS, pack(low, high), mask=real)  # column 0 is where every row ends
-    store_rows(DQ + head * T * D, i, D, dq * scale, T, D, P)
-    if OWN:
-        store_rows(DGQ + head * T * D, i, D, dgq * scale, T, D, P)
+def triangle(n: tl.constexpr, DTYPE: tl.constexpr):
+    """(n, n), 1 on and under the diagonal. x @ it sums x over the columns from each one on, x @ its transpose
+    up to each one: exact for the units in fp16, and cheaper than a scan."""
+    return (tl.arange(0, n)[:, None] >= tl.arange(0, n)[None, :]).to(DTYPE)
 
 
-@triton.jit
-def cope_backward_kv(Q, K, V, Z, GQ, GK, DO, LSE, EXIT, DK, DV, DGK, MEAN, RIGHT, LEFT, scale, T, n_exits,
-                     first, D: tl.constexpr, P: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr,
-                     OWN: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """dk, dv and d gate_k; a tile of N keys visits all rows that see it, CHUNK tiles of M at a time: with gates
-    where one of them still counts, without where all are saturated."""
-    n = tl.program_id(0)
-    head = first + tl.program_id(1).to(tl.int64)
-    Q, K, V, DO, Z = Q + head * T * D, K + head * T * D, V + head * T * D, DO + head * T * D, Z + head * T * NPOS
-    tables = ((head - first) * tl.num_programs(0) + n) * T
-    RIGHT, LEFT, LSE, MEAN = RIGHT + tables, LEFT + tables, LSE + head * T, MEAN + head * T
-    j = n * N + tl.arange(0, N)
-    key = tl.minimum(j, T - 1)
-    k, v = load_repeated(K, key, D, P), load_repeated(V, key, D, P)
-    dk, dv = tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32)
-    if OWN:
-        GQ, GK = GQ + head * T * D, GK + head * T * D
-        gk = load_repeated(GK, key, D, P)
-        dgk = tl.zeros((N, P), tl.float32)
-
-    for start in range(n * N // M * M, T, CHUNK * M):
-        tiles = tl.minimum(tl.cdiv(T - start, M), CHUNK)
-        rows = tl.minimum(start + M * tl.arange(0, CHUNK), T - 1)
-        if tl.min(tl.load(EXIT + head * n_exits + rows // ROWS), 0) <= n * N:
-            for step in range(0, tiles):
-                i = start + step * M + tl.arange(0, M)
-                row, real = tl.minimum(i, T - 1), i < T
-                q, do = load_repeated(Q, row, D, P), load_repeated(DO, row, D, P)
-                lse, row_mean = tl.load(LSE + row), tl.load(MEAN + row)
-                s = matmul(k, tl.trans(q)) * scale
-                gs = s
-                if OWN:
-                    gq = load_repeated(GQ, row, D, P)
-                    gs = matmul(gk, tl.trans(gq)) * scale
-                seen = (i[None, :] >= j[:, None]) & real[None, :]
-                g, units = gate(gs, seen)
-                p = tl.load(RIGHT + row)[None, :] + running_sum(units.to(tl.float16), True, 0).to(tl.int32)
-                bias, slope, w = look_up(Z, row[None, :], clamp(p, NPOS), T, NPOS, ZTYPE)
-                weight = tl.where(seen, tl.exp(s + bias - lse[None, :]), 0.0)
-                dv = matmul(weight.to(q.dtype), do, dv)
-                ds = weight * (matmul(v, tl.trans(do)) - row_mean[None, :])
-                dg = tl.load(LEFT + row)[None, :] + running_sum((ds * slope).to(q.dtype), False, 0)
-                dgs = tl.where(seen, dg * g * (1 - g), 0.0)
-                if OWN:
-                    dgk = matmul(dgs.to(q.dtype), gq, dgk)
+@triton.jit(do_not_specialize=["T"])
+def cope_forward(q, qs, k, ks, v, vs, gq, gqs, gk, gks, z, o, rest, lse, count, exits, seed, scale, T, H,
+                 DROPOUT: tl.constexpr, D: tl.constexpr, P: tl.constexpr, NPOS: tl.constexpr,
+                 ZTYPE: tl.constexpr, ASM: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+                 CHUNK: tl.constexpr):
+    """A tile of queries walks from the diagonal to the left. Stores o, what 16 bits leave of it (rest), the
+    log-sum-exp, the units counted where the gates were left, and the key left of which they were (exits, one
+    per tile)."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first, for an even end
+    i, bh = tile * M + tl.arange(0, M), tl.program_id(1).to(tl.int64)
+    b, h = bh // H, bh % H
+    k, v, z = head_of(k, ks, b, h), head_of(v, vs, b, h), z + bh * T * NPOS
+    q_tile = load_rows(head_of(q, qs, b, h), i, qs[2], T, D, P, True)
+    if gq is not None:
+        gq_tile, gk = load_rows(head_of(gq, gqs, b, h), i, gqs[2], T, D, P, True), head_of(gk, gks, b, h)
+    counted, row = tl.zeros((M,), tl.int32), tl.minimum(i, T - 1)
+    top, total, acc = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, P), tl.float32)
+    todo = tl.cdiv(tl.minimum(tile * M + M, T), N)  # key tiles that are left: 0 .. todo - 1
+    for diagonal in tl.static_range(1, -1, -1):  # first the keys under the mask, then those that all queries see
+        leave = tile * M // N if diagonal else 0
+        while (todo > leave) & (tl.min(counted, 0) < (NPOS - 1) * UNIT):  # CHUNK tiles between two looks
+            stop = leave if diagonal else tl.maximum(todo - CHUNK, 0)
+            for back in range(0, todo - stop):
+                j = (todo - 1 - back) * N + tl.arange(0, N)
+                s = matmul(q_tile, tl.trans(load_rows(k, j, ks[2], T, D, P, diagonal))) * scale
+                if gq is None:
+                    gate_logit = s
                 else:
-                    ds += dgs
-                dk = matmul(ds.to(q.dtype), q, dk)
-        else:
-            for step in range(0, tiles):
-                i = start + step * M + tl.arange(0, M)
-                row = tl.minimum(i, T - 1)
-                q, do = load_repeated(Q, row, D, P), load_repeated(DO, row, D, P)
-                lse = tl.load(LSE + i, mask=i < T, other=float("inf"))  # a row past T weighs exp(-inf) = 0
-                bias = last_bias(Z, row, NPOS, ZTYPE) - lse
-                weight = tl.exp(matmul(k, tl.trans(q)) * scale + bias[None, :])
-                dv = matmul(weight.to(q.dtype), do, dv)
-                ds = weight * (matmul(v, tl.trans(do)) - tl.load(MEAN + row)[None, :])
-                dk = matmul(ds.to(q.dtype), q, dk)
-
-    store_rows(DK + head * T * D, j, D, dk * scale, T, D, P)
-    store_rows(DV + head * T * D, j, D, dv, T, D, P)
-    if OWN:
-        store_rows(DGK + head * T * D, j, D, dgk * scale, T, D, P)
-
-
-# ---------------------------------------------------------------------------------------------------
-# CoPE on the host: tiles, launches, autograd
-
-
-def cope_tiles(x):
-    """Options of forward, backward_q and backward_kv for heads as wide as those of x: 16-bit kernels spill at most
-    24 bytes on sm_80 and sm_90; nothing was timed. The backward kernels share N, by which RIGHT and LEFT are kept; the
-    M of forward is a multiple of backward_q's."""
-    width = max(64, triton.next_power_of_2(x.size(-1)))
-    warps = 8 if width > 64 else 4
-    roomy = chip(x) == 80 or 90 <= chip(x) < 120  # over 160 KB of shared memory, not the 100 KB of desktop GPUs
-    forward = dict(M=128, N=64 if width == 64 else 32, num_warps=8) if roomy else dict(M=64, N=32, num_warps=warps)
-    backward_q, backward_kv = dict(M=32, N=32, num_warps=warps), dict(M=64, N=32, num_warps=8)
-    if x.dtype == torch.float32:  # without tensor cores and with twice the registers, these do spill
-        forward = backward_kv = backward_q
-    return [dict(tile, P=width, num_stages=2) for tile in (forward, backward_q, backward_kv)]
+                    gate_logit = matmul(gq_tile, tl.trans(load_rows(gk, j, gks[2], T, D, P, diagonal))) * scale
+                seen = i[:, None] >= j[None, :]
+                g, units = gates(gate_logit, seen, diagonal)
+                p = counted[:, None] + whole(matmul(units.to(tl.float16), triangle(N, tl.float16)))
+                bias, slope, w = look_up(z, row[:, None], tl.minimum(p, (NPOS - 1) * UNIT), NPOS, ZTYPE, ASM)
+                counted += tl.sum(units, 1).to(tl.int32)
+                s += bias * LOG2E
+                if diagonal:
+                    s = tl.where(seen, s, float("-inf"))
+                v_tile = load_rows(v, j, vs[2], T, D, P, diagonal)
+                top, total, acc = attend(s, 1.0, v_tile, top, total, acc, seed, bh, i, j, DROPOUT)
+            todo = stop
+    last = last_bias(z, row, NPOS, ZTYPE) * LOG2E
+    top -= last
+    for n in range(0, todo):  # every row is saturated
+        j = n * N + tl.arange(0, N)
+        a = matmul(q_tile, tl.trans(load_rows(k, j, ks[2], T, D, P, False)))
+        v_tile = load_rows(v, j, vs[2], T, D, P, False)
+        top, total, acc = attend(a, scale, v_tile, top, total, acc, seed, bh, i, j, DROPOUT)
+    acc /= (total * (1 - DROPOUT))[:, None]
+    at = (b * T * H + h) * D
+    store_rows(o + at, i, H * D, acc, T, D, P)
+    if rest is not None:
+        store_rows(rest + at, i, H * D, acc - acc.to(o.dtype.element_ty).to(tl.float32), T, D, P)
+    tl.store(lse + bh * T + i, top + last + tl.log2(total), mask=i < T)
+    tl.store(count + bh * T + i, counted, mask=i < T)
+    tl.store(exits + bh * tl.num_programs(0) + tile, todo * N)
 
 
-def pairs(z):
-    """z (B, H, T, npos) -> the same shape: (z[c], z[c + 1]) in one word, so that a look-up is one load and exact. The
-    last column's neighbour is never used: a clamped position is an integer."""
-    both = torch.stack((z, z.roll(-1, -1)), -1)
-    return both.view(torch.int32 if z.element_size() == 2 else torch.int64)[..., 0]
+@triton.jit(do_not_specialize=["T", "first"])
+def cope_backward_q(q, qs, k, ks, v, vs, gq, gqs, gk, gks, o, os, rest, do, dos, z, lse, count, exits, dq,
+                    dgq, dz, ends, mean, right, left, seed, scale, T, H, first, ROWS: tl.constexpr,
+                    KEYS: tl.constexpr, DROPOUT: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+                    NPOS: tl.constexpr, ZTYPE: tl.constexpr, ASM: tl.constexpr, C: tl.constexpr,
+                    M: tl.constexpr, N: tl.constexpr):
+    """dq, d gate_q and dz; a tile of queries walks from left to right, so that a gate's gradient, the sum of
+    dp over all keys to its left, is a running sum too. Writes for the keys' kernel mean (B H, T) = do . o,
+    and per KEYS keys and row the units counted to their right and the sum of dp to their left.
+
+    dz without a scattered sum: p falls along a row, in steps of one at most, so the keys with floor p = c are
+    a run. Its last key stores the running sums of ds (1 - w) and of ds w in ends[c]; a run's own sum is the
+    difference from the run before, column c + 1. The sums are carried in float32 from tile to tile, not as
+    their rounded terms: where a row's positions stay in one column its sum nearly vanishes, as the ds of a
+    row add up to 0."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    i, slot = tile * M + tl.arange(0, M), tl.program_id(1).to(tl.int64)
+    bh = first + slot
+    b, h = bh // H, bh % H
+    k, v, z, ends = head_of(k, ks, b, h), head_of(v, vs, b, h), z + bh * T * NPOS, ends + slot * T * NPOS * 2
+    tables = slot * tl.cdiv(T, KEYS) * T
+    row, real = tl.minimum(i, T - 1), i < T
+    at = (b * T * H + h) * D
+    q_tile, g = load_rows(head_of(q, qs, b, h), i, qs[2], T, D, P, True), load_rows(head_of(do, dos, b, h),
+                                                                                    i, dos[2], T, D, P, True)
+    o_tile = load_rows(head_of(o, os, b, h), i, os[2], T, D, P, True).to(tl.float32)
+    if rest is not None:
+        o_tile += load_rows(rest + at, i, H * D, T, D, P, True).to(tl.float32)
+    row_mean = tl.sum(o_tile * g.to(tl.float32), 1)
+    tl.store(mean + bh * T + i, row_mean, mask=real)
+    row_lse = tl.load(lse + bh * T + i, mask=real, other=float("inf"))  # no weights past the last query
+    units_right = tl.load(count + bh * T + i, mask=real, other=0)
+    top_column = tl.minimum(units_right, (NPOS - 1) * UNIT) >> BITS
+    if gq is not None:
+        gq_tile, gk = load_rows(head_of(gq, gqs, b, h), i, gqs[2], T, D, P, True), head_of(gk, gks, b, h)
+        acc_g = tl.zeros((M, P), tl.float32)
+    acc = tl.zeros((M, P), tl.float32)
+    dp_left, low, high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
+
+    start = tl.load(exits + bh * tl.cdiv(T, ROWS) + tile * M // ROWS) // N
+    last = last_bias(z, row, NPOS, ZTYPE) * LOG2E - row_lse
+    for n in range(0, start):
+        j = n * N + tl.arange(0, N)
+        k_tile = load_rows(k, j, ks[2], T, D, P, False)
+        weight = tl.exp2(matmul(q_tile, tl.trans(k_tile)) * scale + last[:, None])
+        dw = matmul(g, tl.trans(load_rows(v, j, vs[2], T, D, P, False)))
+        if DROPOUT > 0:
+            dw = tl.where(survives(seed, bh, i[:, None], j[None, :], DROPOUT), dw, 0.0) * (1 / (1 - DROPOUT))
+        ds = weight * (dw - row_mean[:, None])
+        low += tl.sum(ds, 1)
+        acc = matmul(ds.to(k_tile.dtype), k_tile, acc)
+    for diagonal in tl.static_range(2):
+        end = tl.cdiv(tl.minimum(tile * M + M, T), N)
+        for n in range(tile * M // N if diagonal else start, end if diagonal else tile * M // N):
+            j = n * N + tl.arange(0, N)
+            k_tile = load_rows(k, j, ks[2], T, D, P, diagonal)
+            s = matmul(q_tile, tl.trans(k_tile)) * scale
+            if gq is None:
+                gate_logit = s
+            else:
+                gk_tile = load_rows(gk, j, gks[2], T, D, P, diagonal)
+                gate_logit = matmul(gq_tile, tl.trans(gk_tile)) * scale
+            seen = i[:, None] >= j[None, :]
+            gate, units = gates(gate_logit, seen, diagonal)
+            table = tables + n // (KEYS // N) * T + i
+            tl.store(left + table, dp_left, mask=real & (n % (KEYS // N) == 0))
+            units_right = tl.maximum(units_right - tl.sum(units, 1).to(tl.int32), 0)
+            tl.store(right + table, units_right, mask=real)  # the last of the KEYS counts
+            p = units_right[:, None] + whole(matmul(units.to(tl.float16), triangle(N, tl.float16)))
+            column = tl.minimum(p, (NPOS - 1) * UNIT) >> BITS
+            next_column = tl.minimum(p - whole(units), (NPOS - 1) * UNIT) >> BITS
+            bias, slope, w = look_up(z, row[:, None], tl.minimum(p, (NPOS - 1) * UNIT), NPOS, ZTYPE, ASM)
+            dw = matmul(g, tl.trans(load_rows(v, j, vs[2], T, D, P, diagonal)))
+            if DROPOUT > 0:
+                dw = tl.where(survives(seed, bh, i[:, None], j[None, :], DROPOUT), dw,
+                              0.0) * (1 / (1 - DROPOUT))
+            ds = tl.exp2(s + bias * LOG2E - row_lse[:, None]) * (dw - row_mean[:, None])
+            if diagonal:
+                ds = tl.where(seen, ds, 0.0)
+            upto = tl.trans(triangle(N, k_tile.dtype))
+            part = ds * w
+            high_sum = high[:, None] + matmul(part.to(k_tile.dtype), upto)
+            high += tl.sum(part, 1)
+            part = ds - part
+            low_sum = low[:, None] + matmul(part.to(k_tile.dtype), upto)
+            low += tl.sum(part, 1)
+            scatter(ends + (row[:, None] * NPOS + column) * 2, low_sum, high_sum,
+                    (column != next_column) & real[:, None], ASM)
+            dp = ds * slope
+            dg = dp_left[:, None] + matmul(dp.to(k_tile.dtype), upto)
+            dp_left += tl.sum(dp, 1)
+            dg *= gate - gate * gate
+            if diagonal:
+                dg = tl.where(seen, dg, 0.0)
+            if gq is None:
+                ds += dg
+            else:
+                acc_g = matmul(dg.to(k_tile.dtype), gk_tile, acc_g)
+            acc = matmul(ds.to(k_tile.dtype), k_tile, acc)
+
+    scatter(ends + row * NPOS * 2, low, high, real, False)  # column 0 is where every row ends
+    store_rows(dq + at, i, H * D, acc * (scale * LN2), T, D, P)  # 1 / sqrt(d)
+    if gq is not None:
+        store_rows(dgq + at, i, H * D, acc_g * (scale * LN2), T, D, P)
+    tl.debug_barrier()  # the rows' ends were stored by other threads
+    for c0 in range(0, NPOS, C):
+        c = c0 + tl.arange(0, C)[None, :]
+        at_c = ends + (row[:, None] * NPOS + c) * 2
+        here, after = (c <= top_column[:, None]) & real[:, None], (c < top_column[:, None]) & real[:, None]
+        before = (c > 0) & (c - 1 <= top_column[:, None]) & real[:, None]
+        own = tl.load(at_c, mask=here, other=0.0) - tl.load(at_c + 2, mask=after, other=0.0)
+        neighbour = tl.load(at_c - 1, mask=before, other=0.0) - tl.load(at_c + 1, mask=here & (c > 0),
+                                                                        other=0.0)
+        tl.store(dz + bh * T * NPOS + row[:, None] * NPOS + c, own + neighbour, mask=real[:,
+                                                                                          None] & (c < NPOS))
+
+
+@triton.jit(do_not_specialize=["T", "first"])
+def cope_backward_kv(q, qs, k, ks, v, vs, gq, gqs, gk, gks, do, dos, z, lse, exits, dk, dv, dgk, mean, right,
+                     left, seed, scale, T, H, first, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+                     D: tl.constexpr, P: tl.constexpr, NPOS: tl.constexpr, ZTYPE: tl.constexpr,
+                     ASM: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """dk, dv and d gate_k; a tile of keys visits all queries that see it: those under the mask, then the
+    forward tiles that still counted when they met these keys, then those that were saturated."""
+    j, slot = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
+    bh = first + slot
+    b, h = bh // H, bh % H
+    q, do, z = head_of(q, qs, b, h), head_of(do, dos, b, h), z + bh * T * NPOS
+    lse += bh * T
+    mean += bh * T
+    tables = (slot * tl.num_programs(0) + tl.program_id(0)) * T
+    right += tables
+    left += tables
+    exits += bh * tl.cdiv(T, ROWS)
+    j0 = tl.program_id(0) * N
+    k_tile = load_rows(head_of(k, ks, b, h), j, ks[2], T, D, P, True)
+    v_tile = load_rows(head_of(v, vs, b, h), j, vs[2], T, D, P, True)
+    acc_k, acc_v = tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32)
+    if gq is not None:
+        gq, gk_tile = head_of(gq, gqs, b, h), load_rows(head_of(gk, gks, b, h), j, gks[2], T, D, P, True)
+        acc_g = tl.zeros((N, P), tl.float32)
+    below = tl.minimum(tl.cdiv(j0 + N, M) * M, T)  # from this query on, all see the whole tile
+
+    for diagonal in tl.static_range(1, -1, -1):
+        for tile in range(0 if diagonal else below // ROWS, 1 if diagonal else tl.cdiv(T, ROWS)):
+            if diagonal:
+                i_start, i_end = j0 // M * M, below
+            else:
+                i_start = tl.maximum(tile * ROWS, below)
+                i_end = tl.where(tl.load(exits + tile) <= j0, tl.minimum(tile * ROWS + ROWS, T), i_start)
+            for i0 in range(i_start, i_end, M):
+                i = i0 + tl.arange(0, M)
+                row, real = tl.minimum(i, T - 1), i < T
+                q_tile, g = load_rows(q, i, qs[2], T, D, P, True), load_rows(do, i, dos[2], T, D, P, True)
+                row_lse = tl.load(lse + i, mask=real, other=float("inf"))
+                row_mean = tl.load(mean + i, mask=real, other=0.0)
+                s = matmul(k_tile, tl.trans(q_tile)) * scale
+                if gq is None:
+                    gate_logit = s
+                else:
+                    gq_tile = load_rows(gq, i, gqs[2], T, D, P, True)
+                    gate_logit = matmul(gk_tile, tl.trans(gq_tile)) * scale
+                seen = i[None, :] >= j[:, None]
+                gate, units = gates(gate_logit, seen, diagonal)
+                p = tl.load(right + i, mask=real, other=0)[None, :] + whole(
+                    matmul(tl.trans(triangle(N, tl.float16)), units.to(tl.float16)))
+                bias, slope, w = look_up(z, row[None, :], tl.minimum(p, (NPOS - 1) * UNIT), NPOS, ZTYPE, ASM)
+                weight = tl.exp2(s + bias * LOG2E - row_lse[None, :])
+                if diagonal:
+                    weight = tl.where(seen, weight, 0.0)
+                dw = matmul(v_tile, tl.trans(g))
+                if DROPOUT > 0:
+                    keep = survives(seed, bh, i[None, :], j[:, None], DROPOUT)
+                    dw = tl.where(keep, dw, 0.0) * (1 / (1 - DROPOUT))
+                    acc_v = matmul(tl.where(keep, weight, 0.0).to(g.dtype), g, acc_v)
+                else:
+                    acc_v = matmul(weight.to(g.dtype), g, acc_v)
+                ds = weight * (dw - row_mean[None, :])
+                dg = tl.load(left + i, mask=real, other=0.0)[None, :] + matmul(triangle(N, g.dtype),
+                                                                               (ds * slope).to(g.dtype))
+                dg *= gate - gate * gate
+                if diagonal:
+                    dg = tl.where(seen, dg, 0.0)
+                if gq is None:
+                    ds += dg
+                else:
+                    acc_g = matmul(dg.to(g.dtype), gq_tile, acc_g)
+                acc_k = matmul(ds.to(g.dtype), q_tile, acc_k)
+    for tile in range(below // ROWS, tl.cdiv(T, ROWS)):
+        i_start = tl.maximum(tile * ROWS, below)
+        i_end = tl.where(tl.load(exits + tile) <= j0, i_start, tl.minimum(tile * ROWS + ROWS, T))
+        for i0 in range(i_start, i_end, M):
+            i = i0 + tl.arange(0, M)
+            real = i < T
+            q_tile, g = load_rows(q, i, qs[2], T, D, P, True), load_rows(do, i, dos[2], T, D, P, True)
+            last = last_bias(z, tl.minimum(i, T - 1), NPOS, ZTYPE) * LOG2E - tl.load(lse + i, mask=real,
+                                                                                     other=float("inf"))
+            weight = tl.exp2(matmul(k_tile, tl.trans(q_tile)) * scale + last[None, :])
+            dw = matmul(v_tile, tl.trans(g))
+            if DROPOUT > 0:
+                keep = survives(seed, bh, i[None, :], j[:, None], DROPOUT)
+                dw = tl.where(keep, dw, 0.0) * (1 / (1 - DROPOUT))
+                acc_v = matmul(tl.where(keep, weight, 0.0).to(g.dtype), g, acc_v)
+            else:
+                acc_v = matmul(weight.to(g.dtype), g, acc_v)
+            ds = weight * (dw - tl.load(mean + i, mask=real, other=0.0)[None, :])
+            acc_k = matmul(ds.to(g.dtype), q_tile, acc_k)
+
+    at = (b * T * H + h) * D
+    store_rows(dk + at, j, H * D, acc_k * (scale * LN2), T, D, P)
+    store_rows(dv + at, j, H * D, acc_v * (1 / (1 - DROPOUT)), T, D, P)
+    if gq is not None:
+        store_rows(dgk + at, j, H * D, acc_g * (scale * LN2), T, D, P)
+
+
+# (M, N, warps) for 16-bit inputs, for P < 128 and P = 128. One stage: the compilers of Triton 3.6 to 3.8
+# cannot pipeline a loop that looks something up, and two programs on a multiprocessor hide each other's loads
+# as well
+COPE_TILES = {
+    "cope_forward": ((64, KEYS, 4), (64, KEYS, 4)),
+    "cope_backward_q": ((64, 32, 4), (64, 32, 4)),
+    "cope_backward_kv": ((32, KEYS, 4), (32, KEYS, 4)),
+}
+
+
+def cope_options(x, kernel):
+    P = max(64, triton.next_power_of_2(x.size(-1)))
+    M, N, warps = COPE_TILES[kernel.__name__][P > 64]
+    return dict(D=x.size(-1), P=P, M=M, N=N, num_warps=warps, num_stages=1)
 
 
 @torch.library.custom_op("cope::forward", mutates_args=())
-def cope_forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, z: torch.Tensor, gate_q: Optional[torch.Tensor],
-                    gate_k: Optional[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def cope_forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, z: torch.Tensor,
+                    gate_q: Optional[torch.Tensor], gate_k: Optional[torch.Tensor],
+                    seed: Optional[torch.Tensor], dropout: float) -> list[torch.Tensor]:
     B, H, T, d = q.shape
-    o, lse, count, exits = cope_forward_shapes(q, k, v, z, gate_q, gate_k)
-    launch(cope_forward, (exits.size(1), B * H), q, k, v, pairs(z), gate_q, gate_k, o, lse, count, exits, d**-0.5, T,
-           D=d, NPOS=z.size(-1), ZTYPE=getattr(tl, str(z.dtype)[6:]), OWN=gate_q is not None, **cope_tiles(q)[0])
-    return o, lse, count, exits
+    npos, options = z.size(-1), cope_options(q, cope_forward)
+    o, lse, count, exits, both, *rest = outputs = cope_forward_shapes(q, k, v, z, gate_q, gate_k, seed,
+                                                                      dropout)
+    C = triton.next_power_of_2(npos)
+    M = max(1, 4096 // C)
+    launch(cope_pairs, (triton.cdiv(T, M), B * H), *strided(z), both, T, H, NPOS=npos, C=C, M=M, num_warps=4,
+           num_stages=1)
+    launch(cope_forward, (exits.size(1), B * H), *strided(q, k, v, gate_q, gate_k), both, o,
+           rest[0] if rest else None, lse, count, exits, seed, d**-0.5 / math.log(2), T, H, DROPOUT=dropout,
+           NPOS=npos, ZTYPE=TYPES[z.dtype], ASM=ASM, CHUNK=128 // options["N"], **options)
+    return outputs
 
 
 @cope_forward_op.register_fake
-def cope_forward_shapes(q, k, v, z, gate_q, gate_k):
-    """o (B, H, T, d), lse (B H, T), count (B H, T) in units, exits (B H, row tiles) in keys"""
+def cope_forward_shapes(q, k, v, z, gate_q, gate_k, seed, dropout):
+    """o (B, H, T, d), lse (B H, T), count (B H, T) in units, exits (B H, row tiles) in keys, z in words, and
+    what 16 bits leave of o"""
     B, H, T, d = q.shape
-    tiles = -(-T // cope_tiles(q)[0]["M"])
+    tiles = math.ceil(T / cope_options(q, cope_forward)["M"])
     lse = q.new_empty(B * H, T, dtype=torch.float32)
     count, exits = (q.new_empty(B * H, n, dtype=torch.int32) for n in (T, tiles))
-    return torch.empty_like(q), lse, count, exits
+    both = z.new_empty(z.shape, dtype=torch.int32 if z.element_size() == 2 else torch.int64)
+    return [empty_heads(q), lse, count, exits, both] + [empty_heads(q)] * (q.element_size() == 2)
 
 
 @torch.library.custom_op("cope::backward", mutates_args=())
-def cope_backward_op(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, z: torch.Tensor,
-                     gate_q: Optional[torch.Tensor], gate_k: Optional[torch.Tensor], o: torch.Tensor, lse: torch.Tensor,
-                     count: torch.Tensor, exits: torch.Tensor) -> list[torch.Tensor]:
+def cope_backward_op(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                     gate_q: Optional[torch.Tensor], gate_k: Optional[torch.Tensor],
+                     seed: Optional[torch.Tensor], saved: list[torch.Tensor],
+                     dropout: float) -> list[torch.Tensor]:
     B, H, T, d = q.shape
-    forward, backward_q, backward_kv = cope_tiles(q)
-    grads = cope_backward_shapes(do, q, k, v, z, gate_q, gate_k, o, lse, count, exits)
+    o, lse, count, exits, both, *rest = saved
+    npos, scale, tiles = both.size(-1), d**-0.5 / math.log(2), math.ceil(T / KEYS)
+    grads = cope_backward_shapes(do, q, k, v, gate_q, gate_k, seed, saved, dropout)
     dq, dk, dv, dz, dgq, dgk = (*grads, None, None)[:6]
-    ends = q.new_zeros(B, H, T, z.size(-1), dtype=torch.int64)
-    tiles = -(-T // backward_q["N"])
-    heads = min(B * H, max(1, BORROWED // (8 * tiles * T)))  # at a time
-    right = count.new_empty(heads, tiles, T)
-    left, mean, packed = torch.empty_like(right, dtype=torch.float32), torch.empty_like(lse), pairs(z)
-    shared = dict(D=d, NPOS=z.size(-1), ZTYPE=getattr(tl, str(z.dtype)[6:]), OWN=gate_q is not None, ROWS=forward["M"])
+    heads = min(B * H, max(1, BORROWED // (8 * T * (tiles + npos))))  # at a time
+    right, mean = count.new_empty(heads, tiles, T), torch.empty_like(lse)
+    left, ends = torch.empty_like(right, dtype=torch.float32), lse.new_empty(heads, T, npos, 2)
+    shared = dict(DROPOUT=dropout, NPOS=npos, ZTYPE=TYPES[q.dtype], ASM=ASM)
+    shared["ROWS"] = cope_options(q, cope_forward)["M"]
+    rows, keys = cope_options(q, cope_backward_q), cope_options(q, cope_backward_kv)
     for first in range(0, B * H, heads):
         n = min(heads, B * H - first)
-        launch(cope_backward_q, (-(-T // backward_q["M"]), n), q, k, v, packed, gate_q, gate_k, o, do, lse, count, exits,
-               dq, dgq, ends, mean, right, left, d**-0.5, T, exits.size(1), first, **shared, **backward_q)
-        launch(cope_backward_kv, (tiles, n), q, k, v, packed, gate_q, gate_k, do, lse, exits, dk, dv, dgk, mean,
-               right, left, d**-0.5, T, exits.size(1), first, **shared, **backward_kv)
-    # what each run of keys added to its own column, and to the one on its right
-    low, high = ends.view(torch.float32).unflatten(-1, (-1, 2)).unbind(-1)
-    low[..., :-1] -= low[..., 1:].clone()
-    high[..., :-1] -= high[..., 1:].clone()
-    low[..., 1:] += high[..., :-1]
-    dz.copy_(low)
+        launch(cope_backward_q, (triton.cdiv(T, rows["M"]), n), *strided(q, k, v, gate_q, gate_k, o),
+               rest[0] if rest else None, *strided(do), both, lse, count, exits, dq, dgq, dz, ends, mean,
+               right, left, seed, scale, T, H, first, KEYS=KEYS, C=min(64, triton.next_power_of_2(npos)),
+               **shared, **rows)
+        launch(cope_backward_kv, (tiles, n), *strided(q, k, v, gate_q, gate_k, do), both, lse, exits, dk, dv,
+               dgk, mean, right, left, seed, scale, T, H, first, **shared, **keys)
     return grads
 
 
 @cope_backward_op.register_fake
-def cope_backward_shapes(do, q, k, v, z, gate_q, gate_k, o, lse, count, exits):
-    return [torch.empty_like(x) for x in (q, k, v, z, gate_q, gate_k) if x is not None]
+def cope_backward_shapes(do, q, k, v, gate_q, gate_k, seed, saved, dropout):
+    dz = q.new_empty(saved[4].shape)
+    return [empty_heads(q) for _ in range(3)] + [dz] + [empty_heads(x) for x in (gate_q,
+                                                                                 gate_k) if x is not None]
 
 
 def cope_save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs, *output)
+    q, k, v, _, gate_q, gate_k, seed, ctx.dropout = inputs
+    ctx.save_for_backward(q, k, v, gate_q, gate_k, seed, *output)
 
 
-def cope_backward_of(ctx, do, *_):
-    grads = cope_backward_op(do.contiguous(), *ctx.saved_tensors)
-    return tuple(grads) if len(grads) == 6 else (*grads, None, None)
+def cope_backward_of(ctx, grads):
+    *inputs, = ctx.saved_tensors[:6]
+    found = cope_backward_op(grads[0], *inputs, ctx.saved_tensors[6:], ctx.dropout)
+    return *found, *[None] * (8 - len(found))
 
 
 cope_forward_op.register_autograd(cope_backward_of, setup_context=cope_save)
 
 
-def cope_attention(q, k, v, z, gate_q=None, gate_k=None):
+def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0):
     """Causal attention with CoPE's bias (top of this file), differentiable in all its arguments.
 
     q, k, v         (B, H, T, d), d <= 128, float16, bfloat16 or float32; q and k may be rotated (cope+rope)
-    z               (B, H, T, npos), 2 <= npos, any of these dtypes: q @ e of the raw q, so that autograd gives e its gradient
-    gate_q, gate_k  (B, H, T, d): by default q and k, whose logits then serve twice; gate_k = v for value gates,
+    z               (B, H, T, npos), 2 <= npos: q @ e of the raw q, so that autograd gives e its gradient;
+                    cast to q's dtype
+    gate_q, gate_k  (B, H, T, d): by default q and k, whose logits then serve twice; gate_k = v for value
+    gates,
                     a projection of the input for separate keys, the raw q and k in cope+rope
+    dropout         the share of attention weights that are set to 0, drawn anew by every call
     returns o       (B, H, T, d)
     """
     if gate_q is not None or gate_k is not None:
         gate_q, gate_k = q if gate_q is None else gate_q, k if gate_k is None else gate_k
     for name, x in dict(q=q, k=k, v=v, gate_q=gate_q, gate_k=gate_k).items():
         if x is not None and (x.shape != q.shape or x.dtype != q.dtype or x.size(-1) > 128):
-            raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; CoPE's kernels take the shape and dtype of q, at most 128 wide")
+            raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; CoPE's kernels take the shape and dtype "
+                             "of q, at most 128 wide")
     if z.shape[:3] != q.shape[:3] or z.size(-1) < 2:
         raise ValueError(f"z is {tuple(z.shape)}; it must be {tuple(q.shape[:3])} by npos >= 2")
-    return cope_forward_op(*(x if x is None else x.contiguous() for x in (q, k, v, z, gate_q, gate_k)))[0]
+    refuse_large(q, k, v, gate_q, gate_k)
+    if max(q.size(2) * 2048, q.size(2) * z.size(3) * 2) >= 2**31:
+        raise ValueError(f"{q.size(2)} tokens and {z.size(3)} positions are more than CoPE's kernels "
+                         "can count; shorten the sequence")
+    return cope_forward_op(q, k, v, z.to(q.dtype), gate_q, gate_k, draw_seed(q, dropout), dropout)[0]
 
 
 # ---------------------------------------------------------------------------------------------------
 # may a model use them?
 
 
-def why_not(pe, head_dim, device, dtype, dropout=0.0, hard_attention=False):
-    """Why no kernel computes the attention of a layer, in a few words, or None if one does. pe: the layer's methods,
-    such as "cope+rope"."""
+def why_not(pe, head_dim, device, dtype, hard_attention=False):
+    """Why no kernel computes the attention of a layer, in a few words, or None if one does. pe: the layer's
+    methods, such as "cope+rope"."""
     device, names = torch.device(device), set(pe.split("+"))
     mixed = names - {"nope", "learned", "sinusoidal", "expe", "exqpe"}
     if not names & {"pope", "cope"}:
@@ -838,6 +959,8 @@ def why_not(pe, head_dim, device, dtype, dropout=0.0, hard_attention=False):
         return "hard attention"
     if triton.__version__ is None:
         return "no triton"
+    if tuple(map(int, triton.__version__.split(".")[:2])) < TRITON:
+        return f"triton {triton.__version__}, older than {'.'.join(map(str, TRITON))}"
     if not INTERPRET:
         if device.type != "cuda":
             return "no GPU"
@@ -845,8 +968,6 @@ def why_not(pe, head_dim, device, dtype, dropout=0.0, hard_attention=False):
             return "no NVIDIA GPU of compute capability 8.0 or later"
     if head_dim not in WIDTHS:
         return f"head width {head_dim} is none of {', '.join(map(str, WIDTHS))}"
-    if dropout:
-        return "dropout"
     if dtype == torch.float32 and not INTERPRET:
         return "float32"  # right, but without tensor cores and with registers spilled
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -854,199 +975,13 @@ def why_not(pe, head_dim, device, dtype, dropout=0.0, hard_attention=False):
     return None
 
 
-# ---------------------------------------------------------------------------------------------------
-# python kernels.py. A case makes random inputs and names the functions of them that compute the same thing, or are
-# measured beside it: the first is the kernels', the second the dense path, which takes float64 too.
-
-
-def pope_case(B, H, T, d, dtype, device):
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    scale = d**-0.5
-    q, k, v = torch.randn(3, B, T, H, d, device=device).to(dtype).transpose(2, 3)  # 3 of (B, H, T, d)
-    delta = -2 * math.pi * torch.rand(H, d, device=device)
-    if device == "cuda" and T % 128 == 0:
-        mask = create_block_mask(lambda b, h, t, s: t >= s, None, None, T, T, device=device)
-
-    def angles(x, step):
-        wide = torch.promote_types(x.dtype, torch.float32)
-        theta = 10000.0 ** (-torch.arange(0, d, step, device=device).to(wide) / d)
-        return torch.arange(T, device=device)[:, None] * theta, x.to(wide)
-
-    def widen(x, delta):
-        angle, y = angles(x, 1)
-        mu, angle = F.softplus(y), angle + delta
-        return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
-
-    def turn(x):
-        angle, y = angles(x, 2)
-        a, b = y.chunk(2, -1)
-        return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1).to(x.dtype)
-
-    def flash(q, k, v):
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-
-    def dense(q, k, v, delta):
-        return F.scaled_dot_product_attention(widen(q, 0), widen(k, delta[:, None]), v, is_causal=True, scale=scale)
-
-    def rope(q, k, v, delta):
-        return flash(turn(q), turn(k), v)
-
-    def widened(q, k, v, delta):
-        return flash(widen(q, 0), widen(k, delta[:, None]), F.pad(v, (0, d)))[..., :d]
-
-    def flex(q, k, v, delta):
-        return flex_attention(widen(q, 0), widen(k, delta[:, None]), v, block_mask=mask, scale=scale)
-
-    return (q, k, v, delta), {"pope triton": pope_attention, "pope dense": dense, "rope flash": rope,
-                              "pope flash, v padded": widened, "pope flex": flex}
-
-
-def listing1(q, k, v, e, gate_k=None, units=0):
-    """CoPE with T x T tensors, after Listing 1 of the paper. e (d, npos); gate_k: separate keys for the gates; units:
-    round the gates to multiples of 1 / units, as the kernels do, which is what these are checked against."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    logits = (q @ k.mT).to(wide) * q.size(-1) ** -0.5  # (B, H, T, T)
-    past = torch.ones_like(logits[0, 0], dtype=torch.bool).tril()
-    g = logits if gate_k is None else (q @ gate_k.mT).to(wide) * q.size(-1) ** -0.5
-    g = g.sigmoid()
-    if units:
-        g = g + ((g * units + 0.5).floor() / units - g).detach()
-    p = g.masked_fill(~past, 0).flip(-1).cumsum(-1).flip(-1).clamp(max=e.size(-1) - 1)
-    z, floor, ceil = (q @ e).to(wide), p.floor().long(), p.ceil().long()
-    bias = torch.lerp(z.gather(-1, floor), z.gather(-1, ceil), p - floor)
-    return (logits + bias).masked_fill(~past, -math.inf).softmax(-1).to(v.dtype) @ v
-
-
-def cope_case(B, H, T, d, dtype, device):
-    """Gates from the keys, near 0.5: after some 2 npos keys every row is saturated."""
-    q, k, v = torch.randn(3, B, H, T, d, device=device).to(dtype)
-    e = torch.randn(d, 64, device=device).to(dtype)
-    return (q, k, v, e), {
-        "cope triton": lambda q, k, v, e: cope_attention(q, k, v, q @ e),
-        "cope listing 1, rounded": lambda q, k, v, e: listing1(q, k, v, e, units=2048), "cope listing 1": listing1,
-        "cope listing 1, eager": torch.compiler.disable(listing1),
-        "rope flash": lambda q, k, v, e: F.scaled_dot_product_attention(q, k, v, is_causal=True)}
-
-
-def cope_gates_case(B, H, T, d, dtype, device):
-    """Gates from separate keys, near 0: no row is ever saturated."""
-    (q, k, v, e), _ = cope_case(B, H, T, d, dtype, device)
-    gate_k = torch.randn_like(k)
-    q[..., 0], gate_k[..., 0] = 5, -d**0.5
-    return (q, k, v, e, gate_k), {
-        "cope triton, sep-keys": lambda q, k, v, e, gate_k: cope_attention(q, k, v, q @ e, q, gate_k),
-        "cope listing 1, sep-keys": lambda q, k, v, e, gate_k: listing1(q, k, v, e, gate_k, units=2048)}
-
-
-CASES = [pope_case, cope_case, cope_gates_case]
-
-
-def run(f, inputs):
-    """The output of f, and the gradients of all inputs for a fixed random gradient of the output."""
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    o = f(*inputs)
-    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
-    return [o.detach(), *torch.autograd.grad(o, inputs, do)]
-
-
-def check(device, sizes, dtypes):
-    """Prints the largest errors against float64 of the output and all gradients, the kernels' and the dense path's."""
-    for case in CASES:
-        for B, H, T, d in sizes:
-            for dtype in dtypes:
-                inputs, functions = case(B, H, T, d, dtype, device)
-                (name, kernel), (_, dense) = list(functions.items())[:2]
-                exact = run(dense, [x.double() for x in inputs])
-                ours, theirs = ([(x - y).abs().max().item() for x, y in zip(run(f, inputs), exact)] for f in (kernel, dense))
-                right = (x <= 4 * y + 1e-5 * z.abs().max() for x, y, z in zip(ours, theirs, exact))  # CoPE's dz: differences
-                verdict = "ok" if all(right) else "WRONG"
-                print(f"{verdict:5} {name} {B} x {H} x {T} x {d} {str(dtype)[6:]}: o and gradients off by",
-                      *(f"{x:.1e}" for x in ours), "| dense path", *(f"{x:.1e}" for x in theirs), flush=True)
-
-
-def measure(tokens=16384, H=12, d=64, dtype=torch.bfloat16):
-    """Prints times and memory of every function of every case. All are compiled, so that rotations fuse."""
-    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
-          f"{datetime.date.today()}; {tokens} tokens, {H} heads of {d}, {str(dtype)[6:]}")
-    print(f"{'T':>6} {'':24} {'forward':>9} {'+ backward':>11} {'peak MB':>8}")
-    for case in CASES:
-        for T in (512, 1024, 2048, 4096, 8192, 16384):
-            torch._dynamo.reset()
-            inputs, functions = case(max(1, tokens // T), H, T, d, dtype, "cuda")
-            inputs = [x.requires_grad_() for x in inputs]
-            for name, f in functions.items():
-                try:
-                    f = torch.compile(f, dynamic=False)
-                    with torch.no_grad():
-                        forward = triton.testing.do_bench(lambda: f(*inputs), return_mode="median")
-                    do = torch.randn_like(f(*inputs))
-                    step = lambda: torch.autograd.grad(f(*inputs), inputs, do, allow_unused=True)
-                    both = triton.testing.do_bench(step, return_mode="median")
-                    held = torch.cuda.memory_allocated()
-                    torch.cuda.reset_peak_memory_stats()
-                    step()
-                    peak = (torch.cuda.max_memory_allocated() - held) / 2**20
-                    print(f"{T:6} {name:24} {forward:9.3f} {both:11.3f} {peak:8.0f}", flush=True)
-                except Exception as error:  # no memory, or a backend that does not take these shapes: a row all the same
-                    print(f"{T:6} {name:24} {type(error).__name__}", flush=True)
-
-
-def compile_ahead(case, target, d, dtype=torch.bfloat16):
-    """Compiles every kernel of a case for a GPU that need not be there (target 90: an H100). Yields of each its name,
-    options and what it takes: registers of a thread, bytes of them spilled to memory, bytes of shared memory."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    pointers = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
-    inputs, functions = case(1, 2, 1000, d, dtype, "cpu")
-    with noted(target) as launches:
-        run(next(iter(functions.values())), inputs)
-    for kernel, args, options in {kernel.__name__: (kernel, args, options) for kernel, args, options in launches}.values():
-        how = {key: options[key] for key in ("num_warps", "num_stages", "enable_fp_fusion")}
-        constants = {key: value for key, value in options.items() if key not in how}
-        signature, aligned = dict.fromkeys(constants, "constexpr"), {}
-        for i, (name, x) in enumerate(zip(kernel.arg_names, args)):
-            if x is None:
-                signature[name], constants[name] = "constexpr", None
-            else:
-                signature[name] = pointers[x.dtype] if isinstance(x, torch.Tensor) else "fp32" if isinstance(x, float) else "i32"
-            if isinstance(x, torch.Tensor) or isinstance(x, int) and x % 16 == 0:
-                aligned[(i,)] = [["tt.divisibility", 16]]
-        source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, constants, aligned)
-        log = io.StringIO()
-        with triton.knobs.nvidia.scope(), triton.knobs.compilation.scope(), redirect_stdout(log):
-            triton.knobs.compilation.always_compile = True  # what comes from the cache brings no log,
-            triton.knobs.nvidia.dump_ptxas_log = True  # and only the assembler's tells what was spilled
-            compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=how)
-        yield SimpleNamespace(name=kernel.__name__, options=options, shared=compiled.metadata.shared,
-                              registers=int(re.search(r"Used (\d+) registers", log.getvalue())[1]),
-                              spilled=int(re.search(r"(\d+) bytes spill stores", log.getvalue())[1]))
-
-
 def main():
+    """Says whether this machine can run the kernels."""
     if triton.__version__ is None:
         sys.exit("kernels.py needs triton (Linux, x86-64): pip install triton")
-    torch.manual_seed(0)
-    if INTERPRET:
-        check("cpu", [(1, 2, 100, 32), (1, 2, 130, 64)], (torch.float32, torch.float16))
-    elif torch.cuda.is_available():
-        check("cuda", [(2, 3, 1, 64), (2, 3, 1000, 48), (2, 3, 1000, 64), (2, 3, 1000, 128)],
-              (torch.float32, torch.float16, torch.bfloat16))
-        measure()
-    else:
-        print("no GPU: nothing is timed. In the interpreter:", flush=True)
-        subprocess.run([sys.executable, __file__], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
-        print("compiled ahead of time, bfloat16:")
-        for case in CASES:
-            for d in (32, 64, 128):
-                for target in (80, 90):
-                    for x in compile_ahead(case, target, d):
-                        tile = " x ".join(str(x.options[key]) for key in "MN" if key in x.options)
-                        print(f"{x.name:18} d {d:3} sm_{target} tile {tile:8} {x.options['num_warps']} warps {x.registers:4} "
-                              f"registers {x.spilled:4} B spilled {x.shared / 1024:4.0f} KB shared", flush=True)
+    reason = why_not("pope", 64, "cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
+    print(f"kernels on this machine: {reason or 'yes'}. Checks: python -m pytest tests/test_kernels.py; "
+          "times: python tests/bench.py")
 
 
 if __name__ == "__main__":
