@@ -143,7 +143,8 @@ class Attention(nn.Module):
         q, k = (heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = heads(self.c_v(x_v), self.H)
         if self.kernel is not None and cache is None:  # kernels serve training, not decoding
-            y = self.kernel.kernel_attention(q, k, v, x, pos, self.rotation)
+            dropout = self.dropout if self.training else 0.0
+            y = self.kernel.kernel_attention(q, k, v, x, pos, self.rotation, dropout)
         else:
             y = self.attend(q, k, v, x, pos, cache)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
@@ -329,7 +330,7 @@ class GPT(nn.Module):
 
         device, labels = self.wte.weight.device, []
         for attn in (block.attn for block in self.h):
-            reason = kernels.why_not(attn.name, attn.d, device, dtype, self.cfg.dropout, attn.hard)
+            reason = kernels.why_not(attn.name, attn.d, device, dtype, attn.hard)
             if reason is None:
                 attn.kernel = next(pe for pe in attn.pes if pe.kernel_attention is not None)
             label = f"pytorch ({attn.name}: {reason})" if reason else f"triton {attn.name}"
@@ -576,11 +577,12 @@ class PoPE(PE):
         mu = F.softplus(x.to(wide(x))) if self.cfg.pope_softplus else x
         return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
 
-    def kernel_attention(self, q, k, v, x, pos, rotation):
+    def kernel_attention(self, q, k, v, x, pos, rotation, dropout):
         """The kernel rotates q and k by itself."""
         from kernels import pope_attention
 
-        return pope_attention(q, k, v, self.delta, self.cfg.base, self.cfg.pope_softplus)
+        base, softplus = self.cfg.base, self.cfg.pope_softplus
+        return pope_attention(q, k, v, self.delta, base, softplus, dropout)
 
     @torch.no_grad()
     def clamp_parameters(self):
@@ -723,18 +725,18 @@ class CoPE(PE):
         z = q @ self.e
         return z * self.d**-0.5 if self.cfg.cope_scale_z else z
 
-    def kernel_attention(self, q, k, v, x, pos, rotation):
+    def kernel_attention(self, q, k, v, x, pos, rotation, dropout):
         """The kernel takes the gates from its own logits, unless it is given gate_q and gate_k.
         rotation: the layer's PE that turns q and k, or None."""
         from kernels import cope_attention
 
         z, gate_k = self.z(q), self.remember(x, v, None)
         if rotation is None and gate_k is None:
-            return cope_attention(q, k, v, z)
+            return cope_attention(q, k, v, z, dropout=dropout)
         gate_q, gate_k = q, k if gate_k is None else gate_k
         if rotation is not None:
             q, k = rotation.rotate(q, k, x, pos, None)
-        return cope_attention(q, k, v, z, gate_q, gate_k)
+        return cope_attention(q, k, v, z, gate_q, gate_k, dropout)
 
 
 class CoPE_MLP(CoPE):
