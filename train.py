@@ -318,10 +318,12 @@ def save(path, model, optimizer, step, cfg, meta, log):
         folder = os.open(os.path.dirname(path), os.O_RDONLY)
         os.fsync(folder)  # of the new name
         os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
+    except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             os.remove(part)
-        reason = str(error.__context__ or error).partition("\n")[0]
+        if isinstance(error, RuntimeError):  # torch's own, about the size, hides that the disk is full
+            error = error.__context__ or error
+        reason = str(error).partition("\n")[0]
         raise OSError(f"step {step} could not be written to {path} ({reason}); make room for it, then "
                       "go on from the checkpoint before it by --resume=True") from error
 
