@@ -32,7 +32,7 @@ the sep-keys run:
 
 Given: GPT-2's shape, context 1024, batch 64, 100 epochs (117.8M tokens each, 179,800 steps in all),
 64 positions. Open, and ours: the learning rate and its schedule, dropout, AdamW's betas. Memory,
-8 sequences a pass, as PyTorch computes CoPE: 41 GB, 46 GB for cope+relative; 10 GB for --pe=learned.
+8 sequences a pass, where PyTorch computes CoPE: 41 GB, 46 GB for cope+relative; 10 GB for --pe=learned.
 """
 data = "wikitext103"
 pe = "cope"

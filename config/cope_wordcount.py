@@ -25,7 +25,7 @@ A try on a laptop, from the quickstart and any folder of *.txt:
 The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 tokens a step, context
 4096, the rest as in its pre-training (cosine, AdamW; no more is said). Examples are packed into
 rows of 4096: the paper does not say. Memory of a 1.4B model with CoPE: 62 GB at one sequence a
-pass, as PyTorch computes CoPE with dropout, and under torchrun 5 GB more for the exchange of
+pass where PyTorch computes CoPE, and under torchrun 5 GB more for the exchange of
 gradients; RoPE 37 GB.
 """
 data = "data/wordcount_llama"

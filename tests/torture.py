@@ -150,15 +150,16 @@ def lock(folder):
     assert "another process trains in" in done.stderr
     first.kill()
     first.communicate()
-    torchrun = subprocess.Popen([*TORCHRUN, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                start_new_session=True)
+    torchrun = subprocess.Popen([*TORCHRUN, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     held = step(out)
     wait_for(lambda: step(out) > held)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(torchrun.pid)], capture_output=True, text=True)
     os.kill(torchrun.pid, signal.SIGKILL)  # torchrun alone
     torchrun.wait()
     time.sleep(1)
     done = subprocess.run([sys.executable, "train.py", *command], capture_output=True, text=True)
-    os.killpg(torchrun.pid, signal.SIGKILL)
+    for rank in children.stdout.split():
+        os.kill(int(rank), signal.SIGKILL)
     assert done.returncode == 1 and "another process trains in" in done.stderr, (done.returncode, done.stderr)
     time.sleep(1)
     run_here([*command, f"--max_iters={step(out) + 1}"])
