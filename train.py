@@ -99,7 +99,8 @@ def main(argv):
 
     # model and optimizer
     torch.manual_seed(cfg.seed)
-    torch.set_float32_matmul_precision("high")
+    exact = cfg.dtype == "float32"  # asked for, so no TF32 either
+    torch.set_float32_matmul_precision("highest" if exact else "high")
     options = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(GPTConfig)}
     raw = GPT(GPTConfig(**options)).to(device)
     betas = cfg.beta1, cfg.beta2
