@@ -76,13 +76,6 @@ def launch(kernel, grid, *args, **options):
         kernel[grid](*args, **options)
 
 
-def chip(x):
-    """The compute capability that tiles are chosen for: 80 on an A100 and in the interpreter, 90 on an
-    H100."""
-    major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (8, 0)
-    return 10 * major + minor
-
-
 def strided(*xs):
     """Each tensor, its last stride 1, followed by the other three; None by None."""
     for x in xs:
@@ -338,19 +331,19 @@ def pope_backward_kv(q2, k2, v, vs, do, gs, dk, dv, lse, mean, table, seed, scal
     store_rows(dv + (b * T * H + h) * D, j, H * D, acc_v * (1 / (1 - DROPOUT)), T, D, P)
 
 
-# (M, N, warps, stages) for 16-bit inputs, for P < 128 and P = 128 on any chip, within the 99 KB of shared
-# memory that the small ones have, and for P < 128 and P = 128 on an H100 or B200. In the queries' kernels N
-# divides M, since the part under the mask starts at a multiple of M
+# (M, N, warps, stages) for 16-bit inputs, for P < 128 and P = 128, on any chip. Chosen by counts of what the
+# compiled code does: 16 rows a warp, or wgmma computes them twice; two programs on a multiprocessor, to hide
+# each other's loads. In the queries' kernels N divides M, as the masked part starts at a multiple of M
 POPE_TILES = {
-    "pope_forward": ((128, 64, 8, 2), (128, 32, 8, 2), (128, 64, 4, 3), (128, 32, 8, 2)),
-    "pope_backward_q": ((64, 32, 4, 2), (64, 32, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2)),
-    "pope_backward_kv": ((32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 4, 2), (32, 64, 8, 2)),
+    "pope_forward": ((128, 64, 4, 2), (128, 32, 8, 2)),
+    "pope_backward_q": ((64, 64, 4, 2), (64, 32, 4, 2)),
+    "pope_backward_kv": ((64, 64, 4, 2), (32, 64, 4, 2)),
 }
 
 
 def pope_options(x, kernel):
     P = triton.next_power_of_2(x.size(-1))
-    M, N, warps, stages = POPE_TILES[kernel.__name__][2 * (90 <= chip(x) < 120) + (P > 64)]
+    M, N, warps, stages = POPE_TILES[kernel.__name__][P > 64]
     if x.dtype == torch.float32:  # there to be checked against, without tensor cores and without haste
         M, N, warps, stages = (32, 32, 8, 1) if P <= 64 else (16, 16, 8, 1)
     return dict(D=x.size(-1), P=P, M=M, N=N, num_warps=warps, num_stages=stages)
@@ -821,19 +814,14 @@ def cope_backward_kv(q, qs, k, ks, v, vs, gq, gqs, gk, gks, do, dos, z, lse, exi
         store_rows(dgk + at, j, H * D, acc_g * (scale * LN2), T, D, P)
 
 
-# (M, N, warps) for 16-bit inputs, for P < 128 and P = 128. One stage: the compilers of Triton 3.6 to 3.8
-# cannot pipeline a loop that looks something up, and two programs on a multiprocessor hide each other's loads
-# as well
-COPE_TILES = {
-    "cope_forward": ((64, KEYS, 4), (64, KEYS, 4)),
-    "cope_backward_q": ((64, 32, 4), (64, 32, 4)),
-    "cope_backward_kv": ((32, KEYS, 4), (32, KEYS, 4)),
-}
+# (M, N, warps). One stage: the compilers of Triton 3.6 and 3.8 cannot pipeline a loop that looks something up,
+# and two programs on a multiprocessor hide each other's loads as well
+COPE_TILES = {"cope_forward": (64, KEYS, 4), "cope_backward_q": (64, 32, 4), "cope_backward_kv": (32, KEYS, 4)}
 
 
 def cope_options(x, kernel):
     P = max(64, triton.next_power_of_2(x.size(-1)))
-    M, N, warps = COPE_TILES[kernel.__name__][P > 64]
+    M, N, warps = COPE_TILES[kernel.__name__]
     return dict(D=x.size(-1), P=P, M=M, N=N, num_warps=warps, num_stages=1)
 
 
