@@ -153,12 +153,13 @@ def lock(folder):
     torchrun = subprocess.Popen([*TORCHRUN, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     held = step(out)
     wait_for(lambda: step(out) > held)
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(torchrun.pid)], capture_output=True, text=True)
+    ps = ["ps", "-o", "pid=", "--ppid", str(torchrun.pid)]
+    ranks = subprocess.run(ps, capture_output=True, text=True).stdout.split()
     os.kill(torchrun.pid, signal.SIGKILL)  # torchrun alone
     torchrun.wait()
     time.sleep(1)
     done = subprocess.run([sys.executable, "train.py", *command], capture_output=True, text=True)
-    for rank in children.stdout.split():
+    for rank in ranks:
         os.kill(int(rank), signal.SIGKILL)
     assert done.returncode == 1 and "another process trains in" in done.stderr, (done.returncode, done.stderr)
     time.sleep(1)
