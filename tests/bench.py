@@ -5,7 +5,8 @@
 On a GPU, the kernels' attention: ms of forward and of forward + backward, and MB at the peak, beside RoPE's,
 the same vectors through PyTorch's own attention, and CoPE as its paper lists it. On a CPU, ms of a training
 step of each method, of CoPE's dense path and the paper's listing, and of a decoded token with and without the
-cache. Each is the median of repeated runs. """
+cache. Each is the median of repeated runs.
+"""
 import math
 import os
 import statistics

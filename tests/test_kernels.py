@@ -440,6 +440,8 @@ def test_cope_errors_name_the_argument(name, wrong):
 
 DROPOUT = ("pope", "cope", "cope, separate")
 SHARE = 0.25
+# 2^-digits is the rounding of a type; in float32 what a gate costs that the oracle rounds to its neighbour
+DIGITS = {"float32": 16, "float16": 11, "bfloat16": 8}
 
 
 def dropout_inputs(method, dtype, device):
@@ -512,10 +514,10 @@ def dropout_judge(found, digits):
 
 
 @needs_triton
-@pytest.mark.parametrize("dtype, digits", [("float32", 16), ("float16", 11)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("method", DROPOUT)
-def test_dropout(interpreted, method, dtype, digits):
-    dropout_judge(interpreted("dropout_errors", method, dtype), digits)
+def test_dropout(interpreted, method, dtype):
+    dropout_judge(interpreted("dropout_errors", method, dtype), DIGITS[dtype])
 
 
 @needs_triton
@@ -694,7 +696,7 @@ def test_cope_on_gpu(case, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("method", DROPOUT)
 def test_dropout_on_gpu(method, dtype):
-    dropout_judge(dropout_errors(method, dtype, "cuda"))
+    dropout_judge(dropout_errors(method, dtype, "cuda"), DIGITS[dtype])
 
 
 @gpu
