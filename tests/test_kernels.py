@@ -1,6 +1,6 @@
 """kernels.py against the papers' equations, written out in float64 below: it may be off by twice as much as
-model.py is in the same precision. Without a GPU the kernels run in Triton's interpreter and are compiled for two
-that are not there. Both are done by this file as a script, each in a process of its own, as Triton reads
+model.py is in the same precision. Without a GPU the kernels run in Triton's interpreter and are compiled for
+two that are not there. Both are done by this file as a script, each in a process of its own, as Triton reads
 TRITON_INTERPRET once and for good:
 
     python tests/test_kernels.py      calls the functions that it reads, one a line, such as ["pope_summed"]
@@ -27,12 +27,13 @@ sys.path.insert(0, ROOT)  # when this file is the script
 import kernels  # noqa: E402
 import model  # noqa: E402
 
-if "ttsem" in sys.modules:  # it executes what Triton's compiler makes of a kernel, on the CPU, but no assembly
+if "ttsem" in sys.modules:  # an emulator: it runs what Triton's compiler makes of a kernel, but no assembly
     kernels.ASM = False
 
 # T, d, delta, softplus: one token, one more or less than a tile, several tiles and a rest
-POPE = [(1, 32, "uniform", True), (63, 48, "uniform", True), (64, 64, None, True), (64, 128, "uniform", False),
-        (100, 32, "zero", False), (257, 64, "uniform", True), (130, 128, "uniform", True)]
+POPE = [(1, 32, "uniform", True), (63, 48, "uniform", True), (64, 64, None, True),
+        (64, 128, "uniform", False), (100, 32, "zero", False), (257, 64, "uniform", True),
+        (130, 128, "uniform", True)]
 NAMES = ("o", "dq", "dk", "dv", "ddelta")
 
 
@@ -45,7 +46,8 @@ def names(cases):
 
 
 def pope_equation(q, k, v, delta, softplus):
-    """PoPE eq. 5 for float64 q, k, v (B, H, T, d), delta (H, d): a cosine of every distance, in every dimension."""
+    """PoPE eq. 5 for float64 q, k, v (B, H, T, d), delta (H, d): a cosine of every distance, in every
+    dimension."""
     (B, H, T, d), mu = q.shape, F.softplus if softplus else lambda x: x
     t, theta = torch.arange(T, device=q.device), 10000.0 ** (-torch.arange(d, device=q.device).double() / d)
     future = t > t[:, None]  # (T, T): row t, column s
@@ -60,7 +62,8 @@ def pope_equation(q, k, v, delta, softplus):
 
 def pope_dense(q, k, v, delta, softplus):
     """What model.py computes."""
-    cfg = model.GPTConfig(n_head=q.size(1), n_embd=q.size(1) * q.size(3), pope_softplus=softplus, pope_delta="none")
+    H, d = q.size(1), q.size(3)
+    cfg = model.GPTConfig(n_head=H, n_embd=H * d, pope_softplus=softplus, pope_delta="none")
     pe = model.PoPE(cfg)
     pe.delta = delta
     wide = pe.rotate(q, k, q, torch.arange(q.size(2), device=q.device), None)
@@ -74,8 +77,11 @@ def differentiate(f, inputs, do):
 
 
 def pope_inputs(T, d, delta, dtype, device="cpu", B=1, H=2):
-    """q, k as model.py cuts them out of one projection, v, delta (H, d) or None, and the gradient of the output."""
-    heads = lambda x: x.unflatten(-1, (H, d)).transpose(1, 2)
+    """q, k as model.py cuts them out of one projection, v, delta (H, d) or None, and the gradient of the
+    output."""
+    def heads(x):
+        return x.unflatten(-1, (H, d)).transpose(1, 2)
+
     q, k = torch.randn(B, T, 2 * H * d).to(device, dtype).chunk(2, -1)
     v, do = torch.randn(2, B, T, H * d).to(device, dtype)
     start = {None: None, "zero": torch.zeros(H, d, device=device)}
@@ -84,11 +90,18 @@ def pope_inputs(T, d, delta, dtype, device="cpu", B=1, H=2):
 
 
 def pope_errors(T, d, delta, softplus, dtype, device="cpu"):
-    """T, d, delta, softplus, dtype as in POPE and "float16" ->
-    {tensor: ((root mean square, largest) error of the kernels, that of the dense path)} over three draws of the
-    inputs, and whether a second run, which long sequences are spared, gives the same bits."""
-    fast = lambda q, k, v, delta=None: kernels.pope_attention(q, k, v, delta, softplus=softplus)
-    slow = lambda q, k, v, delta=None: pope_dense(q, k, v, delta, softplus)
+    """T, d, delta, softplus, dtype as in POPE and "float16" -> {tensor: ((root mean square, largest) error of
+    the kernels, that of the dense path)} over three draws of the inputs, and whether a second run, which long
+    sequences are spared, gives the same bits."""
+    def fast(q, k, v, delta=None):
+        return kernels.pope_attention(q, k, v, delta, softplus=softplus)
+
+    def slow(q, k, v, delta=None):
+        return pope_dense(q, k, v, delta, softplus)
+
+    def size(x):
+        return x.square().mean().sqrt().item(), x.abs().max().item()
+
     found, same = {name: ([], []) for name in NAMES}, True
     for draw in range(3):
         torch.manual_seed(1000 * draw + T + d)
@@ -103,19 +116,19 @@ def pope_errors(T, d, delta, softplus, dtype, device="cpu"):
             found[name][1].append(y - z)
         if draw == 0 and (T <= 100 or device != "cpu"):
             same = all(x.equal(y) for x, y in zip(ours, differentiate(fast, inputs, do)))
-    size = lambda x: (x.square().mean().sqrt().item(), x.abs().max().item())
     return {name: [size(torch.stack(x)) for x in both] for name, both in found.items() if both[0]}, same
 
 
 def judge(errors):
     """Twice the dense path's error in the mean square, and twice that for the largest, a matter of luck."""
     for name, ((mean, top), (dense_mean, dense_top)) in errors.items():
-        assert mean <= 2 * dense_mean + 2e-6, f"{name}: error {mean:.2g}, dense path {dense_mean:.2g} (root mean square)"
+        assert mean <= 2 * dense_mean + 2e-6, f"{name}: error {mean:.2g}, dense path {dense_mean:.2g} (rms)"
         assert top <= 4 * dense_top + 2e-6, f"{name}: error {top:.2g}, dense path {dense_top:.2g} (largest)"
 
 
 def softplus_error(device="cpu"):
-    """Largest relative error of the kernels' softplus: with all phases at 45 degrees k' is softplus(k) / sqrt(2)."""
+    """Largest relative error of the kernels' softplus: with all phases at 45 degrees k' is softplus(k) /
+    sqrt(2)."""
     k = torch.linspace(-80, 80, 6400, device=device).view(1, 1, 100, 64)
     one = torch.ones(100, 64, 2, device=device)
     ours, x = kernels.rotate(k, one, None, True), k.double()
@@ -129,7 +142,10 @@ def pope_compiled(device="cpu"):
     table = torch.rand(40, 32, 2, device=device)
     leaves = [x.requires_grad_() for x in inputs]
     torch.library.opcheck(kernels.pope_forward_op, (*leaves, table, None, True, 0.0))
-    f = lambda q, k, v, delta: 2 * kernels.pope_attention(q, k, v, delta)
+
+    def f(q, k, v, delta):
+        return 2 * kernels.pope_attention(q, k, v, delta)
+
     traced = torch.compile(f, fullgraph=True, backend="aot_eager")
     return all(x.equal(y) for x, y in zip(differentiate(f, inputs, do), differentiate(traced, inputs, do)))
 
@@ -137,7 +153,8 @@ def pope_compiled(device="cpu"):
 def pope_other_base(device="cpu"):
     """Largest change of the output with another base."""
     (q, k, v), _ = pope_inputs(50, 32, None, torch.float32, device)
-    return (kernels.pope_attention(q, k, v, None, base=100.0) - kernels.pope_attention(q, k, v, None)).abs().max().item()
+    other = kernels.pope_attention(q, k, v, None, base=100.0)
+    return (other - kernels.pope_attention(q, k, v, None)).abs().max().item()
 
 
 def pope_summed(device="cpu"):
@@ -222,22 +239,23 @@ def test_pope_details(interpreted):
 # ---------------------------------------------------------------------------------------------------
 # CoPE: Listing 1 in float64, with exact gates and with gates rounded as the kernels round them
 
-# how far exact and rounded gates (multiples of 1/2048) lead apart, relative to the root mean square of a result: dz
-# 0.0042 in these cases, everything that no gate's gradient goes into 0.0012
+# how far exact and rounded gates (multiples of 1/2048) lead apart, relative to the root mean square of a
+# result: dz 0.0042 in these cases, everything that no gate's gradient goes into 0.0012
 ROUNDING_Z, ROUNDING = 0.01, 0.003
 
 
 def rounding_gates(T):
-    """The same for a gate's gradient, of which it is a matter of inputs and not of their precision. It adds up
-    slopes, z[c + 1] - z[c] at the floor c of each position. After n gates p is off by e = sqrt(n / 12) / 2048 in the
-    root mean square, so that the floor is another one for a share sqrt(2 / pi) e of the keys; each of those changes a
-    slope for an independent one, an error of twice a slope's variance. Twice the root of that for the longest row,
-    as the gradient of few rows, or of a small table, is a small sample: 0.12 at T = 257, 0.08 at T = 64."""
+    """The same for a gate's gradient, of which it is a matter of inputs and not of their precision. It adds
+    up slopes, z[c + 1] - z[c] at the floor c of each position. After n gates p is off by e = sqrt(n / 12) /
+    2048 in the root mean square, so that the floor is another one for a share sqrt(2 / pi) e of the keys;
+    each of those changes a slope for an independent one, an error of twice a slope's variance. Twice the root
+    of that for the longest row, as the gradient of few rows, or of a small table, is a small sample: 0.12 at
+    T = 257, 0.08 at T = 64."""
     return 2 * math.sqrt(2 * math.sqrt(2 / math.pi) * math.sqrt(T / 12) / 2048)
 
 
-# the kernel's float32 and the oracle's float64 sigmoid now and then round to neighbours: 5e-5 at most in these cases (and
-# 3e-4 of the largest value), where one run of keys lost from dz costs 1e-2 and more
+# the kernel's float32 and the oracle's float64 sigmoid now and then round to neighbours: 5e-5 at most in
+# these cases (and 3e-4 of the largest value), where one run of keys lost from dz costs 1e-2 and more
 FLIPS, FLIPS_MAX = 2e-4, 2e-3
 
 # T, d, npos, what is compared with q to make gates, where gates are centred
@@ -287,12 +305,17 @@ def cope_inputs(T, d, npos, dtype, gates, centre, B=1, H=2, device="cpu"):
     x = dict(q=q, k=k, v=v, z=torch.randn(B, H, T, npos))
     if gates == "rotated":
         angle = torch.arange(T)[:, None] * 100.0 ** -torch.linspace(0, 1, d // 2)
-        turn = lambda a: torch.view_as_real(torch.view_as_complex(a.unflatten(-1, (-1, 2)).contiguous())
-                                            * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+        phase = torch.polar(torch.ones_like(angle), angle)
+
+        def turn(a):
+            pairs = torch.view_as_complex(a.unflatten(-1, (-1, 2)).contiguous())
+            return torch.view_as_real(pairs * phase).flatten(-2)
+
         x |= dict(q=turn(q), k=turn(k), gate_q=q, gate_k=k)
     if gates in ("separate", "mixed"):
         x |= dict(gate_q=gate_q, gate_k=gate_k)
-    return {name: a.to(device, getattr(torch, dtype)) for name, a in x.items()}, do.to(device, getattr(torch, dtype))
+    dtype = getattr(torch, dtype)
+    return {name: a.to(device, dtype) for name, a in x.items()}, do.to(device, dtype)
 
 
 def cope_evaluate(f, x, do, gates, dtype, **options):
@@ -305,14 +328,16 @@ def cope_evaluate(f, x, do, gates, dtype, **options):
 
 
 def cope_errors(case, dtype, device="cpu"):
-    """case: a key of COPE. {name: [[mine - rounded oracle, mine - oracle, dense - oracle, rounded oracle - oracle, oracle] as rms, as max]}"""
+    """case: a key of COPE. {name: [[mine - rounded oracle, mine - oracle, dense - oracle, rounded oracle -
+    oracle, oracle] as rms, as max]}"""
     torch.manual_seed(list(COPE).index(case))
     T, d, npos, gates, centre = COPE[case]
     x, do = cope_inputs(T, d, npos, dtype, gates, centre, device=device)
     dtype = getattr(torch, dtype)
 
     def kernel(gate_q=None, **rest):
-        return kernels.cope_attention(gate_q=None if gates == "values" else gate_q, **rest)  # it may be left out
+        gate_q = None if gates == "values" else gate_q  # it may be left out
+        return kernels.cope_attention(gate_q=gate_q, **rest)
 
     mine = cope_evaluate(kernel, x, do, gates, dtype)
     if T < 100 or device != "cpu":
@@ -336,7 +361,8 @@ def cope_judge(result, T, gates):
         tiny = 1e-6  # where the exact answer is 0
         price = size * (rounding_gates(T) if name in fed else ROUNDING_Z if name == "z" else ROUNDING) + tiny
         assert near <= 2 * dense + FLIPS * size + tiny, f"{name}: rms {near:.1e}, dense {dense:.1e}"
-        assert near_max <= 2 * dense_max + FLIPS_MAX * size_max + tiny, f"{name}: max {near_max:.1e}, dense {dense_max:.1e}"
+        bound = 2 * dense_max + FLIPS_MAX * size_max + tiny
+        assert near_max <= bound, f"{name}: max {near_max:.1e}, dense {dense_max:.1e}"
         assert rounding <= price, f"{name}: rounding costs {rounding / size:.1e}"
         assert far <= 2 * dense + price, f"{name}: rms {far:.1e}, dense {dense:.1e}"
 
@@ -391,7 +417,8 @@ def test_models_use_the_kernels(interpreted):
         else:
             assert logits == gradients == 0, name
     said = {name.split()[0]: found[name][0] for name in found if name.endswith("keys") and "sep" not in name}
-    assert said == {"pope": "attention: triton pope", "cope": "attention: triton cope", "cope+rope": "attention: triton cope+rope",
+    assert said == {"pope": "attention: triton pope", "cope": "attention: triton cope",
+                    "cope+rope": "attention: triton cope+rope",
                     "rope,pope": "attention: pytorch (rope: no kernel for it), triton pope",
                     "cope_alibi": "attention: pytorch (cope_alibi: no kernel for it)",
                     "pope+cope": "attention: pytorch (pope+cope: mixed)"}
@@ -422,13 +449,15 @@ def test_cope_shapes_without_data():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        x = [torch.empty(2, 3, 33, n, dtype=torch.bfloat16, requires_grad=True) for n in (64, 64, 64, 7, 64, 64)]
+        widths = (64, 64, 64, 7, 64, 64)
+        x = [torch.empty(2, 3, 33, n, dtype=torch.bfloat16, requires_grad=True) for n in widths]
         o = kernels.cope_attention(*x)
         grads = torch.autograd.grad(o, x, torch.empty_like(o))
     assert o.shape == (2, 3, 33, 64) and [g.shape for g in grads] == [a.shape for a in x]
 
 
-@pytest.mark.parametrize("name, wrong", [("k", lambda q: q[:, :1]), ("z", lambda q: q[..., :1]), ("gate_k", lambda q: q.half())])
+@pytest.mark.parametrize("name, wrong", [("k", lambda q: q[:, :1]), ("z", lambda q: q[..., :1]),
+                                         ("gate_k", lambda q: q.half())])
 def test_cope_errors_name_the_argument(name, wrong):
     q = torch.randn(1, 2, 9, 32)
     with pytest.raises(ValueError, match=f"^{name} is "):
@@ -459,7 +488,8 @@ def dropout_kernel(method, x):
 
 
 def dropout_mask(method, x):
-    """(B, H, T, T), 1 where a weight survives: the output is not 0 there, if v has a 1 at one key in each column."""
+    """(B, H, T, T), 1 where a weight survives: the output is not 0 there, if v has a 1 at one key in each
+    column."""
     B, H, T, d = x["v"].shape
     columns = []
     for start in range(0, T, d):
@@ -474,15 +504,17 @@ def dropout_equation(method, x, mask, units=2048):
     """The methods' equations with weights masked, in the dtype of x."""
     T, d = x["q"].shape[2:]
     scaled = mask.to(x["v"].dtype) / (1 - SHARE)
-    eye = torch.eye(T, device=mask.device).to(x["v"].dtype).expand(*x["v"].shape[:2], T, T)  # brings the weights out
+    # as values it brings the weights out
+    eye = torch.eye(T, device=mask.device).to(x["v"].dtype).expand(*x["v"].shape[:2], T, T)
     if method == "pope":
         return scaled * pope_equation(x["q"], x["k"], eye, x["delta"], True) @ x["v"]
     return scaled * cope_equation(**x | dict(v=eye), units=units) @ x["v"]
 
 
 def dropout_errors(method, dtype, device="cpu"):
-    """{tensor: (largest error of the kernel, largest value)}, the share of weights that survive, whether a second run
-    gives the same bits, whether another seed gives other ones, whether heads have masks of their own"""
+    """{tensor: (largest error of the kernel, largest value)}, the share of weights that survive, whether a
+    second run gives the same bits, whether another seed gives other ones, whether heads have masks of their
+    own"""
     torch.manual_seed(3)
     x, do = dropout_inputs(method, dtype, device)
     with torch.no_grad():
@@ -500,8 +532,8 @@ def dropout_errors(method, dtype, device="cpu"):
               for name, a, b in zip(("o", *x), mine, exact)}
     attention = kernels.pope_attention if method == "pope" else kernels.cope_attention
     other = attention(**x, dropout=SHARE)  # goes on in the generator's stream
-    return (errors, (mask * past).sum().item() / past.sum().item(), all(a.equal(b) for a, b in zip(mine, again)),
-            not other.equal(mine[0]), not mask[0, 0].equal(mask[0, 1]))
+    share, same = (mask * past).sum().item() / past.sum().item(), all(a.equal(b) for a, b in zip(mine, again))
+    return errors, share, same, not other.equal(mine[0]), not mask[0, 0].equal(mask[0, 1])
 
 
 def dropout_judge(found, digits):
@@ -539,10 +571,11 @@ def masks_agree():
 # ---------------------------------------------------------------------------------------------------
 # compiled ahead of time, by Triton's own launcher, which a driver for a GPU that is not there deceives
 
-SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory of a multiprocessor, less 1 KB, on an A100 and an H100
-# bytes that a thread's registers may spill to memory, by chip and head width, in loops of 1000 instructions and
-# more. Heads of 128 want more registers than there are; narrower tiles spill less and count as slower
-SPILLED = {(80, 64): 256, (90, 64): 96, (80, 128): 1792, (90, 128): 1792}
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that one program may have, on an A100 and an H100
+# bytes that a thread's registers may spill to memory, by chip and head width, in loops of 1000 instructions
+# and more. Gates of their own and dropout on an A100, and heads of 128, want more registers than there are;
+# narrower tiles spill less and count as slower
+SPILLED = {(80, 64): 704, (90, 64): 96, (80, 128): 2048, (90, 128): 2048}
 
 
 class Driver:
@@ -570,13 +603,17 @@ def launches(method, d, T, dropout):
         seen[kernel.__name__] = kernel, args, options | dict(enable_fp_fusion=True)
 
     kept, kernels.launch = kernels.launch, launch
-    heads = lambda x: x.unflatten(-1, (H, d)).transpose(1, 2)
+
+    def heads(x):
+        return x.unflatten(-1, (H, d)).transpose(1, 2)
+
     q, k = (heads(x) for x in torch.zeros(B, T, 2 * H * d, dtype=dtype).chunk(2, -1))
     v, gate_k, do = (heads(x) for x in torch.zeros(3, B, T, H * d, dtype=dtype))
     if method == "pope":
         x, f = [q, k, v, torch.zeros(H, d)], kernels.pope_attention
     else:  # z in float32, as model.py's under autocast
-        x, f = [q, k, v, torch.zeros(B, H, T, 64)] + [q, gate_k] * (method == "cope, separate"), kernels.cope_attention
+        own = [q, gate_k] if method == "cope, separate" else []
+        x, f = [q, k, v, torch.zeros(B, H, T, 64), *own], kernels.cope_attention
     try:
         x = [a.detach().requires_grad_() for a in x]
         torch.autograd.grad(f(*x, dropout=dropout), x, do)
@@ -600,10 +637,11 @@ def compiled_kernel(target, kernel, args, options):
     name, registers = kernel.__name__, int(re.search(r"Used (\d+) registers", log)[1])
     warps, shared = options["num_warps"], compiled.metadata.shared
     by_registers = 65536 // (math.ceil(registers / 8) * 8 * 32 * warps)
-    return dict(name=name, target=target, width=options.get("P", 64), warps=warps, registers=registers, shared=shared,
-                spilled=int(re.search(r"(\d+) bytes spill stores", log)[1]),
+    programs = min(by_registers, (SHARED[target] + 1024) // (shared + 1024))
+    return dict(name=name, target=target, width=options.get("P", 64), warps=warps, registers=registers,
+                spilled=int(re.search(r"(\d+) bytes spill stores", log)[1]), shared=shared, programs=programs,
                 rows=options.get("N" if name.endswith("_kv") else "M"), dots="N" in options,
-                wgmma="wgmma" in compiled.asm["ptx"], programs=min(by_registers, SHARED[target] // (shared + 1024)))
+                wgmma="wgmma" in compiled.asm["ptx"])
 
 
 def compile_all(target, method, d, T, dropout, tiles=None):
@@ -709,7 +747,10 @@ def test_pope_details_on_gpu():
 def test_why_not(monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRET", True)
     monkeypatch.setattr(kernels.triton, "__version__", "3.6.0")
-    ask = lambda pe="pope", d=64, device="cpu", dtype=torch.bfloat16, **more: kernels.why_not(pe, d, device, dtype, **more)
+
+    def ask(pe="pope", d=64, device="cpu", dtype=torch.bfloat16, **more):
+        return kernels.why_not(pe, d, device, dtype, **more)
+
     assert [ask(d=d) for d in (32, 48, 64, 128)] == [None] * 4
     assert [ask(pe) for pe in ("cope", "cope+rope", "carope+cope", "pope+learned")] == [None] * 4
     assert [ask(pe) for pe in ("pope+cope", "cope+alibi", "pope+t5")] == ["mixed"] * 3
@@ -727,10 +768,11 @@ def test_why_not(monkeypatch):
 
 def test_without_triton():
     """A machine that has no Triton can import the module, ask, and read what to install."""
-    code = "import sys, kernels; assert kernels.why_not('pope', 64, 'cuda', None) == 'no triton'; kernels.main()"
-    out = subprocess.run([sys.executable, "-c", "import sys; sys.modules['triton'] = None; " + code], cwd=ROOT,
-                         capture_output=True, text=True)
-    assert out.returncode == 1 and out.stderr == "kernels.py needs triton (Linux, x86-64): pip install triton\n"
+    code = ("import sys; sys.modules['triton'] = None; import kernels; "
+            "assert kernels.why_not('pope', 64, 'cuda', None) == 'no triton'; kernels.main()")
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert out.returncode == 1
+    assert out.stderr == "kernels.py needs triton (Linux, x86-64): pip install triton\n"
 
 
 def test_phases_of_late_tokens(monkeypatch):
@@ -747,7 +789,8 @@ def test_phases_of_late_tokens(monkeypatch):
     cos, sin = tables[0].unbind(-1)
     for t, c in [(1, 0), (T - 1, 0), (T - 1, 1), (9999, 7), (T - 1, d - 1)]:
         angle = t * 500.0 ** (-c / d)
-        assert abs(cos[t, c].item() - math.cos(angle)) < 1e-7 and abs(sin[t, c].item() - math.sin(angle)) < 1e-7
+        assert abs(cos[t, c].item() - math.cos(angle)) < 1e-7
+        assert abs(sin[t, c].item() - math.sin(angle)) < 1e-7
 
 
 def test_shapes_must_agree():
