@@ -1,0 +1,47 @@
+"""README's tables of small runs, held against assets/results.csv, in which `sample.py --report` keeps each number."""
+import collections
+import csv
+
+import pytest
+
+LOSSES = [("val 1x", "loss"), ("val 2x", "loss"), ("val 4x", "loss"), ("val 8x", "loss"), ("val 8x", "window_loss")]
+TABLES = {  # config: its columns, decimals
+    "quickstart": (LOSSES, 3),
+    "recall_small": ([(split, "token_error") for split in ("val", "x2", "x4", "x8", "x16")], 1),
+    "copy_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
+}
+
+
+def cell(values, decimals):
+    mean = f"{sum(values) / len(values):.{decimals}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({min(values):.{decimals}f}–{max(values):.{decimals}f})"
+
+
+def expected(config):
+    """The rows of README's table for a config, best at its last length first."""
+    columns, decimals = TABLES[config]
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    with open("assets/results.csv", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            if line["config"] == f"config/{config}.py":
+                found[line["pe"]][line["split"], line["metric"]].append(float(line["value"]))
+    rows = []
+    for pe, values in found.items():
+        seeds = {len(values[column]) for column in columns}
+        assert len(seeds) == 1, f"{config} {pe}: some columns have fewer seeds"
+        last = values[columns[-1] if decimals == 1 else columns[-2]]
+        cells = [cell(values[column], decimals) for column in columns]
+        rows.append((sum(last) / len(last), f"| `{pe}` | {seeds.pop()} | {' | '.join(cells)} |"))
+    return [row for _, row in sorted(rows)]
+
+
+@pytest.mark.parametrize("config", TABLES)
+def test_table(config):
+    with open("README.md", encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    rows = expected(config)
+    start = lines.index(rows[0])
+    assert rows and lines[start : start + len(rows)] == rows
+    assert not lines[start + len(rows)].startswith("|")
