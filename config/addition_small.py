@@ -6,7 +6,8 @@ Addition, trained on up to 3 digits and tested on up to 12, units first: half a 
     python sample.py out/addition_small_pope out/addition_small_rope --evaluate=val,x1.5,x2,x3,x4
 
 The row is the token_error of each split, the sequence_error that of whole sums. `task=addition` writes the
-digits in the order in which one reads them. Larger, for a GPU:
+digits in the order in which one reads them. In these 1500 steps no method that we tried learned to add: RoPE
+got 10% of val's digits wrong, PoPE 30%, ALiBi 42% (one seed each). Larger, for a GPU:
 
     python train.py config/addition_small.py --data=strings@task=reversed_addition,longest=16,train=4000000 \
         --block_size=50 --n_layer=4 --n_embd=256 --batch_size=512 --max_iters=8000 --out_dir=out/addition_pope

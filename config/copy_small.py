@@ -1,5 +1,5 @@
 """
-Copy, trained on up to 12 letters and tested on up to 48: half a minute a run on one core.
+Copy, trained on up to 12 letters and tested on up to 48: 30 to 60 seconds a run on one core.
 
     python train.py config/copy_small.py                # PoPE
     python train.py config/copy_small.py --pe=rope      # or another of PES; --seed=1 for another seed

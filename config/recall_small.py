@@ -1,5 +1,5 @@
 """
-Recall of a pair among 30 fillers, a needle in a haystack, and among up to 510: a quarter of a minute a run.
+Recall of a pair among 30 fillers, a needle in a haystack, and among up to 510: 15 to 35 seconds on one core.
 
     python train.py config/recall_small.py              # PoPE
     python train.py config/recall_small.py --pe=rope    # or another of PES; --seed=1 for another seed
