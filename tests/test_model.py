@@ -610,7 +610,8 @@ def test_wrong_config(changes, message):
 
 def test_checkpoint_of_another_architecture():
     ours, theirs = build("rope"), build("rope", n_embd=64)
-    with pytest.raises(ValueError, match=r"out/x holds another architecture: h.0.attn.c_proj.bias is \(64,\) there and \(32,\) here"):
+    different = r"out/x holds another architecture: ln_f.bias is \(64,\) there and \(32,\) here"
+    with pytest.raises(ValueError, match=different):
         load_weights(ours, dict(model=theirs.state_dict()), "out/x")
-    with pytest.raises(ValueError, match="h.0.attn.pes.0.delta is .* there and absent here"):
+    with pytest.raises(ValueError, match="h.0.attn.pes.0.delta is there and not here"):
         load_weights(ours, dict(model=build("pope").state_dict()), "out/x")
