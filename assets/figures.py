@@ -277,15 +277,16 @@ def draw_recall(models, splits, device, path):
 def draw_training(runs, keys, against, path):
     """A panel for each key of the runs' logs, against "step" or the number of training "tokens"."""
     logs = {run: read_log(run) for run in runs}
+    for run, (_, log) in logs.items():
+        for key in keys:
+            if key not in log:
+                raise ValueError(f"keys={key!r} is not in {run}/log.jsonl; it has {', '.join(sorted(log))}")
     figure, axes = subplots(1, len(keys), 1 + 4.5 * len(keys), 5)
     for ax, key in zip(axes[0], keys):
         for label, members, style in curves({run: cfg["pe"] for run, (cfg, _) in logs.items()}):
             values = {}
             for run in members:
                 cfg, log = logs[run]
-                if key not in log:
-                    raise ValueError(f"keys={key!r} is not in {run}/log.jsonl; it has "
-                                     + ", ".join(sorted(log)))
                 scale = cfg["batch_size"] * cfg["block_size"] if against == "tokens" else 1
                 for step, value in log[key].items():
                     values.setdefault(step * scale, []).append(value)
