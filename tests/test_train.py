@@ -181,6 +181,25 @@ def spawn(out, *flags):
                             preexec_fn=default_signals)
 
 
+def test_a_signal_to_one_process_stops_all(monkeypatch):
+    """What each tells the others, and what it takes from them."""
+    told = []
+
+    def all_reduce(number, op):
+        told.append(int(number))
+        number.clamp_(min=elsewhere)
+
+    monkeypatch.setattr(train.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(train.dist, "all_reduce", all_reduce)
+    stop, elsewhere = train.Stop("cpu"), 0
+    assert not stop.asked()
+    stop.number = signal.SIGINT
+    assert stop.asked() and stop.number == signal.SIGINT
+    stop.number, elsewhere = 0, signal.SIGTERM
+    assert stop.asked() and stop.number == signal.SIGTERM
+    assert told == [0, signal.SIGINT, 0]
+
+
 def test_nohup(stream, tmp_path):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     run(stream, tmp_path / "a", "--max_iters=1")
