@@ -7,7 +7,8 @@ small class each, and the table PES that names them. Only torch is needed. A for
     wte -> embed -> [ norm -> enter -> c_qk, c_v -> rotate -> cache -> q.k + logit_bias -> softmax
                       -> c_proj; norm -> MLP ] in every block -> norm -> lm_head
 
-where embed, enter, rotate and logit_bias are the hooks of `class PE`; a method overrides some.
+where embed, enter, rotate and logit_bias are the hooks of `class PE`. Each does nothing unless a
+method overrides it; the calls below name the methods that do.
 
 Shapes    B batch, T queries (the new tokens), S keys (cached and new), t and s: those of a chunk,
           C = n_embd, H = n_head, d = C / H. A comment `# (B, H, T, d)` gives its line's shape
@@ -94,11 +95,6 @@ def heads(x, H):
     return x.unflatten(-1, (H, -1)).transpose(1, 2)
 
 
-def dots(q, k, d):
-    """q.k / sqrt(d), (B, H, t, s). d is the head width, also where PoPE's q and k are 2d wide."""
-    return (q @ k.mT).to(wide(q)) * d**-0.5
-
-
 def own(cache, pe):
     """The part of the layer's cache that belongs to one PE; None without a cache."""
     return None if cache is None else cache.setdefault(pe, {})
@@ -139,7 +135,7 @@ class Attention(nn.Module):
         """x (B, T, C), pos (T,), cache: this layer's dict, read and extended. Returns (B, T, C)."""
         x_qk = x_v = x
         for pe in self.pes:
-            x_qk, x_v = pe.enter(x_qk, x_v, pos)
+            x_qk, x_v = pe.enter(x_qk, x_v, pos)  # expe, exqpe
         q, k = (heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = heads(self.c_v(x_v), self.H)
         if self.kernel is not None and cache is None:  # kernels serve training, not decoding
@@ -152,14 +148,15 @@ class Attention(nn.Module):
 
     def attend(self, q, k, v, x, pos, cache):
         """q, k, v (B, H, T, d) of the new tokens -> (B, H, T, d)"""
-        raw_q, raw_k = q, None  # before rotation; the keys only where a bias reads them
-        if self.rotation is not None:
+        raw_q, raw_k = q, None  # before rotation; the keys only where a bias, cope's, reads them
+        if self.rotation is not None:  # rope, carope, pope
             if any(pe.reads_qk for pe in self.biases):
                 raw_k = extend(cache, "raw_k", k)
             q, k = self.rotation.rotate(q, k, x, pos, own(cache, self.rotation))
         k, v = extend(cache, "k", k), extend(cache, "v", v)  # (B, H, S, d), k 2d wide for PoPE
         if not self.biases and not self.hard:
             return self.fused(q, k, v)
+        # fox, and cope whose gates are not made of the keys
         memories = [pe.remember(x, v, own(cache, pe)) for pe in self.biases]
         return self.dense(q, k, v, pos, raw_q, raw_k, memories)
 
@@ -202,6 +199,11 @@ class Attention(nn.Module):
             a = F.dropout(a.to(v.dtype), self.dropout, self.training)
             chunks.append(a @ v[:, :, seen])
         return torch.cat(chunks, 2)  # (B, H, T, d)
+
+
+def dots(q, k, d):
+    """q.k / sqrt(d), (B, H, t, s). d is the head width, also where PoPE's q and k are 2d wide."""
+    return (q @ k.mT).to(wide(q)) * d**-0.5
 
 
 class MLP(nn.Module):
@@ -281,17 +283,6 @@ class GPT(nn.Module):
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def gpt2_layers(self):
-        """{name: module} of the layers whose weights start and decay as GPT-2's: every Linear and
-        Embedding of the GPT and, of a PE's, those that it names in as_gpt2. The rest of a PE
-        starts as its class says and never decays."""
-        own_start = set()
-        for pe in self.modules():
-            if isinstance(pe, PE):
-                own_start |= {m for name, m in pe.named_modules() if name not in pe.as_gpt2}
-        return {name: m for name, m in self.named_modules()
-                if isinstance(m, (nn.Linear, nn.Embedding)) and m not in own_start}
-
     def forward(self, idx, targets=None, cache=None, start=None):
         """idx (B, T) token ids; targets (B, T), -1 where there is no loss. Returns (logits, loss):
         with targets, logits (B, T, V) and the loss in nats per target; without, the logits of the
@@ -312,7 +303,7 @@ class GPT(nn.Module):
             if pe.limit is not None and end > pe.limit:
                 raise ValueError(f"pe={name!r} was trained for {pe.limit} positions, got {end}; "
                                  "shorten the input, or train with a larger block_size or another pe")
-            x = pe.embed(x, pos)
+            x = pe.embed(x, pos)  # learned, sinusoidal; expe with expe_once
         x = F.dropout(x, self.cfg.dropout, self.training)
         for block, its_cache in zip(self.h, cache or [None] * len(self.h)):
             x = block(x, pos, its_cache)
@@ -322,6 +313,17 @@ class GPT(nn.Module):
         logits = self.lm_head(x)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         return logits, loss
+
+    def gpt2_layers(self):
+        """{name: module} of the layers whose weights start and decay as GPT-2's: every Linear and
+        Embedding of the GPT and, of a PE's, those that it names in as_gpt2. The rest of a PE
+        starts as its class says and never decays."""
+        own_start = set()
+        for pe in self.modules():
+            if isinstance(pe, PE):
+                own_start |= {m for name, m in pe.named_modules() if name not in pe.as_gpt2}
+        return {name: m for name, m in self.named_modules()
+                if isinstance(m, (nn.Linear, nn.Embedding)) and m not in own_start}
 
     def use_kernels(self, dtype):
         """Use the kernels of kernels.py in the layers for which there is one. dtype: that of q, k
