@@ -4,10 +4,11 @@ model.py is held against this file, so the two share no code and, where they can
 score is computed for one query i and one key j, a sum is a sum, and nothing is cached, batched or rearranged.
 Slow on purpose. One sequence, dropout off, numpy only.
 
-    gpt(cfg, params, idx, start=0)      logits (T, vocab) of a whole model from its state_dict, as numpy arrays
+    gpt(cfg, params, idx, start=0)    logits (T, vocab) of a whole model from its state_dict in numpy
 
-T tokens, C channels, H heads, d = C / H. The methods work on ONE head: q, k, v are (T, d), the token positions
-`pos` are T integers, and a bias is a (T, T) array whose entry (i, j), j <= i, is added to the scaled score.
+T tokens, C channels, H heads, d = C / H. The methods work on ONE head: q, k, v are (T, d), the token
+positions `pos` are T integers, and a bias is a (T, T) array whose entry (i, j), j <= i, is added to the
+scaled score.
 """
 import math
 
@@ -49,7 +50,7 @@ def rotate(x, angle):
     return out
 
 
-# ------------------------------------------------------------------- absolute: the embeddings or the input change
+# --------------------------------------------------- absolute: the embeddings or the input change
 
 
 def learned(x, pos, wpe):
@@ -72,7 +73,8 @@ def sinusoidal(x, pos, cfg):
 
 
 def expe(x, pos, cfg, S, theta):
-    """ExPE eq. (3): dim j of the first l becomes S + theta (n + j); section 4.3 scales the steps at test time.
+    """ExPE eq. (3): dim j of the first l becomes S + theta (n + j); section 4.3 scales the steps at
+    test time.
 
     cfg.expe_same is Table 7's "p is stable": S + theta n in all of them.
     """
@@ -93,14 +95,15 @@ def exqpe(x, pos, cfg, S, theta, theta2):
     return out
 
 
-# ----------------------------------------------------------------------------- rotations: the dot product changes
+# ------------------------------------------------------------- rotations: the dot product changes
 
 
 def rope(q, k, pos, cfg):
     """Su et al. 2021, section 3.2.2: theta_c = base^(-2c/d), c = 0..d/2-1, rotate by t theta_c. At test time:
 
-    linear: positions t / s (Chen et al. 2023). ntk: a base of base * s^(d/(d-2)), and yarn: per frequency, by the
-    rotations r that it makes within the trained length (Peng et al. 2023, definitions 1 to 3).
+    linear: positions t / s (Chen et al. 2023). ntk: a base of base * s^(d/(d-2)), and yarn: per
+    frequency, by the rotations r that it makes within the trained length (Peng et al. 2023,
+    definitions 1 to 3).
     """
     d, s, L = q.shape[1], cfg.rope_factor, cfg.rope_trained or cfg.block_size
     mode = cfg.rope_scaling
@@ -121,8 +124,8 @@ def rope(q, k, pos, cfg):
 def carope(q, k, x, w, cfg):
     """CARoPE section 2: rotate by phi_c(m) = sum_{t<=m} f(x_t)^c, f(x) = 1 / (softplus(x w + b0) + 1).
 
-    w (C,) is the head's column of W. The paper has no b0; it is what makes W = 0 the RoPE that the paper says it
-    starts from: f = theta_1 = base^(-2/d). c counts from 0, as RoPE's pairs do.
+    w (C,) is the head's column of W. The paper has no b0; with it, W = 0 is the RoPE that the paper
+    says it starts from: f = theta_1 = base^(-2/d). c counts from 0, as RoPE's pairs do.
     """
     d = q.shape[1]
     y = cfg.base ** (2 / d) - 1  # softplus(b0) = 1 / theta_1 - 1
@@ -135,7 +138,8 @@ def carope(q, k, x, w, cfg):
 def pope_scores(q, k, pos, delta, cfg):
     """PoPE eq. (5), scaled: sum_c mu_q mu_k cos((s - t) theta_c + delta_c) / sqrt(d), query at t, key at s.
 
-    theta_c = base^(-c/d) for c = 0..d-1 (the exponent under eq. (3) lacks the minus). delta is the head's (d,).
+    theta_c = base^(-c/d) for c = 0..d-1 (the exponent under eq. (3) lacks the minus). delta is the
+    head's (d,).
     """
     d = q.shape[1]
     mu_q, mu_k = (softplus(q), softplus(k)) if cfg.pope_softplus else (q, k)
@@ -146,11 +150,12 @@ def pope_scores(q, k, pos, delta, cfg):
     return causal(len(q), score)
 
 
-# --------------------------------------------------------------- biases on the scaled score; q is never rotated
+# ------------------------------------------------- biases on the scaled score; q is never rotated
 
 
 def relative_bias(q, a, cfg):
-    """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Too far: no term, or a's last if capped."""
+    """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Too far: no term, or a's last if
+    capped."""
     R = cfg.rel_max or cfg.block_size
 
     def term(i, j):
@@ -163,8 +168,8 @@ def relative_bias(q, a, cfg):
 def t5_bucket(n, cfg):
     """Raffel et al. 2020, section 2.1, causal: the first half of the buckets exact, then logarithmic.
 
-    With E exact ones of B and the distance M: floor(log(n/E) / log(M/E) * (B - E)) more, in integers, because a
-    rounded logarithm may fall on the wrong side of a bucket's edge.
+    With E exact ones of B and the distance M: floor(log(n/E) / log(M/E) * (B - E)) more, in integers,
+    because a rounded logarithm may fall on the wrong side of a bucket's edge.
     """
     B, E, M = cfg.t5_buckets, cfg.t5_buckets // 2, cfg.t5_max_distance
     if n < E:
@@ -204,7 +209,8 @@ def fox_bias(x, w, b):
 
 
 def gates(q, s):
-    """CoPE eq. (3) with Listing 1's scale: g_ij = sigmoid(q_i . s_j / sqrt(d)); s is k, W_g x or v (section 4)."""
+    """CoPE eq. (3) with Listing 1's scale: g_ij = sigmoid(q_i . s_j / sqrt(d)); s is k, W_g x or v
+    (section 4)."""
     return causal(len(q), lambda i, j: sigmoid(q[i] @ s[j] / math.sqrt(q.shape[1])))
 
 
@@ -228,7 +234,8 @@ def cope_bias(q, p, e, cfg):
 
 
 def cope_mlp_bias(q, p, W1, b1, W2, cfg):
-    """CoPE appendix C: an N-wide MLP in place of the table, q_i . W2^T gelu(W1 p / npos + b1), p clamped alike.
+    """CoPE appendix C: an N-wide MLP in place of the table, q_i . W2^T gelu(W1 p / npos + b1), p
+    clamped alike.
 
     Only N is the paper's: the activation, the division by npos and the clamp are this project's choices.
     """
@@ -241,11 +248,12 @@ def cope_mlp_bias(q, p, W1, b1, W2, cfg):
 
 
 def cope_alibi_bias(p, m):
-    """CoPE eq. (10), p unclamped: -m p_ij. The paper prints a plus; ALiBi's slopes punish distance, so minus."""
+    """CoPE eq. (10), p unclamped: -m p_ij. The paper prints a plus; ALiBi's slopes punish distance,
+    so minus."""
     return causal(len(p), lambda i, j: -m * p[i, j])
 
 
-# --------------------------------------------------------------------------------------------------- the model
+# -------------------------------------------------------------------------------------- the model
 
 
 ADD = ("learned", "sinusoidal")
@@ -321,7 +329,9 @@ def bias(cfg, name, p, h, x, pos, q, k, v):
         return cope_mlp_bias(q, pij, p("W1"), p("b1"), p("W2"), cfg)
     if cfg.cope_slopes == "learned":
         return cope_alibi_bias(pij, p("m")[h])
-    return cope_alibi_bias(pij, cfg.cope_m0 * 2.0 ** -h if cfg.cope_slopes == "geometric" else alibi_slopes(H)[h])
+    if cfg.cope_slopes == "geometric":
+        return cope_alibi_bias(pij, cfg.cope_m0 * 2.0 ** -h)
+    return cope_alibi_bias(pij, alibi_slopes(H)[h])
 
 
 def attention(cfg, params, i, x, pos):

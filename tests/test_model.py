@@ -18,7 +18,8 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "llama": dict(pe="rope", norm="rmsnorm", mlp="swiglu", bias=False, tie=False),
     "rope-linear": dict(pe="rope", rope_scaling="linear", rope_factor=4.0),
     "rope-ntk": dict(pe="rope", rope_scaling="ntk", rope_factor=4.0),
-    "rope-yarn": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=256, base=1000.0),  # 41 to 0.2 turns
+    # frequencies of 41 to 0.2 turns
+    "rope-yarn": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=256, base=1000.0),
     "relative-short": dict(pe="relative", rel_max=5),
     "relative-capped": dict(pe="relative", rel_max=5, rel_capped=True),
     "relative-per-layer": dict(pe="relative", share_table=False),
@@ -31,7 +32,8 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "cope-per-head": dict(pe="cope", cope_per_head=True),
     "cope-per-head-and-layer": dict(pe="cope", cope_per_head=True, share_table=False),
     "sinusoidal-unscaled": dict(pe="sinusoidal", sinusoidal_scale=False),
-    "rope-yarn-longer": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=512, rope_trained=128, base=1e3),
+    "rope-yarn-longer": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=512,
+                             rope_trained=128, base=1e3),
     "fox+rope": dict(pe="fox+rope"),
     "rope+alibi": dict(pe="rope+alibi"),
     "cope+cope_mlp": dict(pe="cope+cope_mlp", cope_gates="sep-keys"),  # both remember keys for their gates
@@ -179,7 +181,12 @@ def test_one_graph_serves_many_lengths(pe):
     """The first length, then one graph for all: what is a symbol there may not decide about the mask."""
     torch._dynamo.reset()
     net, graphs = build(dict(pe=pe)), []
-    compiled = torch.compile(net, backend=lambda graph, inputs: graphs.append(graph) or graph.forward, fullgraph=True)
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
     for T in range(5, 16):
         idx = tokens(2, T)
         assert (compiled(idx, idx)[0] - net(idx, idx)[0]).abs().max() < 1e-5
@@ -230,7 +237,8 @@ def test_dense_attention_holds_one_chunk_of_queries(pe):
     net, idx = build(dict(pe=pe, n_layer=1, block_size=T)), tokens(1, T)
     with Largest() as seen:
         full(net, idx)
-    most = T if pe == "relative" else T - 3  # keys of the last whole chunk, or as many as relative's table has
+    # keys of the last whole chunk, or as many as relative's table has
+    most = T if pe == "relative" else T - 3
     assert seen.numel == model.CHUNK * most * 4  # 4 heads
 
 
@@ -250,15 +258,20 @@ def test_gates_see_q_before_a_method_that_turns_q_alone(monkeypatch):
     assert torch.equal(*seen) and not torch.equal(full(net, idx), full(plain, idx))
 
 
-@pytest.mark.parametrize("pe, names", [("rope+alibi", {"k", "v"}), ("rope+t5", {"k", "v"}), ("cope", {"k", "v"}),
-                                       ("cope+rope", {"k", "v", "raw_k"})])
+@pytest.mark.parametrize("pe, names", [
+    ("rope+alibi", {"k", "v"}),
+    ("rope+t5", {"k", "v"}),
+    ("cope", {"k", "v"}),
+    ("cope+rope", {"k", "v", "raw_k"}),
+])
 def test_raw_keys_are_kept_only_where_they_are_read(pe, names):
     net = build(dict(pe=pe))
     cache, given = net.new_cache(), []
     bias = net.h[0].attn.biases[0]
     bias.logit_bias = lambda q, qk, *rest, f=bias.logit_bias: given.append(qk) or f(q, qk, *rest)
     full(net, tokens(1, 8), cache=cache)
-    assert {name for name in cache[1] if isinstance(name, str)} == names and (given[0] is None) == (not bias.reads_qk)
+    assert {name for name in cache[1] if isinstance(name, str)} == names
+    assert (given[0] is None) == (not bias.reads_qk)
 
 
 def test_a_bias_is_told_the_positions_of_its_queries():
@@ -303,7 +316,8 @@ def test_attention_dropout_on_both_paths():
         assert torch.equal(a, full(net, idx))
         weights, attn = [], net.h[0].attn
         attn.biases = [] if pe == "rope" else [PE(net.cfg)]
-        q, v = torch.zeros(1, 4, 8, 8), torch.ones(1, 4, 8, 8)  # uniform: dropout shows as a mean of 1 with a spread
+        # uniform attention: dropout shows as a mean of 1 with a spread
+        q, v = torch.zeros(1, 4, 8, 8), torch.ones(1, 4, 8, 8)
         for _ in range(200):
             weights.append(attn.attend(q, q, v, None, torch.arange(8), None))
         weights = torch.stack(weights)
@@ -341,7 +355,9 @@ def test_carope_phase_does_not_drift_in_the_cache():
 
 
 def test_alibi_slopes_of_the_paper():
-    slopes = lambda H: [m for m in model.alibi_slopes(H, torch.zeros(1)).flatten().tolist()]
+    def slopes(H):
+        return model.alibi_slopes(H, torch.zeros(1)).flatten().tolist()
+
     assert slopes(8) == [2.0**-h for h in range(1, 9)]
     assert slopes(1) == [2.0**-8]
     eight, sixteen = slopes(8), slopes(16)
@@ -354,7 +370,8 @@ def test_pope_delta_is_bounded_but_never_frozen():
     delta = net.h[0].attn.pes[0].delta
     optimizer = net.configure_optimizers(0.0, 0.1, (0.9, 0.95), "cpu")
     assert (delta == 0).all()
-    for sign, bound in ((-1, 0.0), (1, -2 * math.pi), (-1, 0.0)):  # up against a bound, away to the other, and back
+    # up against a bound, away to the other, and back
+    for sign, bound in ((-1, 0.0), (1, -2 * math.pi), (-1, 0.0)):
         for _ in range(100):
             delta.grad = torch.full_like(delta, sign)
             optimizer.step()
@@ -365,15 +382,20 @@ def test_pope_delta_is_bounded_but_never_frozen():
 
 
 def test_phases_are_float32_in_a_bfloat16_model():
-    """Bfloat16 has 8 bits: position 4001 would be 4000, and the phase of RoPE's first pair wrong by a radian."""
+    """Bfloat16 has 8 bits: position 4001 would be 4000, and the phase of RoPE's first pair wrong by a
+    radian."""
     for pe in ("rope", "carope", "pope"):
         encoding = build(pe).bfloat16().h[0].attn.pes[0]
-        theta = [10000 ** (-c / 8) for c in range(8)] if pe == "pope" else [10000 ** (-2 * c / 8) for c in range(4)]
+        theta = [10000 ** (-2 * c / 8) for c in range(4)]
+        if pe == "pope":
+            theta = [10000 ** (-c / 8) for c in range(8)]
         for n in (4001, 9999):
-            T = n if pe == "carope" else 1  # its phase is a sum over the tokens so far, of frequencies as RoPE's where x = 0
+            # CARoPE's phase is a sum over the tokens so far, of frequencies as RoPE's where x = 0
+            T = n if pe == "carope" else 1
             q, x = torch.ones(1, 4, T, 8).bfloat16(), torch.zeros(1, T, 32).bfloat16()
             if pe != "pope":
-                want = [math.cos(n * t) - math.sin(n * t) for t in theta] + [math.sin(n * t) + math.cos(n * t) for t in theta]
+                want = [math.cos(n * t) - math.sin(n * t) for t in theta]
+                want += [math.sin(n * t) + math.cos(n * t) for t in theta]
             else:
                 phase = [n * t + x for t, x in zip(theta, encoding.delta[0].tolist())]
                 mu = math.log1p(math.e)
@@ -415,7 +437,8 @@ def test_shared_tables():
 
 
 def test_biases_start_at_zero_and_vectors_small():
-    """With the weights of `nope` a fresh T5 or CoPE computes the same; what is no bias starts as small as embeddings do."""
+    """With the weights of `nope` a fresh T5 or CoPE computes the same; parameters that are no bias
+    start as small as embeddings do."""
     plain, idx = build("nope"), tokens(2, 16)
     for changes in (dict(pe="t5"), dict(pe="cope"), dict(pe="cope_alibi", cope_slopes="learned")):
         net = GPT(GPTConfig(**SMALL | changes)).eval()
@@ -427,13 +450,19 @@ def test_biases_start_at_zero_and_vectors_small():
 
 
 def test_learned_expe_has_one_set_of_constants():
-    """For all blocks (its paper: "only two learned parameters"), starting from the given values or from random ones."""
+    """For all blocks (its paper: "only two learned parameters"), starting from the given values or
+    from random ones."""
     for pe, given in (("expe", dict(S=0.5, theta=0.25)), ("exqpe", dict(S=0.5, theta=0.25, theta2=0.125))):
         options = SMALL | dict(pe=pe) | {f"expe_{name}": value for name, value in given.items()}
-        fixed, init, random = (GPT(GPTConfig(**options | dict(expe_learned=how))) for how in ("no", "init", "random"))
+        fixed, init, random = (
+            GPT(GPTConfig(**options | dict(expe_learned=how))) for how in ("no", "init", "random")
+        )
         count = fixed.get_num_params() + len(given)
         assert init.get_num_params() == random.get_num_params() == count
-        start, drawn = ({name: getattr(net.h[2].attn.pes[0], f"expe_{name}").item() for name in given} for net in (init, random))
+        start, drawn = (
+            {name: getattr(net.h[2].attn.pes[0], f"expe_{name}").item() for name in given}
+            for net in (init, random)
+        )
         assert start == given and len({*given.values(), *drawn.values()}) == 2 * len(given)
 
 
@@ -475,7 +504,8 @@ def test_a_methods_own_layers_start_as_it_says_and_do_not_decay(monkeypatch):
     monkeypatch.setitem(PES, "own", Own)
     net = GPT(GPTConfig(**SMALL | dict(pe="own")))
     mlp = net.h[1].attn.pes[0].mlp
-    assert (mlp[2].weight == 5).all() and mlp[0].weight.abs().max() > 0.5  # PyTorch's own start: uniform in (-1, 1)
+    assert (mlp[2].weight == 5).all()
+    assert mlp[0].weight.abs().max() > 0.5  # PyTorch's own start: uniform in (-1, 1)
     decay = net.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu").param_groups[0]["params"]
     assert not {id(p) for p in mlp.parameters()} & {id(p) for p in decay}
 
@@ -524,7 +554,8 @@ def test_error_sums_against_a_count_by_hand():
         wrong_rows += errors > 0
     sums = error_sums(net, [(idx[:2], targets[:2]), (idx[2:3], targets[2:3]), (idx[3:], targets[3:])])
     assert sums[1:].tolist() == [n, wrong, wrong_rows, 5] and sums[0].item() == pytest.approx(loss, rel=1e-5)
-    assert scores(sums, masked=False) == dict(loss=sums[0].item() / n, ppl=pytest.approx(math.exp(loss / n), rel=1e-4))
+    ppl = pytest.approx(math.exp(loss / n), rel=1e-4)
+    assert scores(sums, masked=False) == dict(loss=sums[0].item() / n, ppl=ppl)
     found = scores(sums, masked=True)
     assert (found["token_error"], found["sequence_error"]) == (100 * wrong / n, 100 * wrong_rows / 5)
 
@@ -579,7 +610,8 @@ def test_auto_takes_the_fastest_device(monkeypatch):
 @pytest.mark.parametrize("changes, message", [
     (dict(pe="rotary"), "pe='rotary' is unknown; choose one of nope, learned"),
     (dict(pe="cope+roap"), "pe='roap' is unknown"),
-    (dict(pe="rope,pope+rope"), "pe='rope,pope+rope' turns q and k twice in one layer; mix at most one of rope, carope, pope"),
+    (dict(pe="rope,pope+rope"), "pe='rope,pope+rope' turns q and k twice in one layer; "
+                                "mix at most one of rope, carope, pope"),
     (dict(n_head=5), "n_embd=32 does not divide into n_head=5 heads; change one of them"),
     (dict(pe="rope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
     (dict(pe="carope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
@@ -591,12 +623,16 @@ def test_auto_takes_the_fastest_device(monkeypatch):
     (dict(norm="batchnorm"), "norm='batchnorm' is unknown; choose one of layernorm, rmsnorm"),
     (dict(mlp="relu"), "mlp='relu' is unknown; choose one of gelu, swiglu"),
     (dict(pe="rope", rope_scaling="cubic"), "rope_scaling='cubic' is unknown"),
-    (dict(pe="rope", n_head=16, rope_scaling="ntk"), "rope_scaling='ntk' needs n_embd / n_head > 2; change n_head"),
-    (dict(pe="rope", rope_factor=4.0), "rope_factor=4.0 does nothing without rope_scaling; choose linear, ntk or yarn"),
-    (dict(pe="t5", t5_max_distance=16), "t5_buckets=32, t5_max_distance=16: need 4 buckets or more, and a distance beyond half"),
+    (dict(pe="rope", n_head=16, rope_scaling="ntk"),
+     "rope_scaling='ntk' needs n_embd / n_head > 2; change n_head"),
+    (dict(pe="rope", rope_factor=4.0),
+     "rope_factor=4.0 does nothing without rope_scaling; choose linear, ntk or yarn"),
+    (dict(pe="t5", t5_max_distance=16),
+     "t5_buckets=32, t5_max_distance=16: need 4 buckets or more, and a distance beyond half"),
     (dict(pe="t5", t5_buckets=2), "t5_buckets=2, t5_max_distance=128: need 4 buckets"),
     (dict(pe="sinusoidal", n_head=1, n_embd=33), "n_embd=33 is odd; change it"),
-    (dict(pe="cope", cope_gates="queries"), "cope_gates='queries' is unknown; choose one of keys, sep-keys, values"),
+    (dict(pe="cope", cope_gates="queries"),
+     "cope_gates='queries' is unknown; choose one of keys, sep-keys, values"),
     (dict(pe="cope_alibi", cope_slopes="flat"), "cope_slopes='flat' is unknown"),
     (dict(pe="pope", pope_delta="one"), "pope_delta='one' is unknown; choose one of zero, uniform, none"),
     (dict(pe="expe", expe_l=33), "expe_l=33 does not fit n_embd=32; choose 1 to 32"),
