@@ -64,6 +64,7 @@ class TrainConfig(GPTConfig):
     device: str = "auto"  # auto | cpu | cuda | mps
     dtype: str = "auto"  # auto: bfloat16 autocast where the GPU has it | float32 | bfloat16
     compile: bool = False  # torch.compile: slow to start, fast steps
+    kernels: str = "auto"  # auto: Triton kernels in the layers that have one | off: PyTorch alone
     wandb_project: str = ""  # also log to this Weights & Biases project
 
 
@@ -120,7 +121,7 @@ def main(argv):
             raise ValueError(f"the processes found checkpoints of steps {sorted(set(steps))}; "
                              f"put out_dir={cfg.out_dir!r} on storage that all machines share")
     dtype = torch.bfloat16 if bf16(cfg, device) else torch.float32
-    attention = raw.use_kernels(dtype)
+    attention = raw.use_kernels(dtype) if cfg.kernels == "auto" else "attention: pytorch (kernels=off)"
     net = torch.compile(raw) if cfg.compile else raw
     model = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
@@ -427,6 +428,7 @@ def check(cfg):
     """Refuse values that make no sense; model and data refuse theirs. Names the run directory."""
     choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
     choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
+    choose("kernels", cfg.kernels, ("auto", "off"))
     for key in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval",
                 "log_interval"):
         if getattr(cfg, key) < 1:

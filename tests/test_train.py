@@ -368,6 +368,15 @@ def test_bfloat16_is_close_to_float32(stream, tmp_path):
     assert all(p.dtype == torch.float32 for checkpoint in checkpoints for p in checkpoint["model"].values())
 
 
+def test_kernels_can_be_switched_off(stream, tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(train.GPT, "use_kernels", lambda *_: asked.append(1) or "attention: asked")
+    run(stream, tmp_path / "auto", "--max_iters=1")
+    assert asked and "attention: asked" in capsys.readouterr().out
+    run(stream, tmp_path / "off", "--max_iters=1", "--kernels=off")
+    assert len(asked) == 1 and "attention: pytorch (kernels=off)" in capsys.readouterr().out
+
+
 def test_learning_rate_schedules():
     cfg = train.TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=4, max_iters=14)
 
@@ -589,6 +598,7 @@ def test_wrong_input(stream, rows, tmp_path):
     assert "schedule='step' is unknown; choose one of cosine, linear, constant" in fails(
         "train.py", *base, out, "--schedule=step"
     )
+    assert "kernels='on' is unknown; choose one of auto, off" in fails("train.py", *base, out, "--kernels=on")
     assert "device='tpu' is unknown; choose one of auto, cpu, cuda, mps" in fails(
         "train.py", *base, out, "--device=tpu"
     )
