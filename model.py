@@ -75,14 +75,14 @@ class GPTConfig:
     expe_once: bool = False  # only before the first block, not in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
     expe_learned: str = "no"  # no | random | init: train S and theta from random or the given ones
-    expe_scale: float = 1.0  # test time: multiply all of it but S by this (0.5: twice the length)
+    expe_scale: float = 1.0  # test time: multiply the values, less S, by this (0.5: twice the length)
 
 
 def choose(name, value, options):
-    """options[value] (value itself where options is a tuple), or a ValueError that lists them."""
+    """The value, if it is among the options; else a ValueError that lists them."""
     if value not in options:
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
-    return options[value] if isinstance(options, dict) else value
+    return value
 
 
 def wide(x):
@@ -95,8 +95,8 @@ def heads(x, H):
     return x.unflatten(-1, (H, -1)).transpose(1, 2)
 
 
-def own(cache, pe):
-    """The part of the layer's cache that belongs to one PE; None without a cache."""
+def part(cache, pe):
+    """The part of a layer's cache that belongs to one PE; None without a cache."""
     return None if cache is None else cache.setdefault(pe, {})
 
 
@@ -123,11 +123,11 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
         self.kernel = None  # the PE whose Triton kernel computes it all, see GPT.use_kernels
-        self.biases = [pe for pe in pes if pe.biases]
+        self.biasing = [pe for pe in pes if pe.biases]
         rotating = [pe for pe in pes if pe.rotates]
         self.rotation = rotating[0] if rotating else None
         if len(rotating) > 1:
-            known = ", ".join(name for name, method in PES.items() if method.rotates)
+            known = ", ".join(key for key, method in PES.items() if method.rotates)
             raise ValueError(f"pe={cfg.pe!r} turns q and k twice in one layer; "
                              f"mix at most one of {known}")
 
@@ -148,16 +148,16 @@ class Attention(nn.Module):
 
     def attend(self, q, k, v, x, pos, cache):
         """q, k, v (B, H, T, d) of the new tokens -> (B, H, T, d)"""
-        raw_q, raw_k = q, None  # before rotation; the keys only where a bias, cope's, reads them
+        raw_q, raw_k = q, None  # before rotation
         if self.rotation is not None:  # rope, carope, pope
-            if any(pe.reads_qk for pe in self.biases):
+            if any(pe.reads_qk for pe in self.biasing):  # cope, which counts by unturned keys
                 raw_k = extend(cache, "raw_k", k)
-            q, k = self.rotation.rotate(q, k, x, pos, own(cache, self.rotation))
+            q, k = self.rotation.rotate(q, k, x, pos, part(cache, self.rotation))
         k, v = extend(cache, "k", k), extend(cache, "v", v)  # (B, H, S, d), k 2d wide for PoPE
-        if not self.biases and not self.hard:
+        if not self.biasing and not self.hard:
             return self.fused(q, k, v)
-        # fox, and cope whose gates are not made of the keys
-        memories = [pe.remember(x, v, own(cache, pe)) for pe in self.biases]
+        # fox remembers, and cope with gates from sep-keys or values; the others return None
+        memories = [pe.remember(x, v, part(cache, pe)) for pe in self.biasing]
         return self.dense(q, k, v, pos, raw_q, raw_k, memories)
 
     def fused(self, q, k, v):
@@ -190,7 +190,7 @@ class Attention(nn.Module):
             qk = logits if self.rotation is None else None
             if raw_k is not None:
                 qk = dots(raw_q[:, :, rows], raw_k[:, :, seen], self.d)
-            for pe, memory in zip(self.biases, memories):
+            for pe, memory in zip(self.biasing, memories):
                 memory = None if memory is None else memory[:, :, seen]
                 logits = logits + pe.logit_bias(raw_q[:, :, rows], qk, i, dist, memory)
             a = logits.masked_fill(dist < 0, -math.inf).softmax(-1)
@@ -209,7 +209,7 @@ def dots(q, k, d):
 class MLP(nn.Module):
     def __init__(self, cfg):
         super().__init__()
-        self.gated = choose("mlp", cfg.mlp, {"gelu": False, "swiglu": True})
+        self.gated = choose("mlp", cfg.mlp, ("gelu", "swiglu")) == "swiglu"
         width = math.ceil(cfg.n_embd * 8 / (3 * 64)) * 64 if self.gated else 4 * cfg.n_embd
         width = cfg.mlp_width or width
         self.c_fc = nn.Linear(cfg.n_embd, 2 * width if self.gated else width, bias=cfg.bias)
@@ -266,7 +266,8 @@ class GPT(nn.Module):
         for depth in range(cfg.n_layer):
             mix, pes = pattern[depth % len(pattern)], []
             for name in mix.split("+"):
-                pes.append(choose("pe", name, PES)(cfg, self.firsts.get(name)))
+                method = PES[choose("pe", name, PES)]
+                pes.append(method(cfg, self.firsts.get(name)))
                 self.firsts.setdefault(name, pes[-1])
             blocks.append(Block(cfg, mix, pes))
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
@@ -288,16 +289,15 @@ class GPT(nn.Module):
         with targets, logits (B, T, V) and the loss in nats per target; without, the logits of the
         last position alone (B, 1, V) and None. cache: from new_cache(), extended in place;
         start: position of idx[:, 0], by default the one after the cache's."""
-        if cache is not None and "end" in cache[0]:  # go on where the cache ends
-            if start not in (None, cache[0]["end"]):
-                raise ValueError(f"start={start} leaves a gap, the cache ends at {cache[0]['end']}; "
+        begin = start or 0
+        if cache is not None:  # go on where it ends
+            begin = cache[0].get("end", begin)
+            if start not in (None, begin):
+                raise ValueError(f"start={start} leaves a gap, the cache ends at {begin}; "
                                  "leave start out")
-            start = cache[0]["end"]
-        start = start or 0
-        end = start + idx.size(1)
-        if cache is not None:
-            cache[0]["end"] = end
-        pos = torch.arange(start, end, device=idx.device)
+            cache[0]["end"] = begin + idx.size(1)
+        end = begin + idx.size(1)
+        pos = torch.arange(begin, end, device=idx.device)
         x = self.wte(idx)
         for name, pe in self.firsts.items():
             if pe.limit is not None and end > pe.limit:
@@ -316,14 +316,14 @@ class GPT(nn.Module):
 
     def gpt2_layers(self):
         """{name: module} of the layers whose weights start and decay as GPT-2's: every Linear and
-        Embedding of the GPT and, of a PE's, those that it names in as_gpt2. The rest of a PE
-        starts as its class says and never decays."""
-        own_start = set()
+        Embedding of the GPT itself, and those submodules that a PE lists in as_gpt2. The rest of a
+        PE starts as its class says and never decays."""
+        not_gpt2 = set()
         for pe in self.modules():
             if isinstance(pe, PE):
-                own_start |= {m for name, m in pe.named_modules() if name not in pe.as_gpt2}
+                not_gpt2 |= {m for name, m in pe.named_modules() if name not in pe.as_gpt2}
         return {name: m for name, m in self.named_modules()
-                if isinstance(m, (nn.Linear, nn.Embedding)) and m not in own_start}
+                if isinstance(m, (nn.Linear, nn.Embedding)) and m not in not_gpt2}
 
     def use_kernels(self, dtype):
         """Use the kernels of kernels.py in the layers for which there is one. dtype: that of q, k
@@ -333,9 +333,11 @@ class GPT(nn.Module):
         device, labels = self.wte.weight.device, []
         for attn in (block.attn for block in self.h):
             reason = kernels.why_not(attn.name, attn.d, device, dtype, attn.hard)
-            if reason is None:
+            if reason:
+                label = f"pytorch ({attn.name}: {reason})"
+            else:
                 attn.kernel = next(pe for pe in attn.pes if pe.kernel_attention is not None)
-            label = f"pytorch ({attn.name}: {reason})" if reason else f"triton {attn.name}"
+                label = f"triton {attn.name}"
             if label not in labels:
                 labels.append(label)
         return "attention: " + ", ".join(labels)
@@ -407,8 +409,9 @@ class PE(nn.Module):
         cls.biases = cls.logit_bias is not PE.logit_bias
 
     def __init__(self, cfg, shared_from=None):
-        """shared_from: this method's PE in the earliest layer that uses it, whose parameters this
-        one may share; None in that layer."""
+        """shared_from: this method's PE in the earliest layer that uses it, None in that layer.
+        A method with one set of parameters for all layers takes them from there; one that learns a
+        set for each layer ignores it."""
         super().__init__()
         self.cfg, self.d = cfg, cfg.n_embd // cfg.n_head
 
@@ -431,12 +434,12 @@ class PE(nn.Module):
         return None
 
     def logit_bias(self, q, qk, i, dist, memory):
-        """Returns the bias of a chunk of queries, of a shape that broadcasts to (B, H, t, s).
-        q (B, H, t, d): the queries before rotation; qk (B, H, t, s): their q.k / sqrt(d) before
-        rotation, or None if reads_qk is False; i (t,): their positions; dist (t, s): i - j. Keys
-        with dist < 0 are masked later, but a nan there would spoil the gradients. memory
-        (B, H, s, .): what remember returned for these s keys, the last t of which are the queries'
-        own."""
+        """Returns the bias of a chunk of queries, of a shape that broadcasts to (B, H, t, s) and of
+        dtype wide(q), as autocast may be on. q (B, H, t, d): the queries before rotation;
+        qk (B, H, t, s): their q.k / sqrt(d) before rotation, which is there only if reads_qk is
+        True; i (t,): their positions; dist (t, s): i - j. Keys with dist < 0 are masked later, but
+        a nan there would spoil the gradients. memory (B, H, s, .): what remember returned for these
+        s keys, the last t of which are the queries' own."""
         return 0.0
 
     def clamp_parameters(self):
@@ -499,8 +502,9 @@ class RoPE(PE):
     its pairs are neighbours, which is the same up to the order of dimensions).
 
     Test-time scaling to `factor` times the trained length: linear: i / factor; ntk: base *
-    factor^(d/(d-2)); yarn: fast pairs as trained, slow ones linear, with a ramp between them over
-    the turns within the trained length (YaRN section 3; deployed code often ramps over c)."""
+    factor^(d/(d-2)); yarn: a pair that turns 32 times or more within the trained length stays as
+    it is, one that turns once or less is divided by the factor, and one in between gets a blend,
+    linear in its turns (YaRN section 3; deployed code often blends over c)."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         check_pairs("rope", self.d)
@@ -531,9 +535,9 @@ class RoPE(PE):
 class CARoPE(PE):
     """`carope`: RoPE whose phases are sums of learned frequencies that token and head set:
     phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE
-    section 2). x is the attention's input. Pair 0 stays content-free. The paper asks for a start
-    as RoPE, which its formula cannot give: with the constant b, W = 0 makes f = base^(-2/d), and
-    then the powers f^c are RoPE's frequencies."""
+    section 2, without b). x is the attention's input. Pair 0 stays content-free. The constant b is
+    ours: the paper asks for a start as RoPE, and with b, W = 0 gives f = base^(-2/d), whose powers
+    f^c are RoPE's frequencies."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         check_pairs("carope", self.d)
@@ -559,14 +563,14 @@ class PoPE(PE):
     sets the magnitudes, position the phases, and each dimension, not each pair, has a phase.
     Computed as a plain dot product of [mu cos, mu sin], 2d wide (eq. 6, 7, 9).
 
-    delta (H, d) is brought back into [-2 pi, 0] after each step. With a clamp in the forward pass a
-    delta that a step has carried past the bound would get no gradient, and stay there."""
+    delta (H, d) is brought back into [-2 pi, 0] after each step. A clamp in the forward pass would
+    not do: a delta past the bound would get no gradient, and never come back."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        lowest = dict(zero=0.0, uniform=-2 * math.pi, none=None)
-        lowest = choose("pope_delta", cfg.pope_delta, lowest)
+        choose("pope_delta", cfg.pope_delta, ("zero", "uniform", "none"))
         self.delta = None
-        if lowest is not None:
+        if cfg.pope_delta != "none":
+            lowest = -2 * math.pi if cfg.pope_delta == "uniform" else 0.0
             self.delta = nn.Parameter(lowest * torch.rand(cfg.n_head, self.d))
 
     def rotate(self, q, k, x, pos, cache):
@@ -603,7 +607,7 @@ class Relative(PE):
 
     def logit_bias(self, q, qk, i, dist, memory):
         R = len(self.a)
-        z = (q @ self.a.T).to(wide(q)) * self.d**-0.5  # (B, H, t, R): q.a for every distance
+        z = dots(q, self.a, self.d)  # (B, H, t, R): q.a / sqrt(d) for every distance
         row = dist.clamp(0, R - 1).expand(*q.shape[:2], -1, -1)  # (B, H, t, s)
         bias = z.gather(-1, row)
         return bias if self.cfg.rel_capped else bias.masked_fill(dist >= R, 0.0)
@@ -617,15 +621,14 @@ class T5(PE):
         if not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance:
             raise ValueError(f"t5_buckets={cfg.t5_buckets}, t5_max_distance={cfg.t5_max_distance}: "
                              "need 4 buckets or more, and a distance beyond half of them")
-        if shared_from:
-            self.table = shared_from.table
-        else:
-            self.table = nn.Parameter(torch.zeros(cfg.t5_buckets, cfg.n_head))
+        table = torch.zeros(cfg.t5_buckets, cfg.n_head)
+        self.table = shared_from.table if shared_from else nn.Parameter(table)
 
     def logit_bias(self, q, qk, i, dist, memory):
         buckets, exact = self.cfg.t5_buckets, self.cfg.t5_buckets // 2
-        octaves = (dist.clamp(min=exact).float() / exact).log()
-        share = octaves / math.log(self.cfg.t5_max_distance / exact)  # of the way to the last bucket
+        # 0..1: where log(dist) lies between log(exact) and log(t5_max_distance)
+        share = (dist.clamp(min=exact).float() / exact).log()
+        share = share / math.log(self.cfg.t5_max_distance / exact)
         far = exact + (share * (buckets - exact)).long()
         bucket = torch.where(dist < exact, dist.clamp(min=0), far.clamp(max=buckets - 1))  # (t, s)
         return self.table[bucket].permute(2, 0, 1).to(wide(q))  # (H, t, s)
@@ -735,7 +738,9 @@ class CoPE(PE):
         z, gate_k = self.z(q), self.remember(x, v, None)
         if rotation is None and gate_k is None:
             return cope_attention(q, k, v, z, dropout=dropout)
-        gate_q, gate_k = q, k if gate_k is None else gate_k
+        gate_q = q
+        if gate_k is None:
+            gate_k = k
         if rotation is not None:
             q, k = rotation.rotate(q, k, x, pos, None)
         return cope_attention(q, k, v, z, gate_q, gate_k, dropout)
@@ -771,18 +776,19 @@ class CoPE_ALiBi(CoPE):
 
     def interpolate(self, q, p):
         H = self.cfg.n_head
-        m = alibi_slopes(H, q)  # (H, 1, 1)
-        if self.cfg.cope_slopes == "geometric":
-            m = self.cfg.cope_m0 * 0.5 ** torch.arange(H, device=q.device).view(H, 1, 1)
-        if self.m is not None:
-            m = self.m.to(wide(q)).view(H, 1, 1)
-        return -m * p
+        if self.cfg.cope_slopes == "alibi":
+            m = alibi_slopes(H, q)
+        elif self.cfg.cope_slopes == "geometric":
+            m = self.cfg.cope_m0 * 0.5 ** torch.arange(H, device=q.device)
+        else:
+            m = self.m.to(wide(q))
+        return -m.view(H, 1, 1) * p
 
 
 class ExPE(PE):
     """`expe`: the first l dimensions of the input of the q, k projections become exact positions
-    S + theta (i + c), c = 0..l-1, in every block (ExPE eq. 1-3, Figure 1). It acts after the block's
-    norm, which would change the values."""
+    S + theta (i + c), c = 0..l-1, in every block (ExPE eq. 1-3, Figure 1). It acts after the
+    block's norm, which would otherwise change the values, as it does with expe_once."""
     learnable = ("expe_S", "expe_theta")
 
     def __init__(self, cfg, shared_from=None):
@@ -794,7 +800,7 @@ class ExPE(PE):
         choose("expe_learned", cfg.expe_learned, ("no", "random", "init"))
         for name in self.learnable:
             value = getattr(cfg, name)
-            if cfg.expe_learned != "no":  # one of each for all blocks: "only two parameters"
+            if cfg.expe_learned != "no":  # one of each for all blocks, as in the paper
                 start = torch.randn(()) if cfg.expe_learned == "random" else torch.tensor(value)
                 value = getattr(shared_from, name) if shared_from else nn.Parameter(start)
             setattr(self, name, value)
@@ -820,9 +826,10 @@ class ExPE(PE):
 
 
 class ExQPE(ExPE):
-    """`exqpe`: S + theta_1 c + theta_2 (how many of 0..i are c modulo l): one dimension moves per
-    position, by an amount that survives low precision (ExPE section 2.3). Its eq. 5 is garbled; as
-    printed, position 0 already carries theta_2 in dimension 0, and so it does here."""
+    """`exqpe`: S + theta_1 c + theta_2 n_c, where n_c counts the positions 0..i that are c modulo l:
+    one dimension moves per position, by an amount that survives low precision (ExPE section 2.3).
+    Its eq. 5 is garbled; as printed, position 0 already carries theta_2 in dimension 0, and so it
+    does here."""
     learnable = ("expe_S", "expe_theta", "expe_theta2")
 
     def growth(self, i, c):
@@ -847,4 +854,4 @@ PES = {
     "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  not measured
     "expe": ExPE,  #             input of q, k  nothing, or S and theta       2d   degrades
     "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   not measured
-}  # * 3d with sep-keys, and beside rope or carope with gates from keys
+}  # * d more with sep-keys, and beside a rotation with gates from keys; beside pope d more as well

@@ -403,7 +403,7 @@ def weights_by_distance(model, idx):
             raw_q, raw_k = q, k
             if attn.rotation is not None:
                 q, k = attn.rotation.rotate(q, k, x, pos, None)
-            memories = [pe.remember(x, v, None) for pe in attn.biases]
+            memories = [pe.remember(x, v, None) for pe in attn.biasing]
             # with one-hot values, the outputs of attention are its weights
             values = one_hot.expand(1, attn.H, T, T)
             weights = attn.dense(q, k, values, pos, raw_q, raw_k, memories)[0]  # (H, T, T)

@@ -267,7 +267,7 @@ def test_gates_see_q_before_a_method_that_turns_q_alone(monkeypatch):
 def test_raw_keys_are_kept_only_where_they_are_read(pe, names):
     net = build(dict(pe=pe))
     cache, given = net.new_cache(), []
-    bias = net.h[0].attn.biases[0]
+    bias = net.h[0].attn.biasing[0]
     bias.logit_bias = lambda q, qk, *rest, f=bias.logit_bias: given.append(qk) or f(q, qk, *rest)
     full(net, tokens(1, 8), cache=cache)
     assert {name for name in cache[1] if isinstance(name, str)} == names
@@ -277,7 +277,7 @@ def test_raw_keys_are_kept_only_where_they_are_read(pe, names):
 def test_a_bias_is_told_the_positions_of_its_queries():
     """Also in a piece that follows a cache, and in one that begins late: FIRE, for one, divides by them."""
     net, seen = build("alibi", n_layer=1), []
-    bias = net.h[0].attn.biases[0]
+    bias = net.h[0].attn.biasing[0]
     bias.logit_bias = lambda q, qk, i, dist, memory: seen.append((i.tolist(), dist.tolist())) or 0.0
     cache = net.new_cache()
     full(net, tokens(1, 3), cache=cache, start=100)
@@ -300,7 +300,7 @@ def test_dense_equals_fused_attention():
     net, idx = build("rope"), tokens(2, 16)
     want = full(net, idx)
     for block in net.h:
-        block.attn.biases = [PE(net.cfg)]
+        block.attn.biasing = [PE(net.cfg)]
     assert (full(net, idx) - want).abs().max() < 1e-5
 
 
@@ -315,7 +315,7 @@ def test_attention_dropout_on_both_paths():
         torch.manual_seed(0)
         assert torch.equal(a, full(net, idx))
         weights, attn = [], net.h[0].attn
-        attn.biases = [] if pe == "rope" else [PE(net.cfg)]
+        attn.biasing = [] if pe == "rope" else [PE(net.cfg)]
         # uniform attention: dropout shows as a mean of 1 with a spread
         q, v = torch.zeros(1, 4, 8, 8), torch.ones(1, 4, 8, 8)
         for _ in range(200):
