@@ -1,34 +1,39 @@
 """
-Addition, trained on up to 3 digits and tested on up to 12, units first: half a minute a run on one core.
+Addition, trained on up to 2 digits and tested on up to 8, units first: about a minute a run on one core.
 
     python train.py config/addition_small.py              # PoPE
     python train.py config/addition_small.py --pe=rope    # or another of PES; --seed=1 for another seed
     python sample.py out/addition_small_pope out/addition_small_rope --evaluate=val,x1.5,x2,x3,x4
 
-The row is the token_error of each split, the sequence_error that of whole sums. `task=addition` writes the
-digits in the order in which one reads them. In these 1500 steps no method that we tried learned to add: RoPE
-got 10% of val's digits wrong, PoPE 30%, ALiBi 42% (one seed each). Larger, for a GPU:
+The row is the token_error of each split, the sequence_error that of whole sums; guessing is wrong for 90%.
+There are 10,100 sums of up to 2 digits and train holds almost all of them: val says whether a method fits
+them (ALiBi does in 2500 steps), the longer splits whether it adds. With 3 digits and 4000 steps of 96 rows
+RoPE got every digit of val right, PoPE, ALiBi and NoPE 5%, 15% and 20% of them wrong, and none of the four
+added more than 4 digits (one seed each).
+`task=addition` writes the digits in the order in which one reads them. Larger, for a GPU:
 
     python train.py config/addition_small.py --data=strings@task=reversed_addition,longest=16,train=4000000 \
         --block_size=50 --n_layer=4 --n_embd=256 --batch_size=512 --max_iters=8000 --out_dir=out/addition_pope
 """
-data = "strings@task=reversed_addition,longest=3,train=96000"
+data = "strings@task=reversed_addition,longest=2,train=192000"
 pe = "pope"
 
 n_layer = 2
 n_head = 4
 n_embd = 64
-block_size = 11
+block_size = 8
 norm = "rmsnorm"
 bias = False
 tie = False
-base = 100.0  # for rows of 12 tokens, as in pope_indirect_small.py
-expe_theta = 1 / 24  # about 1 / (2 block_size), as in ExPE's small models
+base = 100.0  # for rows of 9 tokens, as in pope_indirect_small.py
+expe_theta = 1 / 16  # 1 / (2 block_size), as in ExPE's small models
 
 batch_size = 64
-max_iters = 1500
-learning_rate = 5e-3
+max_iters = 3000
+learning_rate = 3e-3
 warmup_iters = 50
+weight_decay = 0.01
+beta2 = 0.99
 
-eval_interval = 500
+eval_interval = 1000
 eval_batches = 0
