@@ -226,7 +226,7 @@ def test_report(monkeypatch):
 @pytest.mark.parametrize("names, rows", [
     (["pope", "rope", "cope"], 1),
     (["rope (rope_scaling=ntk, rope_factor=4)", "cope"], 2),
-    ([f"cope_npos_{n}_of_a_long_name" for n in range(7)], 4),
+    ([f"a_name_of_20_letters{n}" for n in range(7)], 4),
 ])
 def test_legend_fits_the_picture(names, rows):
     pytest.importorskip("matplotlib")
@@ -249,9 +249,9 @@ def test_curves_leave_out_the_first_height(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
     steps = [(0, 10.0, 50.0), (99, 5.0, 0.0), (100, 3.0, 0.0), (2000, 2.0, 0.0)]
     (tmp_path / "run").mkdir()
-    with open(tmp_path / "run" / "log.jsonl", "w") as file:
-        for line in [dict(config=cfg), *(dict(step=x, split="val", loss=y, token_error=z) for x, y, z in steps)]:
-            file.write(json.dumps(line) + "\n")
+    lines = [dict(config=cfg)]
+    lines += [dict(step=x, split="val", loss=y, token_error=z) for x, y, z in steps]
+    (tmp_path / "run" / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
     figures.draw_training([str(tmp_path / "run")], ["val/loss", "val/token_error"], "tokens", "x")
     loss, error = drawn[0].axes
     assert loss.lines[0].get_xydata().tolist() == [[16 * x, y] for x, y, _ in steps]
