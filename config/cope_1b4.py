@@ -27,7 +27,8 @@ The paper's data are Llama-2's private mix; C4, on which it evaluates, has 0.18T
 it more than five times. Given: sizes, learning rate 4e-4, context 4096, 64 positions. The tables are
 per layer and head: the 0.04% of the parameters that the paper adds are 4 layers x 64 positions x
 2048 = 524,288. Llama 2's, as the paper says: 4M tokens a step, cosine to a tenth, warm-up 2000,
-weight decay 0.1, betas 0.9, 0.95 (its AdamW has eps 1e-5, ours PyTorch's 1e-8). Open: the MLP's width (5632 gives 1.36B).
+weight decay 0.1, betas 0.9, 0.95 (its AdamW has eps 1e-5, ours PyTorch's 1e-8). Open: the MLP's
+width (5632 gives 1.36B).
 
 Memory: weights, gradients and AdamW's two moments take 1.36G x 16 bytes = 22 GB, and a pass over
 one sequence keeps 39 GB when PyTorch computes CoPE, 15 GB for RoPE: 61 and 37 GB. The exchange
