@@ -337,7 +337,7 @@ def draw_heads(folder, run, name, model, trained, idx, words, chosen):
         figure = draw_maps(choose_heads(maps(model, idx[:1], name), chosen), lines(words))
     directory, at, options = run.partition("@")
     file = f"{os.path.basename(directory)}{at}{options}_{name}"
-    figure.suptitle(f"{labels({run: model.cfg.pe})[run]}: {FIGURES[name]}")
+    figure.suptitle(f"{labels({run: model.cfg.pe})[run]}: {FIGURES[name]}", wrap=True)
     save(figure, os.path.join(folder, file))
 
 
@@ -474,7 +474,7 @@ def choose_heads(maps, chosen):
 def draw_maps(grid, lines):
     """Maps of queries by keys, from choose_heads; lines: of the text."""
     L, H, T = len(grid), len(grid[0]), len(grid[0][0][1])
-    side = max(1.3, min(2.4, 16 / H))  # inches
+    side = max(1.3, min(2.4 if L > 1 else 4.8, 16 / H))  # inches
     figure, axes = subplots(L, H, side * H + 2, side * L + 2)
     colors = pyplot().get_cmap("Blues").with_extremes(bad="0.9")
     future = torch.ones(T, T).triu(1) > 0

@@ -223,6 +223,23 @@ def test_report(monkeypatch):
     assert not drawn
 
 
+@pytest.mark.parametrize("figure, pe, chosen", [
+    ("positions", "cope", "1.1"), ("gates", "cope", "3.2,1.1"), ("gates", "cope", ""),
+    ("frequency", "rope", ""), ("distance", "cope", ""),
+])
+@pytest.mark.parametrize("options", ["", "@cope_npos=64,rope_factor=1.0,dropout=0.0,t5_buckets=32"])
+def test_titles_fit_the_picture(figure, pe, chosen, options, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn, (net, idx, _) = [], small(pe=pe)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.draw_heads("", f"out/x_{pe}{options}", figure, net, 16, idx, 23 * ["a"], chosen)
+    drawn[0].canvas.draw()
+    for text in drawn[0].texts:
+        box = text.get_window_extent()
+        assert 0 <= box.x0 and box.x1 <= drawn[0].bbox.width
+    figures.pyplot().close("all")
+
+
 @pytest.mark.parametrize("names, rows", [
     (["pope", "rope", "cope"], 1),
     (["rope (rope_scaling=ntk, rope_factor=4)", "cope"], 2),
