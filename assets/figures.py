@@ -34,12 +34,12 @@ COLORS = {
 }
 BATCH = 8192  # tokens per forward pass
 OTHER = "#b0b0b0"  # any other mix of methods
-LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of a method
+LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of one colour
 FIGURES = {
     "frequency": "magnitude of q and k at each frequency, mean over the text",
     "positions": "attention from position alone, the largest weight of each query set to 1",
     "gates": "gates, how much of each key a query counts",
-    "distance": "mean attention weight at each distance",
+    "distance": "mean attention weight at each distance; dashed: the trained length",
 }
 
 
@@ -436,7 +436,7 @@ def draw_norms(norms, base, trained):
     L, (_, H, n) = len(norms), next(iter(norms.values())).shape
     highest = max(layer.max().item() for layer in norms.values())
     heads = torch.cat(list(norms.values()), 1)  # (2, L H, n)
-    figure, axes = subplots(2, 2, max(10, L * H / 12), 8, sharey=True)
+    figure, axes = subplots(2, 2, min(24, max(10, L * H / 12)), 8, sharey=True)
     periods = [2 * math.pi * base ** (c / n) for c in range(n)]
     within = sum(period <= trained for period in periods)
     ticks = range(0, n, max(1, n // 8))
@@ -513,7 +513,8 @@ def draw_distances(weights, trained):
     for ax, (i, layer) in zip(axes, weights.items()):
         for h, head in enumerate(layer):
             means = [part.mean().item() for part in head.tensor_split(begins[1:])]
-            ax.plot(begins, means, color=f"C{h % 10}", linewidth=1, label=f"head {h + 1}")
+            style = dict(color=f"C{h % 10}", linestyle=LINES[h // 10 % len(LINES)], linewidth=1)
+            ax.plot(begins, means, label=f"head {h + 1}", **style)
         ticks = [0, *(4**n for n in range(10) if 4**n < T)]
         ax.set_xscale("symlog", base=2, linthresh=1)  # from 0, the token itself
         ax.set_xticks(ticks, ticks)

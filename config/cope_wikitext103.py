@@ -24,7 +24,7 @@ reads all of the split:
 
     for m in 1 1.5 2 2.5; do
         python sample.py out/cope_wikitext103_{cope,relative} \
-            out/cope_wikitext103_relative@rel_capped=True --extrapolate=$m --eval_tokens=250000
+            out/cope_wikitext103_relative@rel_capped=True --extrapolate=$m --eval_tokens=300000
     done
     python sample.py out/cope_wikitext103_{cope,relative} --report=out/figure3
 

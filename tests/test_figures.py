@@ -378,6 +378,9 @@ def test_drawing():
         assert (ax.images[0].get_array()[29] == drawn[29].numpy()).all()
     with pytest.raises(ValueError, match="heads='1.1' is no layer.head .*; choose among 2.1, 2.2, 2.3, 3.1"):
         figures.choose_heads(maps, "3.1,1.1")
+    figure = figures.draw_distances({0: torch.rand(24, 64)}, 16)
+    drawn = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines[:24]]
+    assert len(set(drawn)) == 24  # no two heads look alike
     weights = {0: torch.rand(3, 64), 1: torch.rand(3, 64)}
     figure = figures.draw_distances(weights, 16)
     for ax, i in zip(figure.axes, weights):
