@@ -134,7 +134,7 @@ def loss_axis(ax, lowest):
 def lengths_axis(ax, table):
     lengths = sorted({row["length"] for row in table})
     ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, lengths)
+    ax.set_xticks(lengths, lengths, rotation=90 if len(lengths) > 6 else 0)
     ax.minorticks_off()
 
 

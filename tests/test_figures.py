@@ -193,6 +193,25 @@ def test_curves_of_seeds_and_methods(tmp_path, monkeypatch):
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(found)
 
 
+@pytest.mark.parametrize("multiples", [range(1, 11), (1, 1.5, 2, 2.5), (1, 2, 4, 8, 16)], ids=str)
+def test_lengths_do_not_overlap(multiples, monkeypatch):
+    """Those of PoPE's Figure 2, CoPE's Figure 3 and ExPE's Table 3, in the picture of --extrapolate."""
+    pytest.importorskip("matplotlib")
+    table = []
+    for n in multiples:
+        row = dict(run="x_pope", pe="pope", trained=1024, split="val", window_loss=2.0, loss=2.0)
+        table.append(row | dict(length=round(1024 * n)))
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.draw_extrapolation(table, {"x_pope": torch.ones(table[-1]["length"])}, "x")
+    drawn[0].canvas.draw()
+    boxes = [label.get_window_extent() for label in drawn[0].axes[0].get_xticklabels()]
+    assert len(boxes) == len(table)
+    for left, right in zip(boxes, boxes[1:]):
+        assert left.x1 < right.x0
+    figures.pyplot().close("all")
+
+
 def test_report(monkeypatch):
     """Losses at two lengths beside errors at three; what was measured at one length alone is no panel."""
     pytest.importorskip("matplotlib")
