@@ -280,7 +280,7 @@ def cell(row, model):
 
 
 def print_row(name, cells, width):
-    print(f"{name:{width}}" + "".join(f"{text:>18}" for text in cells), flush=True)
+    print(f"{name:{width}}" + "".join(f" {text:>18}" for text in cells), flush=True)
 
 
 def draw(name, *args):

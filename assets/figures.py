@@ -34,12 +34,12 @@ COLORS = {
 }
 BATCH = 8192  # tokens per forward pass
 OTHER = "#b0b0b0"  # any other mix of methods
-LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of a method
+LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of one colour
 FIGURES = {
     "frequency": "magnitude of q and k at each frequency, mean over the text",
     "positions": "attention from position alone, the largest weight of each query set to 1",
     "gates": "gates, how much of each key a query counts",
-    "distance": "mean attention weight at each distance",
+    "distance": "mean attention weight at each distance; dashed: the trained length",
 }
 
 
@@ -134,7 +134,7 @@ def loss_axis(ax, lowest):
 def lengths_axis(ax, table):
     lengths = sorted({row["length"] for row in table})
     ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, lengths)
+    ax.set_xticks(lengths, lengths, rotation=90 if len(lengths) > 6 else 0)
     ax.minorticks_off()
 
 
@@ -150,8 +150,9 @@ def legend(figure, *axes):
     lines = {}
     for ax in axes:
         lines |= {line.get_label(): line for line in ax.get_legend_handles_labels()[0]}
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=min(6, len(lines)),
-                  frameon=False)
+    fit = figure.get_figwidth() / (0.8 + 0.085 * max(map(len, lines)))  # inches of the longest name
+    columns = max(1, min(6, len(lines), int(fit)))
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def draw_extrapolation(table, by_position, path):
@@ -253,6 +254,7 @@ def draw_recall(models, splits, device, path):
     pyplot()  # before the evaluation, if it is not there
     errors = {run: recall_errors(model, splits[run], device) for run, (model, _) in models.items()}
     drawn = curves({run: model.cfg.pe for run, (model, _) in models.items()})
+    trained = {checkpoint["meta"]["row_length"]["train"] - 1 for _, checkpoint in models.values()}
     figure, axes = panels(len(drawn), 5, 2.6, 2.6, sharey=True)
     cells = {cell for run in errors for cell in errors[run]}
     lengths = sorted({length for length, _ in cells})
@@ -265,17 +267,20 @@ def draw_recall(models, splits, device, path):
                 grid[lengths.index(length), bins.index(n)] = 100 * sum(wrong) / len(wrong)
         image = ax.imshow(grid.numpy(), "magma_r", vmin=0, vmax=100, aspect="auto", origin="lower")
         ax.set_facecolor("0.9")
+        for row in (row for row, length in enumerate(lengths) if length in trained):
+            ax.axhline(row + 0.5, color="0.4", linestyle="--", linewidth=0.8)
         ax.set_xticks(range(len(bins)), [2**n for n in bins], rotation=90)
         ax.set_yticks(range(len(lengths)), lengths)
         ax.set_title(label)
     figure.supxlabel("tokens from the key in the pair to the query, or up to twice as many", fontsize=10)
-    figure.supylabel("tokens in the row", fontsize=10)
+    figure.supylabel("tokens in the row; dashed: trained up to here", fontsize=10)
     figure.colorbar(image, ax=list(axes), label="wrong answers, %")
     save(figure, path + "_distance")
 
 
 def draw_training(runs, keys, against, path):
-    """A panel for each key of the runs' logs, against "step" or the number of training "tokens"."""
+    """A panel for each key of the runs' logs, against "step" or the number of training "tokens". It is
+    as high as all values but those of the first twentieth, which would leave no room for the rest."""
     logs = {run: read_log(run) for run in runs}
     for run, (_, log) in logs.items():
         for key in keys:
@@ -291,8 +296,11 @@ def draw_training(runs, keys, against, path):
                 for step, value in log[key].items():
                     values.setdefault(step * scale, []).append(value)
             draw_curve(ax, values, label=label, **style)
+        end = ax.dataLim.xmax
+        later = [y for line in ax.lines for x, y in line.get_xydata() if x >= end / 20]
+        margin = 0.05 * (max(later) - min(later)) or 0.05
         plain(ax)
-        ax.set(xlabel=against, ylabel=key)
+        ax.set(xlabel=against, ylabel=key, ylim=(min(later) - margin, max(later) + margin))
     legend(figure, axes[0, 0])
     save(figure, path)
 
@@ -322,14 +330,14 @@ def draw_heads(folder, run, name, model, trained, idx, words, chosen):
     """Write <run>_<name>.png, one of FIGURES, on the texts idx (B, T). Maps are of the first text,
     whose tokens spell `words`, and of the heads chosen, "4.3,1.2", or of all."""
     if name == "frequency":
-        figure = draw_norms(norms(model, idx), model.cfg.base)
+        figure = draw_norms(norms(model, idx), model.cfg.base, trained)
     elif name == "distance":
         figure = draw_distances(weights_by_distance(model, idx), trained)
     else:
         figure = draw_maps(choose_heads(maps(model, idx[:1], name), chosen), lines(words))
     directory, at, options = run.partition("@")
     file = f"{os.path.basename(directory)}{at}{options}_{name}"
-    figure.suptitle(f"{labels({run: model.cfg.pe})[run]}: {FIGURES[name]}")
+    figure.suptitle(f"{labels({run: model.cfg.pe})[run]}: {FIGURES[name]}", wrap=True)
     save(figure, os.path.join(folder, file))
 
 
@@ -422,23 +430,27 @@ def lines(words):
     return result
 
 
-def draw_norms(norms, base):
+def draw_norms(norms, base, trained):
     """Heat maps for q and for k on one scale: a row per frequency, named by its period in training
     (CARoPE: at the start). Above, a column per head; below, a column per layer, its heads' mean."""
     L, (_, H, n) = len(norms), next(iter(norms.values())).shape
     highest = max(layer.max().item() for layer in norms.values())
     heads = torch.cat(list(norms.values()), 1)  # (2, L H, n)
-    figure, axes = subplots(2, 2, max(10, L * H / 12), 8, sharey=True)
+    figure, axes = subplots(2, 2, min(24, max(10, L * H / 12)), 8, sharey=True)
+    periods = [2 * math.pi * base ** (c / n) for c in range(n)]
+    within = sum(period <= trained for period in periods)
     ticks = range(0, n, max(1, n // 8))
     for row, columns, width in zip(axes, (heads, heads.unflatten(1, (L, H)).mean(2)), (H, 1)):
         for ax, name, side in zip(row, ("queries", "keys"), columns):
             image = ax.imshow(side.T.numpy(), vmin=0, vmax=highest, aspect="auto")
             bounds = [i * width - 0.5 for i in range(1, L)]
             ax.vlines(bounds, -0.5, n - 0.5, color="white", linewidth=1)
+            ax.axhline(within - 0.5, color="white", linewidth=1, linestyle="--")
             ax.set_xticks([(i + 0.5) * width - 0.5 for i in range(L)], [i + 1 for i in norms])
             ax.set(title=name, xlabel="layer, a column per head" if width > 1 else "layer, heads' mean")
-        row[0].set_yticks(ticks, [f"{2 * math.pi * base ** (c / n):,.0f}" for c in ticks])
+        row[0].set_yticks(ticks, [f"{periods[c]:,.0f}" for c in ticks])
         row[0].set_ylabel(f"period of frequency c, 2\u03c0 {base:g}$^{{c/{n}}}$ tokens")
+    figure.supxlabel(f"above the dashed line: periods within the {trained} trained tokens", fontsize=10)
     figure.colorbar(image, ax=axes)
     return figure
 
@@ -462,7 +474,7 @@ def choose_heads(maps, chosen):
 def draw_maps(grid, lines):
     """Maps of queries by keys, from choose_heads; lines: of the text."""
     L, H, T = len(grid), len(grid[0]), len(grid[0][0][1])
-    side = max(1.3, min(2.4, 16 / H))  # inches
+    side = max(1.3, min(2.4 if L > 1 else 4.8, 16 / H))  # inches
     figure, axes = subplots(L, H, side * H + 2, side * L + 2)
     colors = pyplot().get_cmap("Blues").with_extremes(bad="0.9")
     future = torch.ones(T, T).triu(1) > 0
@@ -501,7 +513,8 @@ def draw_distances(weights, trained):
     for ax, (i, layer) in zip(axes, weights.items()):
         for h, head in enumerate(layer):
             means = [part.mean().item() for part in head.tensor_split(begins[1:])]
-            ax.plot(begins, means, color=f"C{h % 10}", linewidth=1, label=f"head {h + 1}")
+            style = dict(color=f"C{h % 10}", linestyle=LINES[h // 10 % len(LINES)], linewidth=1)
+            ax.plot(begins, means, label=f"head {h + 1}", **style)
         ticks = [0, *(4**n for n in range(10) if 4**n < T)]
         ax.set_xscale("symlog", base=2, linthresh=1)  # from 0, the token itself
         ax.set_xticks(ticks, ticks)

@@ -15,8 +15,8 @@ CARoPE Table 1, GPT-small: 124M parameters on FineWeb-Edu; perplexity at 512 (as
 
 19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. It says 10 heads, which
 do not divide 768: GPT-2's 12 it is. It also reports 0.76M tokens/s for CARoPE and 0.63M for RoPE,
-though CARoPE computes strictly more. Weight decay and betas are GPT-2's as commonly reproduced:
-0.1, (0.9, 0.95). Memory, 32 sequences a pass: 20 GB.
+though CARoPE computes strictly more. Weight decay, betas and dropout are GPT-2's as commonly
+reproduced: 0.1, (0.9, 0.95), none. Memory, 32 sequences a pass: 20 GB.
 """
 data = "fineweb_edu"
 pe = "carope"

@@ -13,8 +13,8 @@ CARoPE Table 1, GPT-tiny: 44M parameters on FineWeb-Edu; perplexity at 512 (as t
     --pe=learned      30.48     -
     --pe=sinusoidal   30.62     223.28
 
-19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. Weight decay and betas are
-GPT-2's as commonly reproduced: 0.1, (0.9, 0.95). Memory, 64 sequences a pass: 23 GB.
+19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. Weight decay, betas and
+dropout are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95), none. Memory, 64 sequences a pass: 23 GB.
 """
 from config.carope_124m import *  # noqa: F403
 

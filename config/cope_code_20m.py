@@ -2,7 +2,7 @@
 CoPE Table 6, code: 20M parameters, Llama-2's architecture and tokenizer; test perplexity and
 millions of parameters.
 
-    python -m data.code
+    python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code
     torchrun --standalone --nproc_per_node=8 train.py config/cope_code_20m.py
     python sample.py out/cope_code_20m_cope --evaluate=test
 
@@ -13,8 +13,9 @@ millions of parameters.
     --pe=cope+rope  4.0               20.8
 
 The paper's data, Llama-2's mix of code, are private, so that its perplexities cannot be met, only
-its order. Given: learning rate 5e-4, context 4096, 100B tokens. Open, and ours as in Llama 2: 4M
-tokens a step, cosine to a tenth, warm-up 2000, weight decay 0.1, betas 0.9, 0.95.
+its order; ours are a tenth or so of its 100B tokens, read in epochs. Given: learning rate 5e-4,
+context 4096, 100B tokens. Open, and ours as in Llama 2: 4M tokens a step, cosine to a tenth,
+warm-up 2000, weight decay 0.1, betas 0.9, 0.95.
 
 The paper's 20.8M for CoPE are 4096 x 256 more than RoPE's 19.8M. Two sets of tables have that size:
 one for the model with a table per head and no limit on the position below the context of 4096, or

@@ -31,10 +31,10 @@ Smaller models, one seed, in distribution / OOD:
     --n_embd=128 --n_layer=2 --n_head=2 19.1 / 28.6    14.4 / 25.2   0.02 / 24.5
 
 The row is the token_error of val and of sparse (p_i = 0.98) by the second command, on the test sets
-of Liu et al., 1000 and 100,000 rows. Training evaluates on 1024 of them every 500 steps, which gives
-Figure 6:
+of Liu et al., 1000 and 100,000 rows. Training evaluates on some 1000 of each every 500 steps, which
+gives Figure 6:
 
-    python sample.py out/cope_flip_flop_{cope,rope,learned} --figure=curves \
+    python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves \
         --keys=val/token_error,sparse/token_error
 
 CoPE_MLP has N = 64 hidden units here. The paper tries 32, 128 and 256 as well (--cope_mlp_width)

@@ -19,13 +19,23 @@ Every row is the second command with these flags; rows that share a pe need an -
     --cope_npos=1024        22.46   23.31   123.7
     --pe=cope_alibi         24.16   25.09   123.7
 
-Figure 3 (left), validation perplexity at 1024 to 2560 tokens, all of the split:
+Figure 3 (left), validation perplexity at 1024 to 2560 tokens, one length at a time, as then each
+reads all of the split:
 
-    python sample.py out/cope_wikitext103_{cope,relative} out/cope_wikitext103_relative@rel_capped=True \
-        --extrapolate=1,1.5,2,2.5 --eval_tokens=250000
+    for m in 1 1.5 2 2.5; do
+        python sample.py out/cope_wikitext103_{cope,relative} \
+            out/cope_wikitext103_relative@rel_capped=True --extrapolate=$m --eval_tokens=300000
+    done
+    python sample.py out/cope_wikitext103_{cope,relative} --report=out/figure3
 
-For its right side train with --block_size=512 and take --extrapolate=1,2,3,4,5. Figures 4 and 7, of
-the sep-keys run:
+For its right side the same at 1, 2, 3, 4 and 5 times 512 tokens, of runs of as many epochs:
+
+    for pe in cope relative; do
+        python train.py config/cope_wikitext103.py --pe=$pe --block_size=512 --max_iters=359600 \
+            --eval_interval=3596 --out_dir=out/cope_wikitext103_512_$pe
+    done
+
+Figures 4 and 7, of the sep-keys run, on the beginning of the split, or on a file by --text=FILE:
 
     python sample.py out/SEP_KEYS_RUN --figure=positions
     python sample.py out/SEP_KEYS_RUN --figure=gates

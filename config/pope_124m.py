@@ -12,11 +12,12 @@ PoPE Tables 4, 5 and 8 and Figures 2, 3, 4: 124M parameters on OpenWebText; vali
     --pope_delta=none       21.42
 
 (--out_dir=... for the last two, whose pe is PoPE's.) Figure 2, perplexity at 1024 to 10,240 tokens
-on all of PG-19's test books, stays flat for PoPE and explodes for RoPE:
+on all of PG-19's test books (--eval_tokens is more than they hold), stays flat for PoPE and
+explodes for RoPE:
 
     python -m data.pg19
     python sample.py out/pope_124m_pope out/pope_124m_rope --data=pg19 --split=test \
-        --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=7000000
+        --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
 Two runs that go on from RoPE's belong beside it: YaRN, 500 steps at 4096 tokens, and DroPE
 (arXiv:2512.12167), which goes on with no encoding at all for a hundredth of the training or less. Their
@@ -31,7 +32,7 @@ schedules are ours:
 (Of the YaRN run the trained length is 4096: --extrapolate=0.25,1,2,2.5.) Without training,
 out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 stretches RoPE when it is used.
 
-Table 5, accuracy in percent without examples, the mean of the six last:
+Table 5, accuracy in percent, without examples; the last column is the mean of the six:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope \
         --tasks=lambada_openai,blimp,cbt,hellaswag,piqa,arc_easy
@@ -41,7 +42,7 @@ Table 5, accuracy in percent without examples, the mean of the six last:
     PoPE    27.67    77.75  44.43  29.18      59.58  38.52  46.19
 
 Figures 3 and 4, which frequencies queries and keys use; the paper draws the mean over the heads on ten
-sonnets of Shakespeare, here it is on eight stretches of the split, or on a file by --text=FILE:
+sonnets of Shakespeare, here it is on ten stretches of the split, or on a file by --text=FILE:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency
 

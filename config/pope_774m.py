@@ -14,9 +14,9 @@ explodes for RoPE:
 
     python -m data.pg19
     python sample.py out/pope_774m_pope out/pope_774m_rope --data=pg19 --split=test \
-        --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=7000000
+        --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
-Table 5, accuracy in percent without examples, the mean of the six last:
+Table 5, accuracy in percent, without examples; the last column is the mean of the six:
 
     python sample.py out/pope_774m_pope out/pope_774m_rope \
         --tasks=lambada_openai,blimp,cbt,hellaswag,piqa,arc_easy

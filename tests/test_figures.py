@@ -1,4 +1,5 @@
 """assets/figures.py: its numbers against float64 loops, its pictures against the numbers."""
+import json
 import math
 
 import numpy as np
@@ -192,6 +193,25 @@ def test_curves_of_seeds_and_methods(tmp_path, monkeypatch):
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(found)
 
 
+@pytest.mark.parametrize("multiples", [range(1, 11), (1, 1.5, 2, 2.5), (1, 2, 4, 8, 16)], ids=str)
+def test_lengths_do_not_overlap(multiples, monkeypatch):
+    """Those of PoPE's Figure 2, CoPE's Figure 3 and ExPE's Table 3, in the picture of --extrapolate."""
+    pytest.importorskip("matplotlib")
+    table = []
+    for n in multiples:
+        row = dict(run="x_pope", pe="pope", trained=1024, split="val", window_loss=2.0, loss=2.0)
+        table.append(row | dict(length=round(1024 * n)))
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.draw_extrapolation(table, {"x_pope": torch.ones(table[-1]["length"])}, "x")
+    drawn[0].canvas.draw()
+    boxes = [label.get_window_extent() for label in drawn[0].axes[0].get_xticklabels()]
+    assert len(boxes) == len(table)
+    for left, right in zip(boxes, boxes[1:]):
+        assert left.x1 < right.x0
+    figures.pyplot().close("all")
+
+
 def test_report(monkeypatch):
     """Losses at two lengths beside errors at three; what was measured at one length alone is no panel."""
     pytest.importorskip("matplotlib")
@@ -220,6 +240,74 @@ def test_report(monkeypatch):
     drawn.clear()
     figures.draw_report(lines[-4:], "x")
     assert not drawn
+
+
+@pytest.mark.parametrize("figure, pe, chosen", [
+    ("positions", "cope", "1.1"), ("gates", "cope", "3.2,1.1"), ("gates", "cope", ""),
+    ("frequency", "rope", ""), ("distance", "cope", ""),
+])
+@pytest.mark.parametrize("options", ["", "@cope_npos=64,rope_factor=1.0,dropout=0.0,t5_buckets=32"])
+def test_titles_fit_the_picture(figure, pe, chosen, options, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn, (net, idx, _) = [], small(pe=pe)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.draw_heads("", f"out/x_{pe}{options}", figure, net, 16, idx, 23 * ["a"], chosen)
+    drawn[0].canvas.draw()
+    for text in drawn[0].texts:
+        box = text.get_window_extent()
+        assert 0 <= box.x0 and box.x1 <= drawn[0].bbox.width
+    figures.pyplot().close("all")
+
+
+@pytest.mark.parametrize("names, rows", [
+    (["pope", "rope", "cope"], 1),
+    (["rope (rope_scaling=ntk, rope_factor=4)", "cope"], 2),
+    ([f"a_name_of_20_letters{n}" for n in range(7)], 4),
+])
+def test_legend_fits_the_picture(names, rows):
+    pytest.importorskip("matplotlib")
+    figure, ((ax,),) = figures.subplots(1, 1, 6, 5)
+    for name in names:
+        ax.plot([0, 1], label=name)
+    figures.legend(figure, ax)
+    figure.canvas.draw()
+    box, texts = figure.legends[0].get_window_extent(), figure.legends[0].get_texts()
+    assert [text.get_text() for text in texts] == names
+    assert 0 <= box.x0 and box.x1 <= figure.bbox.width
+    assert len({round(text.get_window_extent().y0 / 5) for text in texts}) == rows
+    figures.pyplot().close("all")
+
+
+def test_curves_leave_out_the_first_height(tmp_path, monkeypatch):
+    """The beginning is drawn, but the axis is that of what comes after a twentieth of the run."""
+    pytest.importorskip("matplotlib")
+    drawn, cfg = [], dict(pe="rope", batch_size=2, block_size=8)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    steps = [(0, 10.0, 50.0), (99, 5.0, 0.0), (100, 3.0, 0.0), (2000, 2.0, 0.0)]
+    (tmp_path / "run").mkdir()
+    lines = [dict(config=cfg)]
+    lines += [dict(step=x, split="val", loss=y, token_error=z) for x, y, z in steps]
+    (tmp_path / "run" / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    figures.draw_training([str(tmp_path / "run")], ["val/loss", "val/token_error"], "tokens", "x")
+    loss, error = drawn[0].axes
+    assert loss.lines[0].get_xydata().tolist() == [[16 * x, y] for x, y, _ in steps]
+    assert loss.get_ylim() == pytest.approx((1.95, 3.05)) and error.get_ylim() == pytest.approx((-0.05, 0.05))
+
+
+def test_recall_map(monkeypatch):
+    pytest.importorskip("matplotlib")
+    errors = {(16, 1): [True, False], (32, 1): [False], (32, 2): [True]}
+    drawn, checkpoint = [], dict(meta=dict(row_length=dict(train=17)))
+    monkeypatch.setattr(figures, "recall_errors", lambda model, splits, device: errors)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    net = GPT(GPTConfig(block_size=16, vocab_size=9, n_layer=1, n_head=1, n_embd=8, pe="rope"))
+    figures.draw_recall({"run": (net, checkpoint)}, {"run": []}, "cpu", "x")
+    ax = drawn[0].axes[0]
+    grid = ax.images[0].get_array()
+    assert grid.filled(-1).tolist() == [[50, -1], [0, 100]]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["16", "32"]
+    (trained,) = ax.lines
+    assert list(trained.get_ydata()) == [0.5, 0.5]  # between the trained rows and the longer ones
 
 
 def test_recall_errors(tmp_path):
@@ -262,7 +350,7 @@ def test_drawing():
     """Every array lies where its labels say."""
     pytest.importorskip("matplotlib")
     norms = {3: torch.rand(2, 4, 10), 5: torch.rand(2, 4, 10)}
-    figure = figures.draw_norms(norms, 100.0)
+    figure = figures.draw_norms(norms, 100.0, 40)
     for side, ax in enumerate(figure.axes[:2]):
         drawn = ax.images[0].get_array()
         for j, i in enumerate(norms):
@@ -275,6 +363,9 @@ def test_drawing():
         for j, i in enumerate(norms):
             mean = sum(norms[i][side, h] for h in range(4)) / 4
             assert torch.allclose(torch.as_tensor(ax.images[0].get_array().data[:, j]), mean)
+    for ax in figure.axes[:4]:  # 2 pi 100^(c/10) is 39.6 at c = 4 and 62.8 at c = 5
+        (trained,) = ax.lines
+        assert list(trained.get_ydata()) == [4.5, 4.5]
     periods = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert periods[:6] == [f"{2 * math.pi * 100 ** (c / 10):,.0f}" for c in range(6)]
 
@@ -306,6 +397,9 @@ def test_drawing():
         assert (ax.images[0].get_array()[29] == drawn[29].numpy()).all()
     with pytest.raises(ValueError, match="heads='1.1' is no layer.head .*; choose among 2.1, 2.2, 2.3, 3.1"):
         figures.choose_heads(maps, "3.1,1.1")
+    figure = figures.draw_distances({0: torch.rand(24, 64)}, 16)
+    drawn = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines[:24]]
+    assert len(set(drawn)) == 24  # no two heads look alike
     weights = {0: torch.rand(3, 64), 1: torch.rand(3, 64)}
     figure = figures.draw_distances(weights, 16)
     for ax, i in zip(figure.axes, weights):

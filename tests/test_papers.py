@@ -116,6 +116,30 @@ def test_hyperparameters_of_the_papers(name, values):
     assert ours[: len(values)] == values and cfg.beta1 == 0.9
 
 
+@pytest.mark.parametrize("name, shape", [  # width, heads, layers and, where it is printed, tokens a sequence
+    ("pope_indirect", (512, 8, 8)), ("pope_124m", (768, 12, 12, 1024)), ("pope_253m", (1024, 16, 16, 1024)),
+    ("pope_774m", (1280, 20, 36, 1024)), ("pope_jsb", (256, 8, 6, 2048)), ("pope_maestro", (384, 8, 6, 2048)),
+    ("pope_genome", (1024, 16, 16, 1000)),
+    ("cope_flip_flop", (256, 4, 4)), ("cope_selective_copy", (64, 2, 2)),
+    ("cope_wikitext103", (768, 12, 12, 1024)), ("cope_code_20m", (256, 8, 4, 4096)),
+    ("cope_1b4", (2048, 16, 24, 4096)), ("cope_wordcount", (2048, 16, 24, 4096)),
+    ("expe_35m", (384, 12, 6, 512)), ("expe_135m", (768, 12, 12, 512)), ("expe_342m", (1024, 16, 24, 512)),
+    ("carope_124m", (768, 12, 12, 512)), ("carope_44m", (512, 8, 6, 512)),  # 12 heads: 10 do not divide 768
+])
+def test_shapes_of_the_papers(name, shape):
+    """PoPE Tables 6 and 7, CoPE section 5, ExPE Tables 6 and 8, CARoPE section 3.2."""
+    cfg = load(name)
+    assert (cfg.n_embd, cfg.n_head, cfg.n_layer, cfg.block_size)[: len(shape)] == shape
+    if name.startswith("pope"):
+        on_text = name.startswith(("pope_124m", "pope_253m", "pope_774m"))
+        assert cfg.norm == "rmsnorm" and cfg.pope_delta == ("zero" if on_text else "uniform")
+
+
+def test_parameters_without_embeddings():
+    cfg = load("expe_35m")  # Table 6: 23M, so the output layer is one of its own
+    assert round((parameters(cfg) - cfg.vocab_size * cfg.n_embd) / 1e6) == 23
+
+
 @pytest.mark.parametrize("name, tokens", [  # CoPE sections 5.4 to 5.7; ExPE Table 9, section 3.1
     ("cope_wordcount", 1.5e9), ("cope_wikitext103", 100 * 117.8e6), ("cope_code_20m", 100e9),
     ("cope_1b4", 1e12),

@@ -418,6 +418,14 @@ def test_training_curves(runs, tmp_path, monkeypatch):
             assert figure.axes[1].lines[i].get_xydata().tolist() == want and len(want) > 1
 
 
+def test_columns_never_run_together(capsys):
+    """At a perplexity of 2 and of e^100 alike."""
+    for loss in (math.log(2), 11.5, 100.0):
+        words = f"{loss:.4f}", f"({math.exp(loss):.2f})"
+        sample.print_row("run", 3 * [sample.cell(dict(loss=loss, ppl=math.exp(loss)), None)], 5)
+        assert capsys.readouterr().out.split() == ["run", *3 * words]
+
+
 def test_empty_text(runs, tmp_path):
     (tmp_path / "text").write_text("\n")
     with pytest.raises(ValueError, match="is empty; name a file that holds some text"):
