@@ -307,7 +307,7 @@ def extrapolate(cfg, models, device):
     texts = [spans(cfg, checkpoint, multiples[-1]) for _, checkpoint in models.values()]
     path, width = output(cfg.out or "out/extrapolation"), max(24, *map(len, models))
     print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split: the same"
-          f"\n{texts[0][0].numel():,} tokens at every length, but not those that train.py evaluates")
+          f"\n{texts[0][0].numel():,} tokens at every length, or a few less; others than train.py evaluates")
     print_row("", [f"{m:g}x" for m in multiples], width)
     table, by_position = [], {}
     for (run, (model, checkpoint)), (x, y) in zip(models.items(), texts):

@@ -15,7 +15,7 @@ paper does not say: words are compared in lower case, the first of equally commo
 and training rows hold as many whole examples as fit, then padding. A row of the validation split
 is one example, so that its sequence error is the share of wrong answers.
 
-splits   train, val (100 : 1, by story)
+splits   train, val (99 : 1, by story)
 options  stories: a folder of text files instead of TinyStories, with <|endoftext|> between the
          stories, or cut at blank lines into pieces of some 800 letters; join: stories per sample,
          none used twice; length: of the training rows, in tokens; tokenizer: that of the model to
@@ -124,7 +124,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     if len(order) < 2 * join:
         raise ValueError(f"{len(order)} stories are too few for training and validation samples of "
                          f"{join}; name more")
-    first = max(len(order) // 101, join)  # so many stories are for validation
+    first = max(len(order) // 100, join)  # so many stories are for validation
     writer, end, count = Writer(folder), encoding.eot_token, collections.Counter()
 
     def examples(split, numbers):
