@@ -212,7 +212,7 @@ def draw_report(lines, path):
     found = {name: here for name, here in found.items() if len({line["length"] for line in here}) > 1}
     if not found:
         return
-    figure, axes = panels(len(found), 3, 5, 4)
+    figure, axes = panels(len(found), 2, 5, 3.6)
     for ax, (name, here) in zip(axes, found.items()):
         metric = here[-1]["metric"]
         table = [line | {metric: line["value"]} for line in here if line["metric"] == metric]
