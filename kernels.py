@@ -165,25 +165,25 @@ def empty_heads(x):
 
 
 ROWS, KEYS = 64, 64  # in a tile of cope_forward: the grains of exits, and of right and left
-# (M, N, warps, stages) for 16 bits and d < 128, for 16 bits and d = 128, and for float32, which is
+# (M, N, warps, stages) for 16 bits and P < 128, 16 bits and P = 128, and both for float32, which is
 # there to be checked against. Chosen by counts of what the compiled code does: 16 rows a warp, or
 # wgmma computes them twice; two programs on a multiprocessor, to hide each other's loads. CoPE has
 # one stage, as Triton 3.6 and 3.8 cannot pipeline a loop that looks something up. In the queries'
 # kernels N divides M, as the masked part starts at a multiple of M
 TILES = {
-    "pope_forward": ((128, 64, 4, 2), (128, 32, 8, 2), (32, 32, 8, 1)),
-    "pope_backward_q": ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 1)),
-    "pope_backward_kv": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 8, 1)),
-    "cope_forward": 3 * ((ROWS, KEYS, 4, 1),),
-    "cope_backward_q": 3 * ((64, 32, 4, 1),),
-    "cope_backward_kv": 3 * ((32, KEYS, 4, 1),),
+    "pope_forward": ((128, 64, 4, 2), (128, 32, 8, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
+    "pope_backward_q": ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
+    "pope_backward_kv": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
+    "cope_forward": 4 * ((ROWS, KEYS, 4, 1),),
+    "cope_backward_q": 4 * ((64, 32, 4, 1),),
+    "cope_backward_kv": 4 * ((32, KEYS, 4, 1),),
 }
 
 
 def sizes(x, kernel):
     """The kernel's options for heads like those of x."""
     P = triton.next_power_of_2(x.size(-1))
-    column = 2 if x.dtype == torch.float32 else int(P > 64)
+    column = 2 * (x.dtype == torch.float32) + (P > 64)
     M, N, warps, stages = TILES[kernel.__name__][column]
     return dict(D=x.size(-1), P=P, M=M, N=N, num_warps=warps, num_stages=stages)
 
@@ -479,7 +479,7 @@ def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
 
 
 # -------------------------------------------------------------------------------------------------
-# CoPE. A position is an int32, in units of 1 / 2048
+# CoPE. A position is an int32, in units of 1 / 2048; z comes as the pairs that cope_attention makes
 
 BITS = constexpr(11)  # of a position's fraction: as many as leave every gate exact in fp16
 UNIT = constexpr(2048)  # 2^BITS, a whole position
@@ -902,7 +902,7 @@ def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0):
     z = z.to(q.dtype)
     # (z[c], z[c + 1]) as one word, for one load. The last needs no neighbour, as a clamped position
     # is an integer
-    both = torch.stack((z, F.pad(z[..., 1:], (0, 1))), -1).detach()
+    both = torch.stack((z.detach(), F.pad(z.detach()[..., 1:], (0, 1))), -1)
     both = both.view(torch.int32 if z.element_size() == 2 else torch.int64).squeeze(-1)
     return cope_op(z, q, k, v, gate_q, gate_k, both, draw_seed(q, dropout), dropout)[0]
 
