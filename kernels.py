@@ -391,10 +391,11 @@ def pope_backward_kv(v, do, dk, dv, q2, k2, lse, mean, table, seed, scale, T, H,
             if diagonal:
                 p = tl.where(i[None, :] >= j[:, None], p, 0.0)
             g = load(do, bh, H, i, T, D, P)
-            dp = drop(matmul(v_tile, tl.trans(g)), seed, bh, i[None, :], j[:, None], DROPOUT)
+            dp = matmul(v_tile, tl.trans(g))
+            row_mean = tl.load(mean + bh * T + i, mask=i < T, other=0.0)
+            dp = drop(dp, seed, bh, i[None, :], j[:, None], DROPOUT)
             kept = drop(p, seed, bh, i[None, :], j[:, None], DROPOUT)
             acc_v = matmul(kept.to(g.dtype), g, acc_v)
-            row_mean = tl.load(mean + bh * T + i, mask=i < T, other=0.0)
             acc_k = matmul((p * (dp - row_mean[None, :])).to(q.dtype), q, acc_k)
     dx, _ = pope_gradient(acc_k * (scale * LN2), k2, table, None, j, bh % H, T, SOFTPLUS, D, P, N)
     store(dk, bh, H, j, dx, T, D, P)
