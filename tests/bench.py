@@ -1,4 +1,4 @@
-"""Every time that README and kernels.py give; prints them with the machine's name, takes some minutes:
+"""Every time that README gives; prints them with the machine's name, takes some minutes:
 
     python tests/bench.py
 

@@ -28,7 +28,7 @@ import kernels  # noqa: E402
 import model  # noqa: E402
 
 if "ttsem" in sys.modules:  # an emulator: it runs what Triton's compiler makes of a kernel, but no assembly
-    kernels.ASM = False
+    kernels.ASM = kernels.constexpr(False)
 
 # T, d, delta, softplus: one token, one more or less than a tile, several tiles and a rest
 POPE = [(1, 32, "uniform", True), (63, 48, "uniform", True), (64, 64, None, True),
@@ -131,7 +131,8 @@ def softplus_error(device="cpu"):
     sqrt(2)."""
     k = torch.linspace(-80, 80, 6400, device=device).view(1, 1, 100, 64)
     one = torch.ones(100, 64, 2, device=device)
-    ours, x = kernels.rotate(k, one, None, True), k.double()
+    ours, x = k.new_empty(1, 1, 100, 128), k.double()
+    kernels.pope_rotated(k, ours, one, None, True)
     exact = x.clamp(min=0) + torch.log1p((-x.abs()).exp())
     return ((ours[..., 1::2] - exact) / exact).abs().max().item()
 
@@ -141,7 +142,7 @@ def pope_compiled(device="cpu"):
     inputs, do = pope_inputs(40, 32, "uniform", torch.float32, device)
     table = torch.rand(40, 32, 2, device=device)
     leaves = [x.requires_grad_() for x in inputs]
-    torch.library.opcheck(kernels.pope_forward_op, (*leaves, table, None, True, 0.0))
+    torch.library.opcheck(kernels.pope_op, (*leaves, table, None, True, 0.0))
 
     def f(q, k, v, delta):
         return 2 * kernels.pope_attention(q, k, v, delta)
@@ -201,12 +202,12 @@ def serve():
 
 def pope_other_tiles():
     """More queries than keys in a tile, as another GPU may want them."""
-    kept = kernels.POPE_TILES["pope_backward_kv"]
-    kernels.POPE_TILES["pope_backward_kv"] = 2 * ((64, 32, 4, 1),)
+    kept = kernels.TILES["pope_backward_kv"]
+    kernels.TILES["pope_backward_kv"] = 4 * ((64, 32, 4, 1),)
     try:
         return pope_errors(130, 32, "uniform", True, "float16")[0]
     finally:
-        kernels.POPE_TILES["pope_backward_kv"] = kept
+        kernels.TILES["pope_backward_kv"] = kept
 
 
 needs_triton = pytest.mark.skipif(kernels.triton.__version__ is None, reason="no triton")
@@ -561,10 +562,10 @@ def masks_agree():
     """Whether tiles of another shape draw the same mask."""
     torch.manual_seed(3)
     x, _ = dropout_inputs("pope", "float16", "cpu")
-    mask, kept = dropout_mask("pope", x), kernels.POPE_TILES["pope_forward"]
-    kernels.POPE_TILES["pope_forward"] = 2 * ((32, 16, 4, 1),)
+    mask, kept = dropout_mask("pope", x), kernels.TILES["pope_forward"]
+    kernels.TILES["pope_forward"] = 4 * ((32, 16, 4, 1),)
     other = dropout_mask("pope", x)
-    kernels.POPE_TILES["pope_forward"] = kept
+    kernels.TILES["pope_forward"] = kept
     return mask.equal(other)
 
 
@@ -572,10 +573,11 @@ def masks_agree():
 # compiled ahead of time, by Triton's own launcher, which a driver for a GPU that is not there deceives
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that one program may have, on an A100 and an H100
-# bytes that a thread's registers may spill to memory, by chip and head width, in loops of 1000 instructions
-# and more. Gates of their own (sm_90: 332), dropout on sm_80 (668), and heads of 128 (2280) want more
-# registers than there are; narrower tiles spill less and count as slower. Gates from the keys: 68 on sm_90
-SPILLED = {(80, 64): 704, (90, 64): 384, (80, 128): 2304, (90, 128): 2304}
+# bytes that a thread's registers may spill to memory, by chip and head width, with Triton 3.6, 3.8 and
+# 3.9, in kernels of 3000 instructions and more. Gates of their own (456 on sm_90), dropout (668 on sm_80)
+# and heads of 128 (1976) want more registers than there are. Narrower tiles spill less, but take more
+# instructions a pair of query and key, with those of the spills counted
+SPILLED = {(80, 64): 704, (90, 64): 480, (80, 128): 2048, (90, 128): 2048}
 
 
 class Driver:
@@ -689,8 +691,8 @@ AHEAD = [("pope", 64, 1000, 0.0), ("pope", 64, 1024, 0.1), ("pope", 128, 1024, 0
 @pytest.mark.parametrize("case", AHEAD, ids=names(AHEAD))
 def test_compiles_for(compiler, case, target):
     found = compiler("compile_all", target, *case)
-    assert len(found) == 4 and not any(map(complaints, found)), \
-        [(x, complaints(x)) for x in found]
+    assert len(found) == (4 if case[0] == "pope" else 3)
+    assert not any(map(complaints, found)), [(x, complaints(x)) for x in found]
 
 
 @needs_triton
@@ -783,7 +785,7 @@ def test_phases_of_late_tokens(monkeypatch):
         tables.append(table)
         return [q]
 
-    monkeypatch.setattr(kernels, "pope_forward_op", forward)
+    monkeypatch.setattr(kernels, "pope_op", forward)
     q = torch.zeros(1, 1, T, d)
     kernels.pope_attention(q, q, q, None, base=500.0)
     cos, sin = tables[0].unbind(-1)
@@ -791,6 +793,30 @@ def test_phases_of_late_tokens(monkeypatch):
         angle = t * 500.0 ** (-c / d)
         assert abs(cos[t, c].item() - math.cos(angle)) < 1e-7
         assert abs(sin[t, c].item() - math.sin(angle)) < 1e-7
+
+
+def meta(B=1, H=1, T=1, d=64, stride=None):
+    """A tensor of this shape without memory; stride: from a token to the next."""
+    x = torch.empty(B, H, T, d, device="meta")
+    return x if stride is None else x.as_strided(x.shape, (0, d, stride, 1))
+
+
+@pytest.mark.parametrize("fine, wrong, words", [
+    (dict(B=13107, H=5), dict(B=8192, H=8), "8192 x 8 heads .* smaller batch"),
+    (dict(T=2**21 - 1, stride=1024), dict(T=2**21, stride=1024), "2097152 tokens .* shorten"),
+    (dict(H=32, T=2**20 - 1), dict(H=32, T=2**20), "1048576 tokens"),  # o is (B, T, H, d)
+    (dict(T=2**24 - 1), dict(T=2**24), "16777216 tokens")])  # and q' is 2d wide
+def test_what_offsets_cannot_reach_is_refused(fine, wrong, words):
+    kernels.refuse_large(meta(**fine), None)
+    with pytest.raises(ValueError, match=words):
+        kernels.pope_attention(*3 * [meta(**wrong)], None)
+
+
+@pytest.mark.parametrize("T, npos", [(2**20, 2), (1000, 2**21), (370728, 2)])
+def test_what_cope_cannot_count_is_refused(T, npos):
+    x = meta(T=T)
+    with pytest.raises(ValueError, match=f"^{T} tokens are more than the kernels can address"):
+        kernels.cope_attention(x, x, x, meta(T=T, d=npos))
 
 
 def test_shapes_must_agree():
