@@ -79,9 +79,10 @@ def machine():
 
 
 def report(runs, path):
-    """Print a Markdown table for each metric: a row for the runs that differ in their seed alone,
-    a column for each split, in a cell the mean (lowest to highest). Of the numbers of one kind the
-    last counts. <path>.csv has a row for each number, <path>.png a panel for each config."""
+    """Print a Markdown table for each config and metric: a row for the runs that differ in their
+    seed alone, a column for each split, in a cell the mean (lowest to highest). Of the numbers of
+    one kind the last counts. <path>.csv has a row for each number, <path>.png a panel for each
+    config."""
     latest = {}
     for run in runs:
         name = os.path.join(run, "results.jsonl")
@@ -92,15 +93,15 @@ def report(runs, path):
             for line in map(json.loads, file):
                 latest[line["run"], line["split"], line["length"], line["metric"]] = line
     lines = list(latest.values())
-    names = labels({line["run"]: line["pe"] for line in lines})
-    for metric in dict.fromkeys(line["metric"] for line in lines):
+    for config, metric in dict.fromkeys((line["config"], line["metric"]) for line in lines):
+        here = [line for line in lines if (line["config"], line["metric"]) == (config, metric)]
+        names = labels({line["run"]: line["pe"] for line in here})
         rows = {}  # label -> split -> lines
-        for line in lines:
-            if line["metric"] == metric:
-                row = rows.setdefault(names[line["run"]], {})
-                row.setdefault(line["split"], []).append(line)
+        for line in here:
+            row = rows.setdefault(names[line["run"]], {})
+            row.setdefault(line["split"], []).append(line)
         splits = list(dict.fromkeys(split for row in rows.values() for split in row))
-        print(f"\n{METRICS.get(metric, metric)}\n")
+        print(f"\n{config}: {METRICS.get(metric, metric)}\n")
         print("| " + " | ".join(["run", "seeds", *splits]) + " |\n|" + " --- |" * (2 + len(splits)))
         for label, row in rows.items():
             seeds = {line["seed"] for same in row.values() for line in same}

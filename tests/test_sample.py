@@ -207,25 +207,28 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
 
 
 def test_report(runs, task, tmp_path, capsys):
-    """Three seeds of one run and a run of another method, from numbers written by hand."""
+    """Three seeds of one run, a run of another method and one of another config, from numbers
+    written by hand."""
     folder = tmp_path / "out"
-    numbers = {"x_pope": 1.0, "x_pope_seed2": 2.0, "x_pope_seed3": 6.0, "x_rope": 0.5}
+    numbers = {"x_pope": 1.0, "x_pope_seed2": 2.0, "x_pope_seed3": 6.0, "x_rope": 0.5, "y_rope": 4.0}
     for name, value in numbers.items():
         (folder / name).mkdir(parents=True)
         seed = int(name.partition("_seed")[2] or 1337)
-        lines = [dict(run=str(folder / name), config="config/x.py", pe=name.split("_")[1], seed=seed,
-                      split=split, trained=16, length=16, metric="loss", value=v, steps=9,
+        lines = [dict(run=str(folder / name), config=f"config/{name[0]}.py", pe=name.split("_")[1],
+                      seed=seed, split=split, trained=16, length=16, metric="loss", value=v, steps=9,
                       commit="c", torch="t", machine="m")
                  for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1))
                  if (split, name) != ("val 2x", "x_rope")]
         (folder / name / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'new' / 'r'}"])
     printed = capsys.readouterr().out
-    assert "\nloss, nats\n\n| run | seeds | val | val 2x |\n| --- | --- | --- | --- |\n" in printed
+    columns = "| run | seeds | val | val 2x |\n| --- | --- | --- | --- |\n"
+    assert f"\nconfig/x.py: loss, nats\n\n{columns}" in printed
+    assert f"\nconfig/y.py: loss, nats\n\n{columns}| rope | 1 | 4 | 5 |\n" in printed
     assert "| pope | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope | 1 | 0.5 | – |\n" in printed
     with open(tmp_path / "new" / "r.csv") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 7 and {row["seed"] for row in rows} == {"1337", "2", "3"}
+    assert len(rows) == 9 and {row["seed"] for row in rows} == {"1337", "2", "3"}
     assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "trained", "length", "metric",
                              "value", "steps", "commit", "torch", "machine"]
 
