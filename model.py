@@ -837,7 +837,7 @@ class ExQPE(ExPE):
 
 
 # The switch. Of each method: where it acts, what it learns, the numbers that it caches per token
-# and head, and its loss past the trained length, as README's first table measures it.
+# and head, and its loss past the trained length, as README measures it.
 PES = {
     "nope": PE,  #               nowhere        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible

@@ -9,6 +9,7 @@ TABLES = {  # config: its columns, decimals
     "quickstart": (LOSSES, 3),
     "recall_small": ([(split, "token_error") for split in ("val", "x2", "x4", "x8", "x16")], 1),
     "copy_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
+    "addition_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
 }
 
 
