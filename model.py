@@ -15,9 +15,8 @@ Shapes    B batch, T queries (the new tokens), S keys (cached and new), t and s:
 Symbols   i: position of a query; j: of a key; theta_c: frequency of dimension or pair c; phi: phase
           A paper's other symbols stay in its class: delta, mu (PoPE); g, p, e, z (CoPE);
           m (ALiBi); f, W, b (CARoPE, FoX); l, expe_S, expe_theta (ExPE)
-Papers    PoPE "Decoupling the What and Where With Polar Coordinate Positional Embedding";
-          CoPE arXiv:2405.18719; ExPE "Exact Positional Encodings"; CARoPE "Context-aware Rotary
-          Position Embedding"; FoX arXiv:2503.02130; RoPE arXiv:2104.09864; YaRN arXiv:2309.00071;
+Papers    PoPE arXiv:2509.10534; CoPE arXiv:2405.18719; ExPE arXiv:2509.19569; CARoPE
+          arXiv:2507.23083; FoX arXiv:2503.02130; RoPE arXiv:2104.09864; YaRN arXiv:2309.00071;
           ALiBi arXiv:2108.12409; T5 arXiv:1910.10683; Shaw arXiv:1803.02155;
           Vaswani arXiv:1706.03762
 """
