@@ -48,7 +48,9 @@ def load(cls, argv, **given):
 def assignments(path):
     """The names that a config file assigns, without those that begin with an underscore."""
     if not os.path.isfile(path):
-        raise ValueError(f"config file {path!r} does not exist; there are {', '.join(known_files())}")
+        near = difflib.get_close_matches(path, known_files(), 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known_files())}"
+        raise ValueError(f"config file {path!r} does not exist; {hint}")
     if not path.endswith(".py"):
         raise ValueError(f"config file {path!r} is not Python; write lines of key = value into a .py file")
     names = {"__file__": path}

@@ -70,6 +70,7 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     (["--steps", "200"], "flag '--steps' has no value; write --steps=200"),
     (["a.py", "--name", "b"], "flag '--name' has no value; write --name=b"),
     (["missing.py"], "config file 'missing.py' does not exist; there are config/"),
+    (["quickstart"], "config file 'quickstart' does not exist; did you mean config/quickstart.py?"),
     (["--rate=1e400"], "rate='1e400' in --rate=1e400 is not finite; use a number"),
     (["--rate=-1e400"], "is not finite"),
     (["--rate=1" + 400 * "0"], "is not of type float"),
@@ -188,7 +189,7 @@ def test_documented_commands_parse(path):
         if script == "train.py":
             cfg = config.load(TrainConfig, words)
             name, _, text = cfg.data.partition("@")
-            if os.sep not in name:  # what the set's script and the model's classes make of the options
+            if os.sep not in name and name != "input":  # what its script and the classes make of it
                 options(importlib.import_module(f"data.{name}").prepare, text)
             meta(cfg)
         if script == "sample.py":
