@@ -244,7 +244,7 @@ def evaluate(cfg, models, device):
     every = sum(splits.values(), [])
     path, width = output(cfg.out or "out/evaluation"), max(map(len, models))
     masked = any(split.meta["loss"] == "mask" for split in every)
-    print("wrong targets, rows with a wrong one" if masked else "loss in nats (perplexity)")
+    print("wrong targets, then rows with one" if masked else "loss in nats (perplexity)")
     print_row("", names, width)
     table = []
     for run, (model, checkpoint) in models.items():
@@ -254,8 +254,8 @@ def evaluate(cfg, models, device):
         table += rows
     results.keep(path, table, models)
     if len({row["length"] for row in table}) > 1:
-        draw("draw_errors", table, path)
-        if all(split.folder.name.partition("@")[0] == "recall" for split in every):
+        drawn = draw("draw_errors", table, path)
+        if drawn and all(split.folder.name.partition("@")[0] == "recall" for split in every):
             draw("draw_recall", models, splits, device, path)
 
 
@@ -284,13 +284,15 @@ def print_row(name, cells, width):
 
 
 def draw(name, *args):
-    """A picture by figures.py; without matplotlib a word about that, as the table is there."""
+    """A picture by figures.py; without matplotlib False and a word, as the table is there."""
     from assets import figures
 
     try:
         getattr(figures, name)(*args)
     except ImportError as error:
         print(error)
+        return False
+    return True
 
 
 # --------------------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def machine():
 def report(runs, path):
     """Print a Markdown table for each config and metric: a row for the runs that differ in their
     seed alone, a column for each split, in a cell the mean (lowest to highest). Of the numbers of
-    one kind the last counts. <path>.csv has a row for each number, <path>.png a panel for each
-    config."""
+    one kind the last counts. <path>.csv has a row for each number, also the perplexities of tasks,
+    which are not printed, and <path>.png a panel for each config."""
     latest = {}
     for run in runs:
         name = os.path.join(run, "results.jsonl")
@@ -93,7 +93,10 @@ def report(runs, path):
             for line in map(json.loads, file):
                 latest[line["run"], line["split"], line["length"], line["metric"]] = line
     lines = list(latest.values())
+    tasks = {line["config"] for line in lines if line["metric"] == "token_error"}
     for config, metric in dict.fromkeys((line["config"], line["metric"]) for line in lines):
+        if metric == "ppl" and config in tasks:
+            continue
         here = [line for line in lines if (line["config"], line["metric"]) == (config, metric)]
         names = labels({line["run"]: line["pe"] for line in here})
         rows = {}  # label -> split -> lines

@@ -3,6 +3,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -117,6 +118,15 @@ def test_no_matplotlib(runs, tmp_path, monkeypatch, capsys):
     assert os.path.exists(tmp_path / "ex.csv")
 
 
+def test_no_matplotlib_said_once(task, tmp_path, monkeypatch, capsys):
+    """Recall has two pictures."""
+    shutil.copytree(task / "data", tmp_path / "recall")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    sample.main([str(task / "run"), "--evaluate=val,long", f"--data={tmp_path / 'recall'}",
+                 f"--out={tmp_path / 'ev'}"])
+    assert capsys.readouterr().out.count("pip install matplotlib") == 1
+
+
 def test_text(runs, capsys):
     words = ["--prompt=s3 s10", "--max_new_tokens=20", "--num_samples=2", "--device=cpu"]
     sample.main([str(runs / "pope"), str(runs / "rope"), *words])
@@ -178,7 +188,7 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     sample.main([str(task / "run"), "--evaluate=val,long", f"--out={tmp_path / 'ev'}", "--device=cpu"])
     header, names, row, wrote = capsys.readouterr().out.splitlines()[:4]
     assert wrote == f"wrote {tmp_path / 'ev.csv'}"
-    assert header == "wrong targets, rows with a wrong one" and names.split() == ["val", "long"]
+    assert header == "wrong targets, then rows with one" and names.split() == ["val", "long"]
     assert row.startswith(str(task / "run"))
     found = list(csv.DictReader(open(tmp_path / "ev.csv")))
     checkpoint = read_checkpoint(str(task / "run"))
@@ -219,6 +229,8 @@ def test_report(runs, task, tmp_path, capsys):
                       commit="c", torch="t", machine="m")
                  for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1))
                  if (split, name) != ("val 2x", "x_rope")]
+        if name == "y_rope":  # a task
+            lines += [lines[0] | dict(metric="ppl"), lines[0] | dict(metric="token_error")]
         (folder / name / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'new' / 'r'}"])
     printed = capsys.readouterr().out
@@ -226,9 +238,10 @@ def test_report(runs, task, tmp_path, capsys):
     assert f"\nconfig/x.py: loss, nats\n\n{columns}" in printed
     assert f"\nconfig/y.py: loss, nats\n\n{columns}| rope | 1 | 4 | 5 |\n" in printed
     assert "| pope | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope | 1 | 0.5 | – |\n" in printed
+    assert "config/y.py: wrong targets, %" in printed and "perplexity" not in printed
     with open(tmp_path / "new" / "r.csv") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 9 and {row["seed"] for row in rows} == {"1337", "2", "3"}
+    assert len(rows) == 11 and {row["seed"] for row in rows} == {"1337", "2", "3"}
     assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "trained", "length", "metric",
                              "value", "steps", "commit", "torch", "machine"]
 
