@@ -126,9 +126,10 @@ def points(table, runs, metric):
     return result
 
 
-def loss_axis(ax, lowest):
-    """From the lowest loss up; one that explodes leaves the picture."""
-    ax.set_ylim(lowest - 0.05, min(ax.dataLim.ymax, 1.7 * lowest) + 0.05)
+def loss_axis(*axes):
+    """From the lowest loss of these axes, which share theirs, up; one that explodes leaves the picture."""
+    lowest, highest = min(ax.dataLim.ymin for ax in axes), max(ax.dataLim.ymax for ax in axes)
+    axes[0].set_ylim(lowest - 0.05, min(highest, 1.7 * lowest) + 0.05)
 
 
 def lengths_axis(ax, table):
@@ -172,13 +173,13 @@ def draw_extrapolation(table, by_position, path):
             for n, loss in enumerate(whole.view(-1, width).mean(1).tolist()):
                 along.setdefault((n + 0.5) * width, []).append(loss)
         draw_curve(right, along, **style)
-    loss_axis(left, min(left.dataLim.ymin, right.dataLim.ymin))
+    loss_axis(left, right)
     lengths_axis(left, table)
     for ax in (left, right):
         plain(ax, set(trained.values()))
-    left.set(xlabel="tokens in the sequence; thin: each sees the last trained length alone",
+    left.set(xlabel="tokens in the sequence\nthin: each sees the last trained length alone",
              ylabel=f"{table[0]['split']} loss, nats per token")
-    right.set(xlabel="position in the longest sequence; dashed: the trained length")
+    right.set(xlabel="position in the longest sequence\ndashed: the trained length")
     legend(figure, left)
     save(figure, path)
 
@@ -222,7 +223,7 @@ def draw_report(lines, path):
         plain(ax, {line["trained"] for line in table})
         ax.set(title=os.path.basename(name).removesuffix(".py"), xlabel="tokens; dashed: as trained")
         if metric == "loss":
-            loss_axis(ax, ax.dataLim.ymin)
+            loss_axis(ax)
             ax.set_ylabel("loss, nats per token")
         else:
             ax.set(ylabel="wrong targets, %", ylim=(0, 100))

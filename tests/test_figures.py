@@ -212,6 +212,20 @@ def test_lengths_do_not_overlap(multiples, monkeypatch):
     figures.pyplot().close("all")
 
 
+@pytest.mark.parametrize("late, top", [(2.9, 2.95), (9.0, 1.7 * 1.9 + 0.05)], ids=["kept", "cut"])
+def test_losses_at_all_positions_are_in_the_picture(late, top, monkeypatch):
+    """Those of the last positions are higher than the mean; but one that explodes is cut off."""
+    pytest.importorskip("matplotlib")
+    row = dict(run="x", pe="pope", trained=8, split="val", window_loss=1.9, loss=2.0)
+    rows = [row | dict(length=length) for length in (8, 16)]
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.draw_extrapolation(rows, {"x": torch.tensor([2.0] * 14 + [late] * 2)}, "x")
+    for ax in drawn[0].axes:
+        assert ax.get_ylim() == pytest.approx((1.85, top))
+    figures.pyplot().close("all")
+
+
 def test_report(monkeypatch):
     """Losses at two lengths beside errors at three; what was measured at one length alone is no panel."""
     pytest.importorskip("matplotlib")
