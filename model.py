@@ -510,9 +510,9 @@ class RoPE(PE):
         scaling = choose("rope_scaling", cfg.rope_scaling, ("none", "linear", "ntk", "yarn"))
         if scaling == "ntk" and self.d == 2:
             raise ValueError("rope_scaling='ntk' needs n_embd / n_head > 2; change n_head")
-        if scaling == "none" and cfg.rope_factor != 1:
-            raise ValueError(f"rope_factor={cfg.rope_factor} does nothing without rope_scaling; "
-                             "choose linear, ntk or yarn")
+        if (scaling == "none") != (cfg.rope_factor == 1):
+            raise ValueError(f"rope_scaling={scaling!r} with rope_factor={cfg.rope_factor} does nothing; "
+                             "give both, as rope_scaling=ntk,rope_factor=4")
 
     def rotate(self, q, k, x, pos, cache):
         scaling, factor = self.cfg.rope_scaling, self.cfg.rope_factor

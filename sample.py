@@ -308,6 +308,9 @@ def extrapolate(cfg, models, device):
     multiples = read_multiples(cfg, models)
     texts = [spans(cfg, checkpoint, multiples[-1]) for _, checkpoint in models.values()]
     path, width = output(cfg.out or "out/extrapolation"), max(24, *map(len, models))
+    name = cfg.split
+    if cfg.eval_tokens != SampleConfig.eval_tokens:  # a report keeps these numbers apart
+        name += f" ({cfg.eval_tokens:,} tokens)"
     print(f"loss in nats (perplexity) at multiples of the trained length, {cfg.split} split: the same"
           f"\n{texts[0][0].numel():,} tokens at every length, or a few less; others than train.py evaluates")
     print_row("", [f"{m:g}x" for m in multiples], width)
@@ -320,7 +323,7 @@ def extrapolate(cfg, models, device):
             n = x.size(1) // length  # windows of this length tile each span
             xs, ys = (a[:, : n * length].reshape(-1, length) for a in (x, y))
             losses = window_losses(model, xs, ys, trained, device)
-            row = dict(run=run, pe=model.cfg.pe, data=data_of(cfg, checkpoint), split=cfg.split)
+            row = dict(run=run, pe=model.cfg.pe, data=data_of(cfg, checkpoint), split=name)
             row |= dict(multiple=f"{m:g}", trained=trained, length=length)
             row["window_loss"] = losses.mean().item()
             if length <= limit(model):

@@ -571,8 +571,8 @@ class Log:
         self.seconds += seconds
         left = (cfg.max_iters - step) * self.seconds / self.steps
         evals = 1 + math.ceil(cfg.max_iters / cfg.eval_interval) - math.ceil(step / cfg.eval_interval)
-        left += evals * sum(self.eval_seconds.values())
-        self.say(line + f" left {left // 3600:.0f}:{left // 60 % 60:02.0f}:{left % 60:02.0f}")
+        left = round(left + evals * sum(self.eval_seconds.values()))
+        self.say(line + f" left {left // 3600}:{left // 60 % 60:02}:{left % 60:02}")
 
     def end(self, step, path, stopped, options):
         self.write(dict(ended=step, best=self.best))
@@ -617,6 +617,9 @@ class Stop:
                 signal.signal(number, self.heed)
 
     def heed(self, number, frame):
+        if not self.number and os.environ.get("RANK", "0") == "0":
+            with contextlib.suppress(OSError):  # the terminal is gone
+                os.write(2, b"\nstopping after this step or batch; Ctrl-C again ends it at once\n")
         self.number = number
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # not SIGTERM, which torchrun sends again
 

@@ -78,9 +78,10 @@ def save(figure, path):
 # curves of many runs
 
 
-def labels(pes):
-    """{run: label}: what tells the runs apart, from {run: its pe}. The labels of
-    `out/quickstart_pope` and of its other seed `out/quickstart_pope_seed1338` are both "pope"."""
+def labels(pes, steps={}):
+    """{run: label}: what tells the runs apart, from {run: its pe} and {run: its steps}, where these
+    differ. The labels of `out/quickstart_pope` and of its other seed `out/quickstart_pope_seed1338`
+    are both "pope"."""
     names, stems = {}, []
     for run, pe in pes.items():
         names[run] = re.sub(r"_seed\d+$", "", run.partition("@")[0])
@@ -91,13 +92,15 @@ def labels(pes):
     for run, name in names.items():
         options = run.partition("@")[2].replace(",", ", ")
         result[run] = f"{name[cut:]} ({options})" if options else name[cut:]
+        if len(set(steps.values())) > 1:
+            result[run] += f", {steps[run]:,} steps"
     return result
 
 
-def curves(pes):
-    """[(label, its runs, color and linestyle)], from {run: its pe}."""
+def curves(pes, steps={}):
+    """[(label, its runs, color and linestyle)], from {run: its pe} and {run: its steps}."""
     members, drawn, result = {}, collections.Counter(), []
-    for run, label in labels(pes).items():
+    for run, label in labels(pes, steps).items():
         members.setdefault(label, []).append(run)
     for label, runs in members.items():
         pe = pes[runs[0]]
@@ -204,12 +207,16 @@ def draw_errors(table, path):
 
 
 def draw_report(lines, path):
-    """A panel for each config that was evaluated at several lengths: loss of --extrapolate, or
-    errors of --evaluate on a task, against length. lines: of results.jsonl."""
-    found = {}  # config -> lines
+    """A panel for each config that was evaluated at several lengths: loss of --extrapolate, one for
+    each split, or errors of --evaluate on a task, against length. lines: of results.jsonl."""
+    found = {}  # title -> lines
     for line in lines:
-        if line["metric"] == "token_error" or line["metric"] == "loss" and line["split"].endswith("x"):
-            found.setdefault(line["config"], []).append(line)
+        title = os.path.basename(line["config"]).removesuffix(".py")
+        split, _, multiple = line["split"].rpartition(" ")
+        if line["metric"] == "loss" and multiple.endswith("x"):
+            found.setdefault(title if split == "val" else f"{title}, {split}", []).append(line)
+        if line["metric"] == "token_error":
+            found.setdefault(title, []).append(line)
     found = {name: here for name, here in found.items() if len({line["length"] for line in here}) > 1}
     if not found:
         return
@@ -217,11 +224,12 @@ def draw_report(lines, path):
     for ax, (name, here) in zip(axes, found.items()):
         metric = here[-1]["metric"]
         table = [line | {metric: line["value"]} for line in here if line["metric"] == metric]
-        for label, runs, style in curves({line["run"]: line["pe"] for line in table}):
+        steps = {line["run"]: line["steps"] for line in table}
+        for label, runs, style in curves({line["run"]: line["pe"] for line in table}, steps):
             draw_curve(ax, points(table, runs, metric), label=label, marker=".", **style)
         lengths_axis(ax, table)
         plain(ax, {line["trained"] for line in table})
-        ax.set(title=os.path.basename(name).removesuffix(".py"), xlabel="tokens; dashed: as trained")
+        ax.set(title=name, xlabel="tokens; dashed: as trained")
         if metric == "loss":
             loss_axis(ax)
             ax.set_ylabel("loss, nats per token")

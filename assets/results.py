@@ -80,9 +80,10 @@ def machine():
 
 def report(runs, path):
     """Print a Markdown table for each config and metric: a row for the runs that differ in their
-    seed alone, a column for each split, in a cell the mean (lowest to highest). Of the numbers of
-    one kind the last counts. <path>.csv has a row for each number, also the perplexities of tasks,
-    which are not printed, and <path>.png a panel for each config."""
+    seed alone, a column for each split, in a cell the mean (lowest to highest). Runs of fewer steps
+    have a row of their own. Of the numbers of one kind the last counts. <path>.csv has a row for
+    each number, also the perplexities of tasks, which are not printed, and <path>.png a panel for
+    each config."""
     latest = {}
     for run in runs:
         name = os.path.join(run, "results.jsonl")
@@ -98,7 +99,8 @@ def report(runs, path):
         if metric == "ppl" and config in tasks:
             continue
         here = [line for line in lines if (line["config"], line["metric"]) == (config, metric)]
-        names = labels({line["run"]: line["pe"] for line in here})
+        steps = {line["run"]: line["steps"] for line in here}
+        names = labels({line["run"]: line["pe"] for line in here}, steps)
         rows = {}  # label -> split -> lines
         for line in here:
             row = rows.setdefault(names[line["run"]], {})

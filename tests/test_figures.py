@@ -227,7 +227,8 @@ def test_losses_at_all_positions_are_in_the_picture(late, top, monkeypatch):
 
 
 def test_report(monkeypatch):
-    """Losses at two lengths beside errors at three; what was measured at one length alone is no panel."""
+    """Losses at two lengths beside errors at three, and those of another split; what was measured at
+    one length alone is no panel."""
     pytest.importorskip("matplotlib")
     lines = []
     for config, metric, splits in (("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 8}),
@@ -238,14 +239,16 @@ def test_report(monkeypatch):
                 run = f"out/{config[7:-3]}_{pe}{seed}"
                 other = metric == "loss" and split == "val"  # other windows than --extrapolate's
                 lines.append(dict(run=run, config=config, pe=pe, split=split, trained=8, length=length,
-                                  metric=metric, value=99.0 if other else 10.0 * n + length))
+                                  metric=metric, value=99.0 if other else 10.0 * n + length, steps=9))
+                if split.endswith("x"):
+                    lines.append(lines[-1] | dict(split=split.replace("val", "test"), value=0.0))
                 lines.append(lines[-1] | dict(metric="ppl", value=0.0))
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
     figures.draw_report(lines, "x")
     (figure,) = drawn
-    assert [ax.get_title() for ax in figure.axes] == ["text", "task"]
-    for ax, lengths in zip(figure.axes, ((8, 16), (8, 16, 32))):
+    assert [ax.get_title() for ax in figure.axes[:3]] == ["text", "text, test", "task"]
+    for ax, lengths in zip(figure.axes[::2], ((8, 16), (8, 16, 32))):
         pope, rope, trained = ax.lines
         assert pope.get_label() == "pope" and pope.get_xydata().tolist() == [[n, n + 5] for n in lengths]
         assert rope.get_label() == "rope" and rope.get_xydata().tolist() == [[n, n + 20] for n in lengths]
@@ -254,6 +257,11 @@ def test_report(monkeypatch):
     drawn.clear()
     figures.draw_report(lines[-4:], "x")
     assert not drawn
+    lines = [line | dict(steps=4) if line["run"].endswith("_seed2") else line for line in lines]
+    figures.draw_report(lines, "x")  # a seed that is not as far is not in the mean
+    assert drawn[0].axes[0].lines[0].get_xydata().tolist() == [[8, 8], [16, 16]]
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names == ["pope, 9 steps", "pope, 4 steps", "rope, 9 steps"]
 
 
 @pytest.mark.parametrize("figure, pe, chosen", [

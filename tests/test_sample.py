@@ -239,11 +239,18 @@ def test_report(runs, task, tmp_path, capsys):
     assert f"\nconfig/y.py: loss, nats\n\n{columns}| rope | 1 | 4 | 5 |\n" in printed
     assert "| pope | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope | 1 | 0.5 | – |\n" in printed
     assert "config/y.py: wrong targets, %" in printed and "perplexity" not in printed
+    assert "steps" not in printed
     with open(tmp_path / "new" / "r.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 11 and {row["seed"] for row in rows} == {"1337", "2", "3"}
     assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "trained", "length", "metric",
                              "value", "steps", "commit", "torch", "machine"]
+    other = folder / "x_rope" / "results.jsonl"
+    other.write_text(other.read_text().replace('"steps": 9', '"steps": 1200'))
+    sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'new' / 'r'}"])
+    printed = capsys.readouterr().out
+    assert "| pope, 9 steps | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope, 1,200 steps | 1 | 0.5 | – |" in printed
+    assert "| rope | 1 | 4 | 5 |\n" in printed
 
 
 def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
@@ -251,9 +258,9 @@ def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
     pope = str(runs / "pope")
     sample.main([pope, "--extrapolate=1,2", "--eval_tokens=64", *out])
     sample.main([str(task / "run"), "--evaluate=val", *out])
-    for run, split, metrics, pe, steps in ((pope, "val 2x", ["window_loss", "loss", "ppl"], "pope", 30),
-                             (str(task / "run"), "val", ["loss", "ppl", "token_error", "sequence_error"],
-                              "rope", 150)):
+    text, errors = ["window_loss", "loss", "ppl"], ["loss", "ppl", "token_error", "sequence_error"]
+    for run, split, metrics, pe, steps in ((pope, "val (64 tokens) 2x", text, "pope", 30),
+                                           (str(task / "run"), "val", errors, "rope", 150)):
         with open(os.path.join(run, "results.jsonl")) as file:
             lines = [line for line in map(json.loads, file) if line["split"] == split][-len(metrics) :]
         assert sorted(line["metric"] for line in lines) == sorted(metrics)

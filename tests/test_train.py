@@ -175,9 +175,9 @@ def default_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def spawn(out, *flags):
+def spawn(out, *flags, stderr=subprocess.STDOUT):
     command = [sys.executable, "train.py", f"--out_dir={out}", *TINY, *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True,
                             preexec_fn=default_signals)
 
 
@@ -209,14 +209,19 @@ def test_nohup(stream, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
     flags = [f"--data={stream}", "--max_iters=4000", "--log_interval=1", "--eval_interval=4000"]
-    process = spawn(tmp_path / "cut", *flags)
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = number == signal.SIGHUP  # a terminal that takes no more words
+    process = spawn(tmp_path / "cut", *flags, stderr=writer if gone else subprocess.STDOUT)
     for line in process.stdout:
         if line.startswith("step 20/"):
             process.send_signal(number)
             break
     tail = process.stdout.read()
+    os.close(writer)
     assert process.wait(120) == -number  # what a shell asks, before it goes on with `&&` or a loop
     assert "stopped by a signal at step" in tail and "Traceback" not in tail
+    assert gone or "stopping after this step or batch" in tail
     cut = read_checkpoint(str(tmp_path / "cut"))
     assert 20 <= cut["step"] < 4000
     n = cut["step"] + 5
@@ -867,10 +872,9 @@ def test_signs_of_life(stream, tmp_path, monkeypatch, capsys):
     cfg = train.TrainConfig(vocab_size=9, max_iters=100, eval_interval=50, out_dir=str(tmp_path / "b"))
     log = train.Log(cfg, torch.device("cpu"))
     log.eval_seconds = dict(val=60.0, train=40.0)
-    log.progress(10, 1.0, 1e-3, 20.0, None, 1, 11)  # 2 s a step; evaluations at 50 and 100 are to come
-    log.progress(20, 1.0, 1e-3, 40.0, None, 1, 11)  # 3 s a step so far
-    seconds = [90 * 2 + 200, 80 * 3 + 200]
-    want = [f"left {s // 3600}:{s // 60 % 60:02}:{s % 60:02}" for s in seconds]
+    log.progress(10, 1.0, 1e-3, 17.7444, None, 1, 11)  # evaluations at 50 and 100 are to come: 359.7 s
+    log.progress(20, 1.0, 1e-3, 42.2556, None, 1, 11)  # 3 s a step so far
+    want = ["left 0:06:00", "left 0:07:20"]
     assert re.findall(r"left [\d:]+", capsys.readouterr().out) == want
 
 
