@@ -836,7 +836,7 @@ class ExQPE(ExPE):
 
 
 # The switch. Of each method: where it acts, what it learns, the numbers that it caches per token
-# and head, and its loss past the trained length, as README measures it.
+# and head, and its loss past the trained length, as measured in README and config/README.md.
 PES = {
     "nope": PE,  #               nowhere        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible
@@ -850,7 +850,7 @@ PES = {
     "fox": FoX,  #               logits         a forget gate per head        2d+1 holds
     "cope": CoPE,  #             logits         a vector per count            2d*  holds
     "cope_mlp": CoPE_MLP,  #     logits         an MLP of the count           2d*  not measured
-    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  not measured
+    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  holds
     "expe": ExPE,  #             input of q, k  nothing, or S and theta       2d   degrades
-    "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   not measured
+    "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   degrades
 }  # * d more with sep-keys, and beside a rotation with gates from keys; beside pope d more as well

@@ -1,6 +1,8 @@
-"""README's tables of small runs, held against assets/results.csv, which `sample.py --report` writes."""
+"""README's tables of small runs, held against assets/results.csv, and config/README.md's against
+assets/small.csv, which `sample.py --report` writes."""
 import collections
 import csv
+import importlib
 
 import pytest
 
@@ -11,9 +13,25 @@ TABLES = {  # config: its columns, decimals
     "copy_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
     "addition_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
 }
+SMALL = {  # config: its splits, metric, decimals
+    "pope_indirect_small": (("test",), "token_error", 1),
+    "quickstart": (("val 1x", "val 2x", "val 4x", "val 8x"), "loss", 3),
+}
+
+
+def read(name, config):
+    """{pe: {(split, metric): [value, ...]}} of one config."""
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    with open(f"assets/{name}.csv", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            if line["config"] == f"config/{config}.py":
+                found[line["pe"]][line["split"], line["metric"]].append(float(line["value"]))
+    return found
 
 
 def cell(values, decimals):
+    if not values:
+        return "–"
     mean = f"{sum(values) / len(values):.{decimals}f}"
     if len(values) == 1:
         return mean
@@ -23,13 +41,8 @@ def cell(values, decimals):
 def expected(config):
     """The rows of README's table for a config, best at its last length first."""
     columns, decimals = TABLES[config]
-    found = collections.defaultdict(lambda: collections.defaultdict(list))
-    with open("assets/results.csv", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            if line["config"] == f"config/{config}.py":
-                found[line["pe"]][line["split"], line["metric"]].append(float(line["value"]))
     rows = []
-    for pe, values in found.items():
+    for pe, values in read("results", config).items():
         seeds = {len(values[column]) for column in columns}
         assert len(seeds) == 1, f"{config} {pe}: some columns have fewer seeds"
         last = values[columns[-1] if decimals == 1 else columns[-2]]
@@ -46,3 +59,18 @@ def test_table(config):
     start = lines.index(rows[0])
     assert rows and lines[start : start + len(rows)] == rows
     assert not lines[start + len(rows)].startswith("|")
+
+
+@pytest.mark.parametrize("config", SMALL)
+def test_small_runs(config):
+    splits, metric, decimals = SMALL[config]
+    with open("config/README.md", encoding="utf-8") as file:
+        lines = [line for line in file if f"`{config}.py" in line and line.count("|") == 7]
+    default = importlib.import_module(f"config.{config}").pe
+    found = read("small", config)
+    assert len(lines) == len(found) > 1
+    for pe, values in found.items():
+        cells = " / ".join(cell(values[split, metric], decimals) for split in splits)
+        seeds = len(values[splits[0], metric])
+        flag = "" if pe == default else f" --pe={pe}"
+        assert sum(line.endswith(f"| {cells} | {seeds} | `{config}.py{flag}` |\n") for line in lines) == 1
