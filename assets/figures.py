@@ -88,11 +88,11 @@ def labels(pes, steps={}):
         stems.append(names[run].removesuffix(pe))
     common = os.path.commonprefix(stems)
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))
-    result = {}
+    steps_differ, result = len(set(steps.values())) > 1, {}
     for run, name in names.items():
         options = run.partition("@")[2].replace(",", ", ")
         result[run] = f"{name[cut:]} ({options})" if options else name[cut:]
-        if len(set(steps.values())) > 1:
+        if steps_differ:
             result[run] += f", {steps[run]:,} steps"
     return result
 

@@ -80,7 +80,7 @@ def machine():
 
 def report(runs, path):
     """Print a Markdown table for each config and metric: a row for the runs that differ in their
-    seed alone, a column for each split, in a cell the mean (lowest to highest). Runs of fewer steps
+    seed alone, a column for each split, in a cell the mean (lowest to highest). Runs of other steps
     have a row of their own. Of the numbers of one kind the last counts. <path>.csv has a row for
     each number, also the perplexities of tasks, which are not printed, and <path>.png a panel for
     each config."""
