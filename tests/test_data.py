@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import contents, one_line
+from conftest import contents, fails, one_line
 
 from data import flip_flop, stdlib
 from data.shards import Split, Writer, prepare
@@ -792,7 +792,7 @@ def places(tmp_path_factory):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_bad_command_is_one_line(places, words):
+def test_a_bad_command_is_one_line(places, words, capfd):
     def everything():
         return {path: path.is_file() and path.read_bytes() for path in places.rglob("*")}
 
@@ -801,7 +801,6 @@ def test_a_bad_command_is_one_line(places, words):
         name: places / name for name in ("set", "empty", "other", "file", "latin", "nothing", "new")
     }
     script, *flags = (word.format(**names) for word in words)
-    command = [sys.executable, "-m", f"data.{script}", *flags]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1, run.stderr
+    fails(str(ROOT / "data" / f"{script}.py"), *flags)
+    assert not capfd.readouterr().err
     assert everything() == before and sorted((ROOT / "data").iterdir()) == in_data

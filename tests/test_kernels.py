@@ -16,6 +16,7 @@ import subprocess
 import sys
 import traceback
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,8 +188,26 @@ class Child:
         return answer["result"]
 
 
+def patch_once():
+    """The interpreter patches triton.language for each call of a function in a kernel, and restores it
+    afterwards. This process has no other use for it, so it stays patched: the same bits in half the time."""
+    from triton.runtime import interpreter
+
+    patch, seen = interpreter._patch_lang, set()  # what is patched depends on the imports of fn's file
+
+    def once(fn):
+        if fn.__module__ not in seen:
+            seen.add(fn.__module__)
+            patch(fn)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = once
+
+
 def serve():
     torch.set_num_threads(1)
+    if kernels.INTERPRET:
+        patch_once()
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever else prints, the compilers among them, does so elsewhere
     for line in sys.stdin:
@@ -220,11 +239,15 @@ def interpreted():
     child.process.kill()
 
 
+# tiles of float32 are small: 130 tokens are several
+INTERPRETED = [(*case, dtype) for case in POPE for dtype in ("float16", "float32")
+               if case[0] < 257 or dtype == "float16"]
+
+
 @needs_triton
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("case", POPE, ids=names(POPE))
-def test_pope(interpreted, case, dtype):
-    errors, again = interpreted("pope_errors", *case, dtype)
+@pytest.mark.parametrize("case", INTERPRETED, ids=names(INTERPRETED))
+def test_pope(interpreted, case):
+    errors, again = interpreted("pope_errors", *case)
     judge(errors)
     assert again, "the second run gave other bits"
 
@@ -681,17 +704,17 @@ def compiler():
 
 
 # T = 1 becomes a constant, and 1000 is no multiple of a tile, or of 16
-AHEAD = [("pope", 64, 1000, 0.0), ("pope", 64, 1024, 0.1), ("pope", 128, 1024, 0.0), ("cope", 64, 1, 0.0),
-         ("cope", 64, 1000, 0.0), ("cope, separate", 64, 1024, 0.0), ("cope", 64, 1024, 0.1),
-         ("cope, separate", 128, 1024, 0.0)]
+AHEAD = [(90, "pope", 64, 1000, 0.1), (90, "pope", 128, 1024, 0.0), (90, "cope", 64, 1, 0.0),
+         (90, "cope", 64, 1000, 0.1), (90, "cope, separate", 64, 1024, 0.0),
+         (90, "cope, separate", 128, 1024, 0.0), (80, "pope", 64, 1000, 0.1), (80, "cope", 64, 1000, 0.1),
+         (80, "cope, separate", 128, 1024, 0.0)]
 
 
 @needs_triton
-@pytest.mark.parametrize("target", SHARED)
 @pytest.mark.parametrize("case", AHEAD, ids=names(AHEAD))
-def test_compiles_for(compiler, case, target):
-    found = compiler("compile_all", target, *case)
-    assert len(found) == (4 if case[0] == "pope" else 3)
+def test_compiles_for(compiler, case):
+    found = compiler("compile_all", *case)
+    assert len(found) == (4 if case[1] == "pope" else 3)
     assert not any(map(complaints, found)), [(x, complaints(x)) for x in found]
 
 

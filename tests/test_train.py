@@ -681,9 +681,19 @@ def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
 
 def test_a_long_evaluation_loses_nothing(stream, tmp_path):
     """The checkpoint comes before the evaluation, and a signal is heeded between its batches."""
-    slow = "sums = train.error_sums; "
-    slow += "train.error_sums = lambda *a: print('batch', flush=True) or time.sleep(1) or sums(*a)"
-    script = f"import sys, time; sys.path.insert(0, '.'); import train; {slow}; train.main(sys.argv[1:])"
+    script = f"""
+import os, sys, time
+sys.path.insert(0, ".")
+import train
+sums = train.error_sums
+def slow(*args):
+    if os.path.exists({str(tmp_path / "a" / "ckpt.pt")!r}):
+        print("batch", flush=True)
+        time.sleep(1)
+    return sums(*args)
+train.error_sums = slow
+train.main(sys.argv[1:])
+"""
     flags = [
         f"--data={stream}",
         f"--out_dir={tmp_path / 'a'}",
@@ -695,7 +705,7 @@ def test_a_long_evaluation_loses_nothing(stream, tmp_path):
         [sys.executable, "-c", script, *flags], stdout=subprocess.PIPE, text=True, preexec_fn=default_signals
     )
     for line in process.stdout:
-        if line == "batch\n" and os.path.exists(tmp_path / "a" / "ckpt.pt"):
+        if line == "batch\n":
             process.send_signal(signal.SIGTERM)
             break
     told = time.monotonic()
