@@ -191,6 +191,7 @@ class Child:
 def patch_once():
     """The interpreter patches triton.language for each call of a function in a kernel, and restores it
     afterwards. This process has no other use for it, so it stays patched: the same bits in half the time."""
+    from triton import language
     from triton.runtime import interpreter
 
     patch, seen = interpreter._patch_lang, set()  # what is patched depends on the imports of fn's file
@@ -199,6 +200,8 @@ def patch_once():
         if fn.__module__ not in seen:
             seen.add(fn.__module__)
             patch(fn)
+            # Triton 3.6 makes an int of an array with one number, which NumPy 2.4 refuses
+            language.tensor.__index__ = lambda self: int(self.handle.data.item())
         return SimpleNamespace(restore=lambda: None)
 
     interpreter._patch_lang = once
