@@ -707,8 +707,8 @@ def compiler():
 
 
 # T = 1 becomes a constant, and 1000 is no multiple of a tile, or of 16
-AHEAD = [(90, "pope", 64, 1000, 0.1), (90, "pope", 128, 1024, 0.0), (90, "cope", 64, 1, 0.0),
-         (90, "cope", 64, 1000, 0.1), (90, "cope, separate", 64, 1024, 0.0),
+AHEAD = [(90, "pope", 64, 1024, 0.0), (90, "pope", 64, 1000, 0.1), (90, "pope", 128, 1024, 0.0),
+         (90, "cope", 64, 1, 0.0), (90, "cope", 64, 1000, 0.1), (90, "cope, separate", 64, 1024, 0.0),
          (90, "cope, separate", 128, 1024, 0.0), (80, "pope", 64, 1000, 0.1), (80, "cope", 64, 1000, 0.1),
          (80, "cope, separate", 128, 1024, 0.0)]
 
