@@ -72,7 +72,7 @@ def test_norms_of_two_kinds():
 
 @pytest.mark.parametrize("options, layers", [
     (dict(pe="cope"), [0, 1, 2]),
-    (dict(pe="rope,cope+rope", cope_npos=5, share_table=False), [1]),
+    (dict(pe="rope,cope+rope", cope_npos=5, cope_shared=False), [1]),
     (dict(pe="expe+cope", cope_gates="sep-keys"), [0, 1, 2]),
     (dict(pe="cope,nope", cope_gates="values", cope_scale_z=True, norm="rmsnorm", bias=False), [0, 2]),
     (dict(pe="alibi+cope_mlp"), [0, 1, 2]),
