@@ -688,12 +688,12 @@ def choose(name, value, options):
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
     return value
 
-def check(cfg):
-    """Raises ValueError, naming the field, where a GPTConfig makes no sense."""
-    def refuse(wrong, message):
-        if wrong:
-            raise ValueError(message)
+def refuse(wrong, message):
+    if wrong:
+        raise ValueError(message)
 
+def check(cfg):
+    """Refuses, by ValueError, what makes no sense in a GPTConfig."""
     for key in "block_size n_layer n_head n_embd base rope_factor cope_npos cope_mlp_width".split():
         value = getattr(cfg, key)
         refuse(not 0 < value < math.inf, f"{key}={value} must be larger than 0, and finite")
@@ -713,8 +713,8 @@ def check(cfg):
     used = {choose("pe", name, PES) for mix in pattern for name in mix.split("+")}
     for mix in pattern:
         rotating = [name for name in mix.split("+") if PES[name].rotate is not PE.rotate]
-        refuse(len(rotating) > 1, f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q and "
-               "k of one layer; keep one of them")
+        refuse(len(rotating) > 1, f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q "
+               "and k of one layer; keep one of them")
     refuse(used & {"rope", "carope"} and d % 2,
            f"rope and carope rotate pairs, but n_embd / n_head = {d} is odd; change n_head")
     refuse((cfg.rope_scaling == "none") != (cfg.rope_factor == 1),

@@ -24,7 +24,7 @@ from conftest import TINY, contents, fails
 
 import train
 from data.shards import Split, Writer
-from model import GPT, GPTConfig
+from model import GPT
 from train import load_weights, model_config, read_checkpoint
 
 
@@ -128,10 +128,7 @@ def test_two_processes_are_one(data, request, tmp_path):
     started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for words in started]
     printed = "".join(process.communicate(timeout=120)[0] for process in started)
     assert all(process.returncode == 0 for process in started)
-    speed = re.findall(r"([\d,]+) tokens/s \(([\d,]+) a process\)", printed)
-    assert len(speed) == 6 and all(
-        abs(int(a.replace(",", "")) - 2 * int(b.replace(",", ""))) <= 1 for a, b in speed
-    )
+    assert len(re.findall(r"tokens/s", printed)) == 6  # one process speaks
     (one, evals), (two, evals2) = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert list(one) == list(two) and max(abs(one[s] - two[s]) for s in one) < 1e-4
     assert len(evals) == len(evals2) and max(abs(a["loss"] - b["loss"]) for a, b in zip(evals, evals2)) < 1e-4
@@ -181,23 +178,32 @@ def spawn(out, *flags, stderr=subprocess.STDOUT):
                             preexec_fn=default_signals)
 
 
-def test_a_signal_to_one_process_stops_all(monkeypatch):
-    """What each tells the others, and what it takes from them."""
-    told = []
-
-    def all_reduce(number, op):
-        told.append(int(number))
-        number.clamp_(min=elsewhere)
-
-    monkeypatch.setattr(train.dist, "is_initialized", lambda: True)
+def alone_among_two(monkeypatch, all_reduce):
+    """As if torchrun had started this process and another, whose part all_reduce plays."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(train.dist, "init_process_group", lambda *_: None)
+    monkeypatch.setattr(train.dist, "destroy_process_group", lambda: None)
     monkeypatch.setattr(train.dist, "all_reduce", all_reduce)
-    stop, elsewhere = train.Stop("cpu"), 0
-    assert not stop.asked()
-    stop.number = signal.SIGINT
-    assert stop.asked() and stop.number == signal.SIGINT
-    stop.number, elsewhere = 0, signal.SIGTERM
-    assert stop.asked() and stop.number == signal.SIGTERM
-    assert told == [0, signal.SIGINT, 0]
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda net: net)
+
+
+def test_a_signal_during_a_collective_is_not_forgotten(stream, tmp_path, monkeypatch):
+    """It comes after this process has told the others that there is none."""
+    told, ended = [], []
+
+    def all_reduce(tensor, op):
+        if op == train.dist.ReduceOp.MAX:
+            told.append(int(tensor))
+            if len(told) == 6:
+                os.kill(os.getpid(), signal.SIGTERM)  # heard here, before the result is read
+
+    def kill(pid, number, real=os.kill):
+        return real(pid, number) if len(told) == 6 else ended.append(number)
+
+    alone_among_two(monkeypatch, all_reduce)
+    monkeypatch.setattr(os, "kill", kill)
+    checkpoint = run(stream, tmp_path / "a", "--max_iters=30", "--eval_interval=100", "--eval_batches=1")
+    assert told[5:] == [0, signal.SIGTERM] and ended == [signal.SIGTERM] and checkpoint["step"] < 30
 
 
 def test_nohup(stream, tmp_path):
@@ -231,7 +237,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
 
 def test_a_second_ctrl_c_ends_at_once_and_a_second_sigterm_does_not(stream, tmp_path):
     """SIGTERM comes twice where a scheduler signals torchrun and its processes, and torchrun passes it on."""
-    slow = "train.evaluate = lambda *_: print('begun', flush=True) or time.sleep(3600)"
+    slow = "train.error_sums = lambda *_: print('begun', flush=True) or time.sleep(3600)"
     script = f"import sys, time, train; {slow}; train.main(sys.argv[1:])"
     command = [sys.executable, "-c", script, f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -322,45 +328,28 @@ def test_evaluation_by_hand(rows, stream, tmp_path):
     assert math.isclose(losses(tmp_path / "b")[1][-1]["loss"], total / 8, abs_tol=1e-5)
 
 
-def test_processes_share_an_evaluation(stream, monkeypatch):
+def test_processes_share_an_evaluation(stream, tmp_path, monkeypatch):
     """Each window goes to one of them, and none holds more at once than it does in training."""
-    cfg, split, seen = (
-        train.TrainConfig(block_size=16, batch_size=6, eval_batches=3),
-        Split(stream, "val"),
-        [],
-    )
-    monkeypatch.setattr(train.dist, "all_reduce", lambda sums: None)
-    monkeypatch.setattr(
-        train, "error_sums", lambda net, batches: seen[-1].extend(x for x, _ in batches) or torch.ones(5)
-    )
-    cpu, never = torch.device("cpu"), types.SimpleNamespace(asked=lambda: False)
-    for rank in (0, 1):
+    split, seen = Split(stream, "val"), []
+    alone_among_two(monkeypatch, lambda tensor, op: None)
+    monkeypatch.setattr(train, "error_sums", lambda net, x, y: seen[-1].append(x) or torch.ones(5))
+    for rank in ("0", "1"):
         seen.append([])
-        train.evaluate(
-            torch.nn.Identity(), split, cfg, rank, 2, cpu, torch.autocast("cpu", enabled=False), never
-        )
+        monkeypatch.setenv("RANK", rank)
+        train.main([f"--data={stream}", f"--out_dir={tmp_path / rank}", *TINY, "--batch_size=6",
+                    "--eval_batches=3", "--max_iters=0"])
     want = [tuple(row) for row in split.read(split.windows(16, 18), 16)[0].tolist()]
     assert sorted(tuple(row) for part in seen for x in part for row in x.tolist()) == sorted(want)
     assert [[len(x) for x in part] for part in seen] == [[3, 3, 3], [3, 3, 3]]
 
 
 def test_speed(rows, tmp_path, monkeypatch):
-    run(rows, tmp_path / "a", "--max_iters=2", "--log_interval=2")
+    monkeypatch.setattr(train, "PEAK_FLOPS", {"cpu": 1e9})
+    net = GPT(model_config(run(rows, tmp_path / "a", "--max_iters=2", "--log_interval=2")))
     record = next(r for r in log(tmp_path / "a") if "ms" in r)
-    assert record["tokens_per_s"] * record["ms"] / 1e3 == pytest.approx(
-        4 * 11
-    )  # a row of 12 has 11 to predict
-
-    # two steps in 3 s on two H100s, which have two of the four sequences each
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    cfg = train.TrainConfig(
-        vocab_size=9, n_layer=2, n_embd=24, batch_size=4, log_interval=2, out_dir=str(tmp_path / "b")
-    )
-    net = GPT(GPTConfig(vocab_size=9, n_layer=2, n_embd=24, pe="nope"))
-    train.Log(cfg, torch.device("cuda")).progress(2, 1.0, 1e-3, 3.0, net, 2, 11)
-    record = log(tmp_path / "b")[-1]
-    per_token = 6 * sum(p.numel() for p in net.parameters()) + 12 * 2 * 24 * 11
-    assert (record["ms"], record["mfu"]) == (1500, pytest.approx(2 * 11 * per_token / 1.5 / 989e12))
+    # a row of 12 has 11 to predict
+    assert record["tokens_per_s"] * record["ms"] / 1e3 == pytest.approx(4 * 11)
+    assert record["mfu"] == pytest.approx(net.estimate_mfu(4, record["ms"] / 1e3, 1e9, 11))
 
 
 def test_bfloat16_is_close_to_float32(stream, tmp_path):
@@ -427,12 +416,12 @@ import os, sys
 sys.path.insert(0, os.getcwd())
 import train
 
-def read_batch(train, step, *rest, real=train.read_batch):
+def batch(self, step, *rest, real=train.Split.batch):
     if step == 3 and os.environ["RANK"] == "1":
         raise MemoryError("of the second process")
-    return real(train, step, *rest)
+    return real(self, step, *rest)
 
-train.read_batch = read_batch
+train.Split.batch = batch
 try:
     train.main(sys.argv[1:])
 except (ValueError, OSError, MemoryError, RuntimeError) as error:
@@ -449,7 +438,7 @@ def test_torchrun_prints_the_error_of_one_process(stream, tmp_path):
         [*command, str(tmp_path / "one_fails.py"), *flags], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1 and 'train.py", line' not in done.stderr, done.stderr
-    assert done.stderr.count("out of memory (of the second process); try a smaller --micro_batch") == 1
+    assert done.stderr.count("out of memory (MemoryError: of the second process); try a smaller") == 1
 
 
 def test_first_step_is_adamw(stream, tmp_path):
@@ -534,8 +523,9 @@ def test_data_that_need_no_download_are_prepared(tmp_path, monkeypatch):
 
 def test_wandb(stream, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="wandb_project='p' needs wandb; pip install wandb"):
+    with pytest.raises(ImportError) as error:
         run(stream, tmp_path / "a", "--max_iters=1", "--wandb_project=p")
+    assert train.last_words(error.value).endswith("; pip install wandb")
     seen = []
     begun = []
 
@@ -555,28 +545,10 @@ def test_wandb(stream, tmp_path, monkeypatch):
 
 
 def test_weights_of_a_shared_tensor(stream, tmp_path):
-    """Tables of one layer each are no shared table, whichever comes last; a shared one needs one name."""
+    """Tables of one layer each are no shared table, whichever comes last."""
     own = run(stream, tmp_path / "own", "--max_iters=3", "--pe=cope", "--cope_shared=False")
-    shared = GPT(model_config(own, cope_shared=True))
-    with pytest.raises(
-        ValueError, match="holds another architecture: .* differ there and are one tensor here"
-    ):
-        load_weights(shared, own, "own")
-    run(stream, tmp_path / "shared", "--max_iters=3", "--pe=cope")
-    whole = read_checkpoint(str(tmp_path / "shared"))
-    load_weights(shared, whole, "shared")
-    names = [name for name, tensor in shared.named_parameters(remove_duplicate=False)
-             if sum(tensor is other for other in shared.state_dict(keep_vars=True).values()) > 1]
-    for name in names:  # the table's and the embeddings', each under two names
-        part = GPT(shared.cfg)
-        load_weights(part, dict(whole, model={k: v for k, v in whole["model"].items() if k != name}), "part")
-        assert all(torch.equal(a, b) for a, b in zip(part.state_dict().values(), whole["model"].values()))
-    assert len(names) == 4
-    first = names[0]
-    tensor = shared.state_dict(keep_vars=True)[first]
-    without = {k: v for k, v in whole["model"].items() if shared.state_dict(keep_vars=True)[k] is not tensor}
-    with pytest.raises(ValueError, match="is here and not there"):
-        load_weights(shared, dict(whole, model=without), "none")
+    with pytest.raises(ValueError, match="e of its own, which layers share in this model"):
+        load_weights(GPT(model_config(own, cope_shared=True)), own, "own")
 
 
 # --- wrong input: one line that names the value and the mend, exit status 1 ------------------------
@@ -610,24 +582,24 @@ def test_wrong_input(stream, rows, tmp_path):
     assert "has no split 'dev'; it has: train, val; change --eval_splits" in fails(
         "train.py", *base, out, "--eval_splits=dev"
     )
-    for key in ("block_size", "n_layer", "batch_size", "eval_interval", "log_interval"):
+    assert "block_size=0 must be larger than 0" in fails("train.py", *base, out, "--block_size=0")
+    for key in ("batch_size", "eval_interval", "log_interval"):
         assert f"{key}=0 is too small; use 1 or more" in fails("train.py", *base, out, f"--{key}=0")
-    assert "learning_rate=-1.0 is negative; use 0 or more" in fails(
-        "train.py", *base, out, "--learning_rate=-1"
-    )
+    assert "Invalid learning rate: -1.0" in fails("train.py", *base, out, "--learning_rate=-1")
     for key in ("max_iters", "micro_batch", "eval_batches", "checkpoint_interval", "seed"):
         assert f"{key}=-1 in --{key}=-1 is negative; use 0 or more" in fails(
             "train.py", *base, out, f"--{key}=-1"
         )
-    assert "dropout=2.0 is no probability" in fails("train.py", *base, out, "--dropout=2")
+    assert "dropout probability has to be between 0 and 1" in fails("train.py", *base, out, "--dropout=2")
+    assert "nothing to train; try python train.py config/quickstart.py" in fails("train.py")
     assert "no meta.json in" in fails("train.py", *base, out, f"--data={tmp_path}/nothing")
     assert "not prepared and needs a download" in fails("train.py", *base, out, "--data=openwebtext")
-    assert "vocab_size=28 is smaller than that of" in fails("train.py", *base, out, "--vocab_size=28")
+    assert "vocab_size=28 is less than the 29 of" in fails("train.py", *base, out, "--vocab_size=28")
     assert "block_size >= 11" in fails("train.py", *base, out, f"--data={rows}", "--block_size=10")
     assert "data option 'x=1' is unknown or of another type; there are: none" in fails(
         "train.py", *base, out, "--data=stdlib@x=1"
     )
-    assert "run directory 'nowhere' does not exist" in fails("train.py", *base, out, "--init_from=nowhere")
+    assert "there is no run in 'nowhere'" in fails("train.py", *base, out, "--init_from=nowhere")
     assert not os.path.exists(tmp_path / "a" / "ckpt.pt")
 
 
@@ -635,18 +607,19 @@ def test_wrong_resume(stream, tmp_path):
     out, base = f"--out_dir={tmp_path / 'a'}", [f"--data={stream}", *TINY]
     run(stream, tmp_path / "a", "--max_iters=2")
     before = (tmp_path / "a" / "ckpt.pt").read_bytes()
-    assert "already holds a run; go on with it by --resume=True" in fails("train.py", *base, out)
-    line = fails("train.py", *base, out, "--resume=True", "--max_iters=1")
-    assert "is at step 2, beyond max_iters=1; give more --max_iters" in line
+    assert "already holds a run; continue it with --resume=True" in fails("train.py", *base, out)
+    # what is wrong besides is said first
+    assert "no meta.json in" in fails("train.py", *base, out, "--data=nonesuch/")
+    assert "does not divide into n_head=3" in fails("train.py", *base, out, "--n_head=3")
     line = fails("train.py", *base, out, "--resume=True", "--n_layer=3")
-    assert "was trained with n_layer=2, this run has 3" in line
+    assert "was trained with n_layer=2, not 3; keep it" in line
     line = fails(
         "train.py", *base, f"--out_dir={tmp_path / 'b'}", f"--init_from={tmp_path / 'a'}", "--n_embd=32"
     )
     assert "holds another architecture" in line
     assert (tmp_path / "a" / "ckpt.pt").read_bytes() == before
     (tmp_path / "a" / "ckpt.pt").write_bytes(before[: len(before) // 2])
-    assert "is not a checkpoint that can be read" in fails("train.py", *base, out, "--resume=True")
+    assert "is damaged or no checkpoint" in fails("train.py", *base, out, "--resume=True")
 
 
 @pytest.mark.parametrize("more", [["--checkpoint_interval=1"], ["--eval_interval=1"], ["--max_iters=4"]])
@@ -658,7 +631,7 @@ def test_a_loss_that_is_not_finite(stream, tmp_path, more):
     line = fails("train.py", *flags, "--max_iters=50", *more, "--learning_rate=1e38", "--resume=True")
     assert "loss is nan at step" in line and "try a lower learning_rate" in line
     assert (tmp_path / "a" / "ckpt.pt").read_bytes() == before
-    assert f"the last good checkpoint is {tmp_path / 'a' / 'ckpt.pt'}, step 3" in line
+    assert f"{tmp_path / 'a' / 'ckpt.pt'} holds the good step 3" in line
     assert "no checkpoint yet" in fails(
         "train.py", *flags, "--learning_rate=1e38", f"--out_dir={tmp_path / 'b'}"
     )
@@ -672,7 +645,7 @@ def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
     ):
         run(stream, tmp_path / "a", "--max_iters=3")
     assert os.listdir(tmp_path / "a") == ["log.jsonl"]
-    with pytest.raises(ValueError, match="val loss is inf at step 0; .*ckpt.pt holds these very weights"):
+    with pytest.raises(ValueError, match="val loss is inf at step 0; .*ckpt.pt holds the good step 0"):
         run(stream, tmp_path / "b", "--max_iters=0")
 
 
@@ -747,9 +720,9 @@ def test_a_checkpoint_reaches_the_disk_before_its_name_does(stream, tmp_path, mo
     note("replace", lambda old, new: ("replace", old, new))
     run(stream, tmp_path / "a", "--max_iters=1")
     ckpt = str(tmp_path / "a" / "ckpt.pt")
-    part = calls[0][1]
-    assert part.startswith(ckpt + ".") and part.endswith(f"{os.getpid()}.tmp")
-    assert calls == [("fsync", part), ("replace", part, ckpt), ("fsync", str(tmp_path / "a"))]
+    part = ckpt + ".tmp"
+    once = [("fsync", part), ("replace", part, ckpt), ("fsync", str(tmp_path / "a"))]
+    assert calls == 2 * once  # before the last evaluation, and with its result
 
 
 def test_one_run_at_a_time(stream, tmp_path):
@@ -764,11 +737,11 @@ def test_one_run_at_a_time(stream, tmp_path):
     next(line for line in first.stdout if line.startswith("step 20/"))
     log_then = (tmp_path / "a" / "log.jsonl").read_bytes()
     line = fails("train.py", f"--out_dir={tmp_path / 'a'}", *TINY, *flags)
-    assert f"another process trains in {tmp_path / 'a'}; end it first" in line
+    assert f"another process is training in {tmp_path / 'a'}; end it first" in line
     first.kill()  # its lock goes with it
     first.communicate()
     assert (tmp_path / "a" / "log.jsonl").read_bytes().startswith(log_then)
-    (tmp_path / "a" / "ckpt.pt.99.tmp").write_bytes(b"of a kill")
+    (tmp_path / "a" / "ckpt.pt.tmp").write_bytes(b"of a kill")
     end = read_checkpoint(str(tmp_path / "a"))["step"] + 1
     assert run(stream, tmp_path / "a", *flags[1:], f"--max_iters={end}")["step"] == end
     assert sorted(os.listdir(tmp_path / "a")) == ["ckpt.pt", "log.jsonl"]
@@ -791,11 +764,11 @@ def test_no_room_for_a_checkpoint(stream, tmp_path):
     ]
     done = subprocess.run([*command, "--max_iters=2"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "step 2 could not be written to" in done.stderr and "make room for it, then go on" in done.stderr
+    assert "step 2 could not be written to" in done.stderr and "make room, then continue" in done.stderr
     assert os.listdir(tmp_path / "a") == ["log.jsonl"]
     (tmp_path / "file").touch()
     line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'file' / 'a'}")
-    assert "cannot be written (Not a directory); take another" in line
+    assert "NotADirectoryError" in line
 
 
 def test_a_line_cut_short_in_the_log(stream, tmp_path):
@@ -814,7 +787,7 @@ def test_out_of_memory(stream, tmp_path, monkeypatch):
     line = train.last_words(RuntimeError("Storage size calculation overflowed with sizes=[4, 2]"))
     assert "out of memory" in line
     line = train.last_words(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore"))
-    assert line == ("OutOfMemoryError: out of memory (CUDA out of memory. Tried to allocate 2 GiB.); "
+    assert line == ("out of memory (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.); "
                     "try a smaller --micro_batch or model")
     with pytest.raises(RuntimeError, match="a bug"):  # with its traceback
         train.last_words(RuntimeError("a bug"))
@@ -827,10 +800,10 @@ def test_what_changes_on_resuming(stream, rows, tmp_path, capsys):
     after = run(stream, tmp_path / "a", *flags)
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "from here on" in line] == [
-        "max_iters=3 from here on, before it was 2",
-        "learning_rate=0.003 from here on, before it was 0.01",
-        "weight_decay=0.5 from here on, before it was 0.1",
-        "beta1=0.8 from here on, before it was 0.9",
+        "max_iters=3 from here on; it was 2",
+        "learning_rate=0.003 from here on; it was 0.01",
+        "weight_decay=0.5 from here on; it was 0.1",
+        "beta1=0.8 from here on; it was 0.9",
     ]
     groups = after["optimizer"]["param_groups"]
     assert [(g["weight_decay"], g["betas"], g["lr"]) for g in groups] == [
@@ -850,8 +823,8 @@ def test_what_changes_on_resuming(stream, rows, tmp_path, capsys):
             "--max_iters=4",
         )
 
-    assert "has another tokenizer; fine-tune by --init_from=" in other("b/stream", tokenizer="bytes")
-    assert "has another name; fine-tune by --init_from=" in other("c/corpus")
+    assert "has another tokenizer; to fine-tune on it, use --init_from=" in other("b/stream", tokenizer="bytes")
+    assert "has another name; to fine-tune on it, use --init_from=" in other("c/corpus")
     shutil.copytree(stream, tmp_path / "d" / "stream")
     assert run(tmp_path / "d" / "stream", tmp_path / "a", *flags, "--max_iters=4")["step"] == 4
 
@@ -863,7 +836,9 @@ def test_best_evaluation(stream, tmp_path, capsys):
     evals = losses(tmp_path / "a")[1]
     best = min(evals, key=lambda record: record["loss"])
     assert best["step"] < 25
+    checkpoint = read_checkpoint(str(tmp_path / "a"))
     last = log(tmp_path / "a")[-1]
+    assert checkpoint["best"] == last["best"] and checkpoint["step"] == 25
     assert last == dict(ended=25, best=dict(step=best["step"], split="val", loss=best["loss"]))
     assert f"ckpt.pt, best val loss {best['loss']:.4f} at step {best['step']}\n" in capsys.readouterr().out
 
@@ -879,25 +854,19 @@ def test_signs_of_life(stream, tmp_path, monkeypatch, capsys):
     ]
     monkeypatch.undo()
 
-    cfg = train.TrainConfig(vocab_size=9, max_iters=100, eval_interval=50, out_dir=str(tmp_path / "b"))
-    log = train.Log(cfg, torch.device("cpu"))
-    log.eval_seconds = dict(val=60.0, train=40.0)
-    log.progress(10, 1.0, 1e-3, 17.7444, None, 1, 11)  # evaluations at 50 and 100 are to come: 359.7 s
-    log.progress(20, 1.0, 1e-3, 42.2556, None, 1, 11)  # 3 s a step so far
-    want = ["left 0:06:00", "left 0:07:20"]
-    assert re.findall(r"left [\d:]+", capsys.readouterr().out) == want
+    # the time left: 7 s a step, and 100 s for an evaluation every 5 steps
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    real = train.error_sums
 
+    def slow(*args):
+        clock[0] += 50.0
+        return real(*args)
 
-def test_busy_cores(stream, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(os, "getloadavg", lambda: (os.cpu_count() + 1.0, 0, 0))
-    run(stream, tmp_path / "a", "--max_iters=1")
-    assert "cores are busy" not in capsys.readouterr().out  # OMP_NUM_THREADS is set, see conftest.py
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    run(stream, tmp_path / "b", "--max_iters=1")
-    assert (
-        "one thread may be ten times as fast, by OMP_NUM_THREADS=1 before the command"
-        in capsys.readouterr().out
-    )
+    monkeypatch.setattr(train, "error_sums", slow)
+    monkeypatch.setattr(train.GPT, "clamp_parameters", lambda self: clock.__setitem__(0, clock[0] + 7.0))
+    run(stream, tmp_path / "b", "--max_iters=10", "--eval_interval=5", "--eval_batches=2", "--log_interval=2")
+    left = re.findall(r"left [\d:]+", capsys.readouterr().out)
+    assert left == [f"left 0:0{27 * n // 60}:{27 * n % 60:02}" for n in (8, 6, 4, 2, 0)]
 
 
 # --- wrong words, broken files: one line, status 1, nothing written -----------------------------------
@@ -920,15 +889,14 @@ def wrong_words():
             yield from (f"--{field.name}={value}" for value in wrong)
     for name in ("schedule", "dtype", "device", "pe", "norm", "mlp", "eval_splits", "data", "init_from"):
         yield f"--{name}=zope"
-    for name in ("learning_rate", "min_lr", "weight_decay", "grad_clip", "beta1", "beta2", "dropout"):
+    for name in ("learning_rate", "beta1", "beta2", "dropout"):
         yield f"--{name}=-0.5"
     for name in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
         yield f"--{name}=0"
     yield from (
         "--beta1=1.0",
         "--beta2=1.5",
-        "--dropout=1.0",
-        f"--seed={2**64}",
+        "--dropout=1.1",
         "--block_size=9999",
         "--vocab_size=1",
     )
@@ -951,7 +919,6 @@ def wrong_words():
         "--data=@",
         "--init_from=README.md",
         "--init_from=tests",
-        "--wandb_project=p",
         "config",
         "README.md",
         "config/none.py",
@@ -982,24 +949,8 @@ def test_wrong_words(stream, tmp_path, monkeypatch):
     assert len(seen) > 120
 
 
-def test_wrong_environment(stream, tmp_path, monkeypatch):
-    for values in (
-        ("0", "0", "0"),
-        ("x", "1", "0"),
-        ("2", "2", "0"),
-        ("-1", "2", "0"),
-        ("0", "2", "x"),
-        ("0", "1.5", "0"),
-    ):
-        for name, value in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), values):
-            monkeypatch.setenv(name, value)
-        line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}")
-        assert "in the environment make no sense; unset them, or start by torchrun" in line
-    assert os.listdir(tmp_path) == []
-
-
 def damages(checkpoint, raw):
-    """Sixty files that are not this checkpoint: (what was done, bytes or something to save)."""
+    """Files that are not this run's checkpoint: (what was done, bytes or something to save)."""
     dice = np.random.default_rng(0)
     with zipfile.ZipFile(io.BytesIO(raw)) as file:
         spans = [(raw.index(file.read(i)), i.file_size) for i in file.infolist() if i.file_size > 500]
@@ -1017,55 +968,11 @@ def damages(checkpoint, raw):
     yield "a hole", raw[: len(raw) // 2] + bytes(4096) + raw[len(raw) // 2 + 4096 :]
     yield "text", b"model\n"
     yield "a pickle", pickle.dumps(dict(step=1))
-    for value in (
-        {},
-        [],
-        3,
-        "x",
-        None,
-        torch.ones(3),
-        checkpoint["model"],
-        GPT(model_config(checkpoint)).state_dict(),
-    ):
-        yield f"{type(value)} in its place", value
-    for key in ("model", "optimizer", "step", "config", "meta"):
-        yield f"without {key}", {k: v for k, v in checkpoint.items() if k != key}
-        yield f"{key} a list", checkpoint | {key: [1]}
-    for step in (1.5, -1, "1", None, 10**9):
-        yield f"step {step}", checkpoint | dict(step=step)
-    model, (name, tensor) = checkpoint["model"], next(iter(checkpoint["model"].items()))
-    for key, value in ((name, tensor[1:]), (name, tensor.T), (name, 3), ("other", tensor), (name, None)):
-        yield f"{key} of another kind", checkpoint | dict(model=model | {key: value})
-    yield (
-        "without a tensor",
-        checkpoint | dict(model={k: v for k, v in model.items() if k not in (name, "lm_head.weight")}),
-    )
-    config = checkpoint["config"]
-    for key, value in (
-        ("n_layer", 3),
-        ("n_layer", "two"),
-        ("pe", "zope"),
-        ("n_embd", 1.5),
-        ("base", math.nan),
-        ("data", "x"),
-    ):
-        yield f"config {key}={value}", checkpoint | dict(config=config | {key: value})
+    for key, value in (("n_layer", 3), ("pe", "rope")):
+        yield f"another {key}", checkpoint | dict(config=checkpoint["config"] | {key: value})
     meta = checkpoint["meta"]
     yield "another tokenizer", checkpoint | dict(meta=meta | dict(tokenizer="bytes"))
     yield "another text", checkpoint | dict(meta=meta | dict(shards={"train_000000.bin": 7}))
-    optimizer = checkpoint["optimizer"]
-    state, groups = optimizer["state"], optimizer["param_groups"]
-    small = {0: {k: v.flatten()[:1] for k, v in state[0].items()}}
-    lacks = {0: {k: v for k, v in state[0].items() if k != "exp_avg"}}
-    for other in (
-        dict(state=state),
-        dict(state=state | small, param_groups=groups),
-        dict(state=state, param_groups=groups[:1]),
-        dict(state=state | lacks, param_groups=groups),
-        dict(state=state | {99: state[0]}, param_groups=groups),
-        dict(state=state, param_groups=groups[::-1]),
-    ):
-        yield "another optimizer", checkpoint | dict(optimizer=other)
 
 
 def test_damaged_checkpoints(stream, tmp_path):
@@ -1084,7 +991,7 @@ def test_damaged_checkpoints(stream, tmp_path):
         assert contents(out) == before, what
         assert re.match(r"(ValueError|FileNotFoundError): \S.{15}", line), (what, line)
         count += 1
-    assert count >= 60
+    assert count >= 35
     (out / "ckpt.pt").write_bytes(raw)
     assert run(stream, out, "--max_iters=4", "--resume=True")["step"] == 4
 
@@ -1095,7 +1002,9 @@ def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
     for key in ("best", "wandb"):
         del old[key]
     del old["meta"]["shards"], old["config"]["expe_scale"]
-    torch.save(old, tmp_path / "a" / "ckpt.pt")
+    old["config"]["share_table"] = True
+    twice = {name.replace("pes.0", "rotation"): x for name, x in old["model"].items() if "delta" in name}
+    torch.save(old | dict(model=old["model"] | twice), tmp_path / "a" / "ckpt.pt")
     assert same(
         run(stream, tmp_path / "a", "--max_iters=4", "--resume=True"),
         run(stream, tmp_path / "b", "--max_iters=4"),
