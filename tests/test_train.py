@@ -889,14 +889,13 @@ def wrong_words():
             yield from (f"--{field.name}={value}" for value in wrong)
     for name in ("schedule", "dtype", "device", "pe", "norm", "mlp", "eval_splits", "data", "init_from"):
         yield f"--{name}=zope"
-    for name in ("learning_rate", "beta1", "beta2", "dropout"):
+    for name in ("learning_rate", "beta1", "beta2"):
         yield f"--{name}=-0.5"
     for name in ("block_size", "n_layer", "n_head", "n_embd", "batch_size", "eval_interval", "log_interval"):
         yield f"--{name}=0"
     yield from (
         "--beta1=1.0",
         "--beta2=1.5",
-        "--dropout=1.1",
         "--block_size=9999",
         "--vocab_size=1",
     )
