@@ -1,4 +1,4 @@
-"""Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: sample.py RUN --tasks=blimp,piqa"""
+"""Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: sample.py RUN --tasks=piqa"""
 import difflib
 import os
 
@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from assets import results
 from data.text import tokenizer
+from eval import results
 
 try:
     import lm_eval.tasks
@@ -20,12 +20,11 @@ except ImportError:
 BATCH = 8192  # tokens per forward pass
 
 
-def score_tasks(models, names, limit=0, fewshot=0):
+def score_tasks(runs, names, limit, fewshot):
     """Print the harness's table of scores for each run, and append them to RUN/results.jsonl.
 
-    models: {run: (model, checkpoint)}; names: of tasks, or yaml files; limit: questions of each,
-    0: all; fewshot: solved examples before each question, 0: as many as the task's own file says.
-    Raises ValueError for other names."""
+    names: of tasks, or yaml files; limit: only the first questions of each, 0: all; fewshot: solved
+    examples before each question, 0: as many as the task's own file says."""
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
     for name in names:
         if name not in manager.all_tasks and not os.path.isfile(name):
@@ -33,41 +32,34 @@ def score_tasks(models, names, limit=0, fewshot=0):
             mend = f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them"
             raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; "
                              + mend)
-    for run, (model, checkpoint) in models.items():
-        found = lm_eval.simple_evaluate(
-            Model(model, checkpoint["meta"]), tasks=names, task_manager=manager,
-            num_fewshot=fewshot or None, limit=limit or None, log_samples=False)
-        print(f"{run}\n{make_table(found)}", flush=True)
+    models = {run: Model(run.model, run.meta) for run in runs}
+    for run, model in models.items():
+        found = lm_eval.simple_evaluate(model, tasks=names, task_manager=manager, log_samples=False,
+                                        num_fewshot=fewshot or None, limit=limit or None)
+        print(f"{run.name}\n{make_table(found)}", flush=True)
         for task, scores in found["results"].items():
             shots = found["n-shot"].get(task)
             name = task if shots is None else f"{task}, {shots}-shot"  # a group has none
             name += f", the first {limit}" if limit else ""
+            row = dict(split=name, trained=model.longest, length=model.longest)
             numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-            longest = model.cfg.block_size
-            results.append(run, model, checkpoint, name, longest, longest, numbers)
+            results.append(run, row, numbers)
 
 
 class Score(tuple):
-    """(log-likelihood, whether greedy decoding writes just that) of a continuation, and how many
-    tokens it has: the harness wants the pair, and cbt.py takes the mean over `tokens`."""
-
-    def __new__(cls, logp, greedy, tokens):
-        score = super().__new__(cls, (logp, greedy))
-        score.tokens = tokens
-        return score
+    """The pair that the harness wants of a continuation: its log-likelihood, and whether greedy
+    decoding would write it. cbt.py also takes the number of its `tokens`."""
 
 
 class Model(TemplateLM):
-    """A GPT as the harness wants it: TemplateLM cuts texts into tokens and asks for their
+    """A GPT as the harness wants it. TemplateLM cuts texts into tokens and asks for their
     log-likelihoods.
 
     No more than block_size tokens are read at once (RUN@block_size=n: more than in training). Of a
-    longer context the last ones are read, as the harness's own adapters do it. A longer
-    continuation is scored block_size targets at a time. The separator stands in for an empty
-    context. Answers are greedy."""
+    longer context the last ones are read, as by the harness's own adapters. A longer continuation
+    is scored block_size targets at a time. The separator stands in for an empty context."""
 
     def __init__(self, model, meta):
-        """Raises ValueError where the model's data set is no text."""
         super().__init__()
         if meta["separator"] is None:
             raise ValueError("downstream tasks need a model of text, this one's data set has no "
@@ -94,8 +86,7 @@ class Model(TemplateLM):
                 window = torch.tensor(tokens[max(0, end - self.longest - 1) : end])
                 windows.append((i, window, end - begin))
         windows.sort(key=lambda window: -len(window[1]))  # equal lengths together: little padding
-        logps = [0.0] * len(requests)
-        greedy = [True] * len(requests)
+        logps, greedy = [0.0] * len(requests), [True] * len(requests)
         bar = tqdm(total=len(windows), desc="log-likelihoods", disable=disable_tqdm)
         while windows:
             rows = max(1, BATCH // len(windows[0][1]))
@@ -104,8 +95,7 @@ class Model(TemplateLM):
             x = pad_sequence([w[:-1] for _, w, _ in batch], True, 0).to(self.device)
             y = [F.pad(w[-n:], (len(w) - 1 - n, 0), value=-1) for _, w, n in batch]
             y = pad_sequence(y, True, -1).to(self.device)
-            logits = self.model(x, y)[0]
-            logits = logits.mT.float()  # (B, V, T)
+            logits = self.model(x, y)[0].mT.float()  # (B, V, T)
             losses = F.cross_entropy(logits, y, ignore_index=-1, reduction="none")  # (B, T)
             wrong = (logits.argmax(1) != y) & (y != -1)
             sums = losses.cpu().double().sum(1).tolist()
@@ -114,33 +104,16 @@ class Model(TemplateLM):
                 greedy[i] &= not miss
             bar.update(len(batch))
         bar.close()
-        lengths = [len(targets) for _, _, targets in requests]
-        return [Score(*score) for score in zip(logps, greedy, lengths)]
+        found = list(map(Score, zip(logps, greedy)))
+        for score, (_, _, targets) in zip(found, requests):
+            score.tokens = len(targets)
+        return found
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         texts = [self.text.encode(request.args[0]) for request in requests]
-        scores = self._loglikelihood_tokens([(None, [self.separator], text) for text in texts], disable_tqdm)
-        return [score[0] for score in scores]
+        requests = [(None, [self.separator], text) for text in texts]
+        return [score[0] for score in self._loglikelihood_tokens(requests, disable_tqdm)]
 
     def generate_until(self, requests, disable_tqdm=False):
-        bar = tqdm(requests, desc="answers", disable=disable_tqdm)
-        return [self.answer(*request.args) for request in bar]
-
-    def answer(self, prompt, options):
-        new = options.get("max_gen_toks", 256)
-        stops = options.get("until") or []
-        if new >= self.longest:
-            raise ValueError(f"max_gen_toks={new} leaves no room for a prompt within block_size="
-                             f"{self.longest}; set fewer in the task's generation_kwargs")
-        if options.get("do_sample"):
-            raise ValueError("do_sample=True in the task's generation_kwargs; only greedy answers "
-                             "are scored here")
-        idx = (self.text.encode(prompt) or [self.separator])[new - self.longest :]
-        start = torch.tensor([idx], device=self.device)
-        tokens = self.model.generate(start, new, temperature=0)[0].tolist()[len(idx) :]
-        if self.separator in tokens:
-            tokens = tokens[: tokens.index(self.separator)]
-        answer = self.text.decode(tokens)
-        for stop in [stops] if isinstance(stops, str) else stops:
-            answer = answer.partition(stop)[0]
-        return answer
+        raise ValueError("this task asks the model to write its answers; only tasks that compare "
+                         "log-likelihoods are scored here")
