@@ -30,33 +30,31 @@ from eval import figures, losses, results
 from model import GPT, PES, GPTConfig, choose
 from train import load_weights, model_config, pick_device, read_checkpoint
 
-# CPUs take many times as long for numbers near 1e-40. PyTorch's threads inherit this setting, so it
-# comes before anything that starts them
-torch.set_flush_denormal(True)
+torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
 
-READS = {  # the keys that each action reads, besides `device`
+READS = {  # the keys that each action reads, besides its own and `device`
     "text": "prompt num_samples max_new_tokens temperature top_k seed",
     "answers": "num_samples split data",
     "evaluate": "data out",
     "extrapolate": "eval_tokens split data out",
     "tasks": "task_limit fewshot",
     "report": "",
-    "figure=frequency": "text split data out",
-    "figure=distance": "text split data out",
-    "figure=positions": "text split data out heads",
-    "figure=gates": "text split data out heads",
-    "figure=curves": "keys against out",
+    "frequency": "figure text split data out",
+    "distance": "figure text split data out",
+    "gates": "figure text split data out heads",
+    "positions": "figure text split data out heads",
+    "curves": "figure keys against out",
 }
-PATHS = dict(evaluate="out/evaluation", extrapolate="out/extrapolation", figure="out/curves")
-FIXED = "vocab_size n_layer n_head n_embd bias norm mlp mlp_width tie"  # by the weights
+PATHS = dict(evaluate="out/evaluation", extrapolate="out/extrapolation", curves="out/curves")
 HABITS = {  # keys of nanoGPT's sample.py
     "out_dir": "a run directory is given without a flag: python sample.py out/...",
-    "init_from": "a run directory is given without a flag: python sample.py out/...; public weights "
-                 "are not read",
-    "start": "the key is --prompt; the text of a file is --prompt=\"$(cat FILE)\"",
-    "dtype": "models run in float32 here",
-    "compile": "nothing is compiled here",
+    "init_from": "a run directory is given without a flag: python sample.py out/... (public weights "
+                 "are not read)",
+    "start": "the prompt is --prompt=..., that of a file --prompt=\"$(cat FILE)\"",
+    "dtype": "models run in float32 here; leave it out",
+    "compile": "nothing is compiled here; leave it out",
 }
+SHAPES = "vocab_size n_layer n_head n_embd bias norm mlp mlp_width tie"  # fixed by the weights
 
 
 @dataclass
@@ -89,33 +87,35 @@ class SampleConfig:
 
 def main(argv):
     names = [os.path.normpath(word) for word in argv if not word.startswith("--")]
-    flags = {word[2:].partition("=")[0]: word for word in argv if word.startswith("--")}
-    for key in flags.keys() & HABITS.keys():
-        raise ValueError(f"--{key} is nanoGPT's: {HABITS[key]}")
-    cfg = config.load(SampleConfig, list(flags.values()))
+    flags = [word for word in argv if word.startswith("--")]
+    keys = dict.fromkeys(word[2:].partition("=")[0] for word in flags)
+    for key in keys:
+        if key in HABITS:
+            raise ValueError(f"nanoGPT's --{key}: {HABITS[key]}")
+    cfg = config.load(SampleConfig, flags)
     if not names:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
-    actions = [key for key in ("evaluate", "extrapolate", "tasks", "figure", "report") if key in flags]
-    action = actions[0] if actions else ""
-    if actions[1:]:
-        raise ValueError(f"--{actions[0]} and --{actions[1]} exclude each other; leave one out")
-    if action and not getattr(cfg, action):
-        raise ValueError(f"--{action} has no value; --help says what it takes")
-    choose("figure", cfg.figure or "curves", [key[7:] for key in READS if "=" in key])
-    choose("against", cfg.against, ("step", "tokens"))
     if cfg.temperature != 0 and cfg.temperature < 1e-6:
         raise ValueError(f"temperature={cfg.temperature} is negative or too small; use 0 or more")
+    choose("against", cfg.against, ("step", "tokens"))
+    asked = [key for key in keys if key in ("evaluate", "extrapolate", "figure", "tasks", "report")]
+    if asked[1:]:
+        raise ValueError(f"--{asked[0]} and --{asked[1]} exclude each other; leave one out")
+    action = asked[0] if asked else ""
+    if action == "figure":
+        action = choose("figure", cfg.figure, (*figures.FIGURES, "curves"))
     if action:
-        refuse_unread(flags, [f"figure={cfg.figure}" if cfg.figure else action])
+        refuse_unread(keys, [action])
     for name in names:
         check_exists(name.partition("@")[0])
-    path = cfg.report or cfg.out or PATHS.get(action, "")
-    if path:
-        path = output(path)
+    path = cfg.report or cfg.out or PATHS.get(action, "out/figure")
+    path = re.sub(r"\.(csv|png)$", "", path)
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     if action == "report":
-        return figures.draw_report(results.report(names, path), path)
-    if cfg.figure == "curves":
-        return figures.draw_training(results.training(names), cfg.keys.split(","), cfg.against, path)
+        return figures.draw_by_length(results.report(names, path), path)
+    if action == "curves":
+        rows = results.training(names)
+        return figures.draw_training(rows, cfg.keys.split(","), cfg.against, path)
     runs = [Run(name, cfg) for name in dict.fromkeys(names)]  # all of them, before any work
     if action == "evaluate":
         losses.write(runs, losses.evaluate(runs, cfg.evaluate.split(",")), path)
@@ -126,89 +126,67 @@ def main(argv):
         from eval import harness
 
         harness.score_tasks(runs, cfg.tasks.split(","), cfg.task_limit, cfg.fewshot)
-    elif action == "figure":
+    elif action:
         if cfg.out and runs[1:]:
             raise ValueError(f"out={cfg.out!r} names one picture, and there are {len(runs)} runs")
         for run in runs:
-            figures.draw_heads(run, cfg, cfg.out and path)
+            name = f"{os.path.basename(run.name)}_{cfg.figure}"
+            figures.draw_heads(run, cfg, path if cfg.out else os.path.join("out", name))
     else:
         kinds = ["answers" if run.meta["loss"] == "mask" else "text" for run in runs]
-        refuse_unread(flags, kinds)
+        refuse_unread(keys, kinds)
         for run, kind in zip(runs, kinds):
             write_rows(cfg, run) if kind == "answers" else write_text(cfg, run)
 
 
-def refuse_unread(flags, actions):
-    """ValueError for a flag that none of the actions reads."""
-    read = {"device"}.union(*(READS[action].split() for action in actions))
-    read |= {action.partition("=")[0] for action in actions}
-    for key in flags:
+def refuse_unread(keys, actions):
+    """ValueError for a key that none of the actions reads."""
+    read = {"device", *actions}.union(*(READS[action].split() for action in actions))
+    for key in keys:
         if key not in read:
-            where = actions[0] if actions[0] in ("text", "answers") else f"--{actions[0]}"
-            raise ValueError(f"--{key} does nothing for {where}; leave it out")
-
-
-def output(path):
-    """The path of the files to write, without an ending. Makes its folder."""
-    path = re.sub(r"\.(png|csv)$", "", path)
-    try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"the folder of {path!r} cannot be made ({error.strerror}); "
-                         "name another by --out or --report") from None
-    return path
-
-
-# --------------------------------------------------------------------------------------------------
-# trained models
+            raise ValueError(f"--{key} does nothing for {' and '.join(actions)}; leave it out")
 
 
 def check_exists(folder):
     """ValueError for a run directory that is not there. It names those that are, nearest first."""
     if os.path.exists(folder):
         return
-    beside = glob.escape(os.path.dirname(folder) or "out")
-    runs = [os.path.dirname(path) for path in glob.glob(os.path.join(beside, "*", "ckpt.pt"))]
-    there = ", ".join(difflib.get_close_matches(folder, runs, 5, 0)) or "no run"
-    if len(runs) > 5:
-        there += f" and {len(runs) - 5} more"
-    name, command = re.sub(r"_seed\d+$", "", os.path.basename(folder)), "config/quickstart.py"
-    for path in config.known_files():
-        pe = name.removeprefix(os.path.basename(path).removesuffix(".py") + "_")
-        if pe != name and set(re.split("[+,]", pe)) <= set(PES):
-            command = f"{path} --pe={pe}"
-    raise FileNotFoundError(f"run directory {folder!r} does not exist; beside it is {there}; train "
-                            f"one with `python train.py {command}`, public weights are not read")
+    pattern = os.path.join(glob.escape(os.path.dirname(folder) or "out"), "*", "ckpt.pt")
+    runs = [os.path.dirname(path) for path in glob.glob(pattern)]
+    there = "; there are " + ", ".join(difflib.get_close_matches(folder, runs, 5, 0)) if runs else ""
+    there += f" and {len(runs) - 5} more" if len(runs) > 5 else ""
+    raise FileNotFoundError(f"run directory {folder!r} does not exist{there}; train one with `python "
+                            "train.py config/quickstart.py` (public weights are not read)")
 
 
 def load(run, device="auto"):
     """(model, checkpoint) of a run directory, or of "directory@key=value,key=value". The checkpoint
-    has config, meta (of the data set) and step."""
+    is a dict of config, meta (the data set's) and step."""
     folder, _, options = run.partition("@")
     check_exists(folder)
     checkpoint, changes = read_checkpoint(folder, pick_device(device)), {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
-        if key in FIXED.split():
-            raise ValueError(f"{key} in {run} is fixed by the weights; only other options can change")
-        for name in changes[key].split("+") if key == "pe" else ():
-            if name not in PES:
-                near = difflib.get_close_matches(name, PES, 1, 0)[0]
-                raise ValueError(f"pe={text!r} in {run} is unknown; did you mean {near!r}?")
+        if key in SHAPES.split():
+            raise ValueError(f"{key} in {run} is fixed by the weights; leave it out")
+    for name in changes.get("pe", "").split("+"):
+        if name and name not in PES:
+            near = difflib.get_close_matches(name, PES, 1, 0)[0]
+            raise ValueError(f"pe={name!r} in {run} is unknown; did you mean {near!r}?")
     model = GPT(model_config(checkpoint, **changes)).to(pick_device(device)).eval()
     load_weights(model, checkpoint, folder)
     return model, {key: checkpoint[key] for key in ("config", "meta", "step")}
 
 
 class Run:
-    """A trained model and what it is evaluated on."""
+    """A trained model, and what it is evaluated on."""
 
     def __init__(self, name, cfg):
         self.name, self.folder = name, name.partition("@")[0]
         self.model, checkpoint = load(name, cfg.device)
         self.config, self.meta, self.step = checkpoint.values()
-        self.pe, self.limit = self.model.cfg.pe, getattr(self.model, "limit", float("inf"))
+        self.pe, self.limit = self.model.cfg.pe, self.model.limit
         self.data, self.device = cfg.data or self.config["data"], self.model.wte.weight.device
         row = self.meta["row_length"].get("train")
         self.trained = row - 1 if row else self.config["block_size"]  # tokens of a sequence
@@ -222,20 +200,12 @@ class Run:
         return split
 
     def length(self, split):
-        """Tokens of a sequence of the split: of a row, or as in training."""
+        """Tokens of a sequence of the split: of a row, or of a stretch as long as in training."""
         return split.row_length - 1 if split.rows else self.trained
 
     def read(self, split, starts, length):
-        return [torch.from_numpy(array).to(self.device) for array in split.read(starts, length)]
-
-    def columns(self, split, length):
-        """The first columns of a row of numbers, measured in sequences of this length."""
-        return dict(run=self.name, pe=self.pe, data=self.data, split=split, trained=self.trained,
-                    length=length)
-
-
-# --------------------------------------------------------------------------------------------------
-# text and answers
+        """x and y, each (n, T)."""
+        return [torch.from_numpy(part).to(self.device) for part in split.read(starts, length)]
 
 
 def write_text(cfg, run):
@@ -278,10 +248,8 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.exit("\nstopped; what was measured so far is in results.jsonl")
-    except RuntimeError as error:
-        if "memory" not in str(error):
-            raise
-        sys.exit(f"out of memory: {str(error).partition(chr(10))[0]}")
-    except (ValueError, ImportError, OSError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        sys.exit("\nstopped; results.jsonl has what was measured so far")
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        if type(error) is RuntimeError and "memory" not in str(error):
+            raise  # a bug
+        sys.exit(f"{type(error).__name__}: {error}".partition("\n")[0])

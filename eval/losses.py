@@ -2,10 +2,11 @@
 Losses of trained models, over whole splits and past the trained length. `evaluate` and
 `extrapolate` measure: they yield a list of rows for each run. `write` prints, keeps and draws them.
 """
-import itertools
 import math
+import re
 import sys
 import time
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +28,11 @@ def evaluate(runs, names):
         rows = []
         for split in splits[run]:
             length = run.length(split)
-            starts, n = split.windows(length), max(1, BATCH // length)
-            row = run.columns(split.split, length) | dict(windows=len(starts))
+            rows.append(dict(split=split.split, length=length))
             if length <= run.limit:
-                parts = [starts[i : i + n] for i in range(0, len(starts), n)]
-                parts = progress(parts, f"{run.name}, {split.split}")
-                batches = (run.read(split, part, length) for part in parts)
-                row |= scores(error_sums(run.model, batches), split.meta["loss"] == "mask")
-            rows.append(row)
+                parts = batches(split.windows(length), lambda _: length, f"{run.name}, {split.split}")
+                sums = error_sums(run.model, (run.read(split, part, length) for part in parts))
+                rows[-1] |= scores(sums, split.meta["loss"] == "mask")
         yield rows
 
 
@@ -45,7 +43,10 @@ def extrapolate(runs, multiples, name, tokens):
 
     Windows of each length tile the same stretches of text, and what remains at the end of a
     stretch is a shorter window. So all lengths have exactly the same targets."""
-    multiples, texts = read_multiples(multiples), {}
+    if not re.fullmatch(r"\d*\.?\d+(,\d*\.?\d+)*", multiples):
+        raise ValueError(f"extrapolate={multiples!r} is no list of multiples; "
+                         "write e.g. --extrapolate=1,2,4,8")
+    multiples, texts = sorted(set(map(float, multiples.split(",")))), {}
     for run in runs:  # fail before measuring
         split = run.split(name)
         texts[run] = split, stretches(split, run.trained, multiples, tokens)
@@ -54,33 +55,18 @@ def extrapolate(runs, multiples, name, tokens):
     for run, (split, spans) in texts.items():
         rows, known = [], {}
         for multiple in multiples:
-            length = round(multiple * run.trained)
-            row = run.columns(name, length) | dict(multiple=f"{multiple:g}")
-            tiles = []
+            length, tiles = round(multiple * run.trained), []
             for start, stop in spans:
                 tiles += [(a, min(a + length, stop)) for a in range(start, stop, length)]
             sums = by_position(run, split, tiles, run.trained, known)
-            row["window_loss"] = mean(sums)
+            row = dict(split=f"{name} {multiple:g}x", length=length, window_loss=mean(sums))
             if length <= run.limit:
                 if length > run.trained:
                     sums = by_position(run, split, tiles, length, {})
-                row["loss"] = mean(sums)
-                row["ppl"] = math.exp(min(row["loss"], 700))
-                row["sums"] = sums
+                loss = mean(sums)
+                row |= dict(loss=loss, ppl=math.exp(min(loss, 700)), sums=sums)
             rows.append(row)
         yield rows
-
-
-def read_multiples(text):
-    """The numbers of --extrapolate, in order."""
-    try:
-        multiples = sorted({float(word) for word in text.split(",")})
-        if 0 < multiples[0] and multiples[-1] < math.inf:
-            return multiples
-    except ValueError:
-        pass
-    raise ValueError(f"extrapolate={text!r} is no list of multiples; "
-                     "write e.g. --extrapolate=1,2,4,8")
 
 
 def stretches(split, trained, multiples, tokens):
@@ -93,13 +79,11 @@ def stretches(split, trained, multiples, tokens):
     n = tokens // STRETCHES if tokens < whole else whole
     for multiple in multiples:
         length, asked = round(multiple * trained), f"extrapolate={multiple:g} times {trained} tokens"
-        if length < 1:
-            raise ValueError(f"{asked} is less than one token")
-        if length > whole:
-            raise ValueError(f"{asked} do not fit: split {split.split!r} of {split.folder} has "
-                             f"{split.tokens} tokens")
+        if not 1 <= length <= whole:
+            raise ValueError(f"{asked} is not in 1 to {whole}, split {split.split!r} of "
+                             f"{split.folder}")
         if length > n:
-            raise ValueError(f"{asked} do not fit a stretch of the text, {n}; "
+            raise ValueError(f"{asked} does not fit a stretch of the text, {n}; "
                              f"use --eval_tokens={STRETCHES * length} or more")
     starts = split.windows(n, STRETCHES if n < whole else 1)
     return [(start, start + n) for start in starts.tolist()]
@@ -134,23 +118,29 @@ def token_losses(run, split, windows):
     """{(begin, end): (2, end - begin)} of these windows: each token's loss in nats, and 1 where it
     has a target."""
     found = {}
-    windows = sorted(windows, key=lambda window: (size(window), window))
-    for length, group in itertools.groupby(windows, size):
-        group, n = list(group), max(1, BATCH // length)
-        parts = [group[i : i + n] for i in range(0, len(group), n)]
-        for part in progress(parts, f"{run.name}, windows of {length} tokens"):
-            x, y = run.read(split, [begin for begin, _ in part], length)
-            cache, losses = run.model.new_cache() if length > SEGMENT else None, []
-            for xs, ys in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):
-                logits = run.model(xs, ys, cache=cache)[0].mT.float()  # (B, V, t)
-                losses.append(F.cross_entropy(logits, ys, ignore_index=-1, reduction="none"))
-            pairs = torch.stack((torch.cat(losses, 1), y != -1), 1).cpu()  # (B, 2, T)
-            found |= zip(part, pairs)
+    for part in batches(sorted(windows), lambda window: window[1] - window[0], run.name):
+        begins, length = [begin for begin, _ in part], part[0][1] - part[0][0]
+        x, y = run.read(split, begins, length)
+        cache, losses = run.model.new_cache() if length > SEGMENT else None, []
+        for xs, ys in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):
+            logits = run.model(xs, ys, cache=cache)[0].mT.float()  # (B, V, t)
+            losses.append(F.cross_entropy(logits, ys, ignore_index=-1, reduction="none"))
+        found |= zip(part, torch.stack((torch.cat(losses, 1), y != -1), 1).cpu())  # (B, 2, T)
     return found
 
 
-def size(window):
-    return window[1] - window[0]
+def batches(items, length, name):
+    """Yields the items in lists of one length, of some BATCH tokens. Every ten seconds a line says
+    how far it is."""
+    parts, shown = [], time.monotonic()
+    for tokens, group in groupby(sorted(items, key=length), length):
+        group, n = list(group), max(1, BATCH // tokens)
+        parts += [(tokens, group[i : i + n]) for i in range(0, len(group), n)]
+    for i, (tokens, part) in enumerate(parts):
+        if time.monotonic() - shown > 10:
+            shown = time.monotonic()
+            print(f"{name}, {tokens} tokens: {i / len(parts):.0%}", file=sys.stderr, flush=True)
+        yield part
 
 
 def mean(sums):
@@ -160,43 +150,23 @@ def mean(sums):
     return loss / targets
 
 
-def progress(parts, name):
-    """Yields the parts. Every ten seconds a line says how far it is."""
-    shown = time.monotonic()
-    for i, part in enumerate(parts):
-        if time.monotonic() - shown > 10:
-            shown = time.monotonic()
-            print(f"{name}: {i / len(parts):.0%}", file=sys.stderr, flush=True)
-        yield part
-
-
 def write(runs, measured, path):
     """Print and keep the rows of each run as soon as they are measured. Then draw them all."""
-    table, width = [], max(24, *(len(run.name) for run in runs))
+    lines, quarters, width = [], [], max(24, *(len(run.name) for run in runs))
     for run, rows in zip(runs, measured):
-        at_multiples = "multiple" in rows[0]
-        if not table:
-            print(title(rows))
-            names = [row["multiple"] + "x" if at_multiples else row["split"] for row in rows]
-            print_row("", names, width)
-        print_row(run.name, [cell(row, "loss", run.limit) for row in rows], width)
-        if at_multiples:
-            cells = [cell(row, "window_loss", run.limit) for row in rows]
-            print_row(f"  seeing the last {run.trained}", cells, width)
-        for row in rows:
-            results.append(run, row, {key: row[key] for key in results.METRICS if key in row})
-        table += rows
-    results.write_csv(path, [{k: v for k, v in row.items() if k != "sums"} for row in table])
-    figures.draw_losses(table, path)
-
-
-def title(rows):
-    if any("token_error" in row for row in rows):
-        return "wrong targets, then rows with one"
-    if "multiple" in rows[0]:
-        return (f"loss in nats (perplexity), {rows[0]['split']}: the same targets at every multiple "
-                "of the trained length")
-    return "loss in nats (perplexity)"
+        if run is runs[0]:
+            errors = any("token_error" in row for row in rows)
+            print("wrong targets, then rows with one" if errors else "loss in nats (perplexity)")
+            print(" " * width + "".join(f" {row['split'].split()[-1]:>18}" for row in rows))
+        for key in ["loss"] + ["window_loss"] * ("window_loss" in rows[0]):
+            name = run.name if key == "loss" else f"  seeing the last {run.trained}"
+            cells = "".join(f" {cell(row, key, run.limit):>18}" for row in rows)
+            print(f"{name:{width}}{cells}", flush=True)
+        lines += results.append(run, rows)
+        for sums in [row["sums"] for row in rows if "sums" in row][-1:]:  # of the longest
+            quarters += figures.by_quarter(run, sums)
+    results.write_csv(path, lines)
+    figures.draw_by_length(lines, path, quarters)
 
 
 def cell(row, key, limit):
@@ -205,7 +175,3 @@ def cell(row, key, limit):
     if key not in row:
         return f"ends at {limit}"
     return f"{row[key]:.4f} ({math.exp(min(row[key], 700)):.2f})"
-
-
-def print_row(name, cells, width):
-    print(f"{name:{width}}" + "".join(f" {text:>18}" for text in cells), flush=True)

@@ -1,4 +1,4 @@
-"""The numbers that are measured: CSV files, RUN/results.jsonl, and tables over runs and seeds."""
+"""The numbers that are measured: RUN/results.jsonl, CSV files, and tables over runs and seeds."""
 import csv
 import functools
 import json
@@ -6,9 +6,9 @@ import math
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
-import sys
 
 import torch
 
@@ -21,71 +21,59 @@ METRICS = {
 }
 
 
-def write_csv(path, table):
-    """Write a list of dicts to <path>.csv. Its columns are all their keys."""
-    columns = dict.fromkeys(key for row in table for key in row)
-    with open(path + ".csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(table)
-    print(f"wrote {path}.csv")
-
-
-def append(run, row, numbers):
-    """Append {metric: value} to RUN/results.jsonl, a line each, with all that made it: the run, the
-    split, the length of its sequences in training and here, the code and the machine."""
-    split = row["split"]
-    if run.data != run.config["data"]:
-        split = f"{run.data} {split}"
-    if "multiple" in row:
-        split += f" {row['multiple']}x"
-    made = dict(run=run.name, config=run.config["config"], pe=run.pe, seed=run.config["seed"],
-                split=split, trained=row["trained"], length=row["length"])
-    how = dict(steps=run.step, commit=commit(), torch=torch.__version__, machine=machine())
-    lines = [json.dumps(made | dict(metric=key, value=numbers[key]) | how) for key in numbers]
+def append(run, rows):
+    """Append every number of the rows to RUN/results.jsonl, and return these lines as dicts. Beside
+    a number stands all that made it."""
+    other = "" if run.data == run.config["data"] else f"{run.data} "
+    machine = f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
+    if run.device.type == "cuda":
+        machine = torch.cuda.get_device_name(run.device)
+    made = dict(run=run.name, config=run.config["config"], pe=run.pe, seed=run.config["seed"])
+    how = dict(steps=run.step, commit=commit(), torch=torch.__version__, machine=machine)
+    lines = []
+    for row in rows:
+        at = dict(split=other + row["split"], trained=run.trained, length=row["length"])
+        numbers = {key: value for key, value in row.items() if isinstance(value, float)}
+        lines += [made | at | dict(metric=key, value=numbers[key]) | how for key in numbers]
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         file.seek(0)
         cut_short = file.read()[-1:] not in (b"", b"\n")  # by a kill or a full disk
-        file.write(b"\n" * cut_short + "".join(f"{line}\n" for line in lines).encode())
+        file.write(b"\n" * cut_short + "".join(json.dumps(line) + "\n" for line in lines).encode())
+    return lines
 
 
 @functools.cache
 def commit():
     """The code's git commit, with a + if files have changed since; empty outside a repository."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    command = ["git", "-C", here, "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+    here = shlex.quote(os.path.dirname(os.path.abspath(__file__)))
+    describe = f"git -C {here} describe --always --dirty=+ --exclude='*' 2>/dev/null"
+    return subprocess.run(describe, shell=True, capture_output=True, text=True).stdout.strip()
 
 
-def machine():
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
-
-
-def records(path, mend):
-    """The dicts of a file of JSON lines. A line that a kill or a full disk cut short is left out."""
+def records(folder, name):
+    """The dicts of a file of JSON lines, but for lines that a kill or a full disk cut short."""
+    path = os.path.join(folder, name)
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"{path} does not exist; {mend}")
-    found = []
+        raise FileNotFoundError(f"{path} does not exist; train the run, or evaluate it, first")
     with open(path, encoding="utf-8", errors="replace") as file:
-        for n, line in enumerate(file, 1):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                print(f"{path}: line {n} is cut short and left out", file=sys.stderr)
-    return found
+        return [json.loads(line) for line in file if line.endswith("}\n")]
+
+
+def write_csv(path, lines):
+    """Write a list of dicts with the same keys to <path>.csv."""
+    with open(path + ".csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, lines[0] if lines else [])
+        writer.writeheader()
+        writer.writerows(lines)
+    print(f"wrote {path}.csv")
 
 
 def training(names):
     """Rows of run, pe, step, tokens, loss, val/loss, ...: one for each step in the runs' logs."""
     rows = {}
     for name in names:
-        path, cfg = os.path.join(name.partition("@")[0], "log.jsonl"), {}
-        for line in records(path, "name run directories that train.py wrote"):
+        cfg = {}
+        for line in records(name, "log.jsonl"):
             cfg = line.get("config", cfg)
             if "step" in line:  # a resumed run repeats some steps: the last time counts
                 step, split = line.pop("step"), line.pop("split", "")
@@ -112,11 +100,10 @@ def labels(rows):
 def report(names, path):
     """Print a Markdown table for each config and metric: a row for the runs that differ in their
     seed alone, a column for each split. Of the numbers of one kind the last counts. <path>.csv has
-    every number. Returns the lines of results.jsonl that count."""
+    all of these, and they are returned."""
     latest, groups = {}, {}
     for name in names:
-        file = os.path.join(name.partition("@")[0], "results.jsonl")
-        for line in records(file, f"`python sample.py {name} --evaluate=val` writes into it"):
+        for line in records(name, "results.jsonl"):
             latest[line["run"], line["split"], line["length"], line["metric"]] = line
     tasks = {line["config"] for line in latest.values() if line["metric"] == "token_error"}
     for line in latest.values():
@@ -127,23 +114,20 @@ def report(names, path):
         for line in lines:
             rows.setdefault(label[line["run"]], []).append(line)
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")
-        print("| " + " | ".join(["run", "seeds", *splits]) + " |\n|" + " --- |" * (2 + len(splits)))
+        print(f"| run | seeds | {' | '.join(splits)} |\n|{' --- |' * (2 + len(splits))}")
         for name, row in rows.items():
-            seeds = len({line["seed"] for line in row})
-            cells = [spread([x["value"] for x in row if x["split"] == split]) for split in splits]
-            print("| " + " | ".join([name, str(seeds), *cells]) + " |")
-    lines = list(latest.values())
-    write_csv(path, lines)
-    return lines
+            cells = [name, str(len({line["seed"] for line in row}))]
+            cells += [spread([x["value"] for x in row if x["split"] == split]) for split in splits]
+            print(f"| {' | '.join(cells)} |")
+    write_csv(path, list(latest.values()))
+    return list(latest.values())
 
 
 def spread(values):
     """Mean ± sample standard deviation (lowest to highest), to the deviation's second digit."""
-    if not values:
-        return "–"
-    mean, deviation = statistics.fmean(values), statistics.stdev(values) if values[1:] else 0
-    if len(values) == 1 or not deviation:
-        return f"{mean:.4g}" + " ± 0" * (len(values) > 1)
-    digits = min(max(0, 1 - math.floor(math.log10(deviation))), 6)
+    if len(values) < 2:
+        return f"{values[0]:.4g}" if values else "–"
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    digits = min(max(0, 1 - math.floor(math.log10(deviation))), 6) if deviation else 3
     mean, deviation, low, high = (f"{x:.{digits}f}" for x in (mean, deviation, min(values), max(values)))
     return f"{mean} ± {deviation} ({low} to {high})"
