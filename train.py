@@ -24,6 +24,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+torch.set_flush_denormal(True)  # FoX trains 1.7 times as fast; only before threads start, they inherit it
+
 import torch.distributed as dist
 
 import config
@@ -166,6 +169,7 @@ def main(argv):
         if cfg.grad_clip:
             torch.nn.utils.clip_grad_norm_(raw.parameters(), cfg.grad_clip)
         optimizer.step()
+        raw.clamp_parameters()
         optimizer.zero_grad()
         step += 1
         if step % cfg.log_interval == 0:
@@ -209,7 +213,7 @@ def backward(model, micro_batches, world, autocast):
         if world > 1:  # gradients travel once a step
             model.require_backward_grad_sync = i == len(counts) - 1
         with autocast:
-            share = model(x, y)[1] * count / total
+            share = model(x, y)[1] * count / total.clamp(min=1)
         (share * world).backward()  # DistributedDataParallel averages over the processes
         loss += share.detach()
     if world > 1:
@@ -389,7 +393,9 @@ def read_checkpoint(run, device="cpu"):
 
 def load_weights(model, checkpoint, run):
     """Give the model the weights of read_checkpoint(run); ValueError if they are another model's."""
-    theirs, ours = checkpoint["model"], {}
+    # older checkpoints hold a layer's rotation twice
+    theirs = {name: x for name, x in checkpoint["model"].items() if ".rotation." not in name}
+    ours = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         ours.setdefault(tensor, []).append(name)  # a tensor that layers share has several
     unknown = theirs.keys() - sum(ours.values(), [])

@@ -46,7 +46,7 @@ mlp = "swiglu"
 mlp_width = 5632
 bias = False
 tie = False
-share_table = False
+cope_shared = False
 cope_per_head = True
 
 batch_size = 1024

@@ -19,7 +19,7 @@ warm-up 2000, weight decay 0.1, betas 0.9, 0.95.
 
 The paper's 20.8M for CoPE are 4096 x 256 more than RoPE's 19.8M. Two sets of tables have that size:
 one for the model with a table per head and no limit on the position below the context of 4096, or
-one per layer and head with 1024 positions (--share_table=False --cope_npos=1024). We take the
+one per layer and head with 1024 positions (--cope_shared=False --cope_npos=1024). We take the
 first: the paper names no limit for code.
 
 Memory: PyTorch keeps 16 GB a sequence for CoPE, 63 GB at the 4 of a pass; --pe=rope needs 2 GB a

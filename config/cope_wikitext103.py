@@ -14,7 +14,7 @@ Every row is the second command with these flags; rows that share a pe need an -
     --pe=cope+relative      22.31   23.23   123.7
     --cope_gates=values     22.40   23.33   123.7
     --cope_gates=sep-keys   22.39   23.18   130.8
-    --share_table=False     22.56   23.58   123.7
+    --cope_shared=False     22.56   23.58   123.7
     --cope_npos=16          22.45   23.22   123.7
     --cope_npos=1024        22.46   23.31   123.7
     --pe=cope_alibi         24.16   25.09   123.7

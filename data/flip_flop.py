@@ -6,7 +6,7 @@ section 5.1).
 
 A row is pairs of an instruction and a bit: w writes its bit, i is noise, r reads, so that its bit
 is the last written one; all others are coin flips. First comes w, last r, the rest independently:
-i with probability p_i, w and r with (1 - p_i) / 2 each. Only the bits after r carry loss.
+i with probability p_i, w and r with (1 - p_i) / 2 each. Only the bits after r carry loss. No row of another split is in train.
 
 splits   train and val: p_i = 0.8; sparse: 0.98, so that the last w lies far back; dense: 0.1
 options  length: tokens per row; train, val, sparse, dense: rows (the defaults: 10,000 steps of 16

@@ -10,6 +10,9 @@ draws shifts uniformly in [-15, 15] and leaves open what happens where they leav
 first example is off by one, its third repeats a letter): here the shift is uniform, and the
 letter among those from which it stays inside.
 
+No row of val or test is in train: such a row is drawn again. With few letters that makes short
+strings, most of which are in train, somewhat rarer in val and test.
+
 splits   train, val, test
 options  letters: of [a-zA-Z], to draw from; shortest, longest: length of the string; shift: the
          largest; train, val, test: rows; seed

@@ -7,7 +7,7 @@ A row is `length` tokens in which pairs of a key (a letter) and its value (a dig
 (punctuation), then queries, such as `. e 7 ; ; a 0 , a 0 e 7`: a key of the row again, then its value, which
 alone carries loss. Keys are distinct, and so are those asked for; values and fillers are drawn uniformly, and
 all places that the pairs can take are equally likely. A query's distance is that from its key back to the
-same key in the pair. One pair and one query make a needle in a haystack. Public settings vary: in the paper
+same key in the pair. No row of another split is in train. One pair and one query make a needle in a haystack. Public settings vary: in the paper
 pairs stand side by side, and a power law sets the queries apart.
 
 splits   train and val; x2, x4, x8, x16: that many times the length with as many pairs: only distances grow

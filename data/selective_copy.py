@@ -5,7 +5,7 @@
 
 A row is `copy` letters, drawn uniformly, in random places among the blanks, then the letters
 again without the blanks; only these carry loss. Nothing marks where the copy begins. A row is
-right if all of its copy is.
+right if all of its copy is. No row of another split is in train.
 
 splits   train and val: as many blanks as asked; dense: half as many; sparse: twice as many
 options  copy: letters per row; blanks; vocabulary: letters and the blank; train, val, dense,

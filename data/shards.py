@@ -467,12 +467,15 @@ class Writer:
             raise no_room(self.folder, error) from None
 
 
-def write_rows(folder, symbols, seed, generate, **splits):
+def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
     """Write a synthetic task.
 
     Each split, name=(rows, options), is filled by generate(rng, rows, **options) -> tokens and their
     loss mask, both (rows, row_length). The same seed gives the same bytes, and fewer rows are the
-    first of more. Raises ValueError for a negative seed or number of rows, and a disk without room.
+    first of more. Train comes first. A row of another split that is also in train is drawn again.
+    hold_out: the task has so few different rows that train would draw nearly all of them. Keep a
+    tenth of them, chosen by a hash, out of train. Raises ValueError for a negative seed or number
+    of rows, for a disk without room, and when train leaves no rows for another split.
     """
     size = 0
     for split, (rows, options) in splits.items():
@@ -482,12 +485,39 @@ def write_rows(folder, symbols, seed, generate, **splits):
         size += 3 * rows * tokens.size  # two bytes a token, and one of the mask
     check_disk(Path(folder), size)
     writer = Writer(folder)
+    known = np.zeros(1, dtype=np.uint64)  # the keys of train's rows, sorted
     for i, (split, (rows, options)) in enumerate(splits.items()):
+        written = [known]
         for start in range(0, rows, 1000):
-            tokens, loss = generate(rng(seed, i << 32 | start), 1000, **options)
-            writer.write(split, tokens[: rows - start], loss[: rows - start])
+            random = rng(seed, i << 32 | start)
+            tokens, loss = generate(random, 1000, **options)
+            again = np.arange(1000)  # the rows to look at, then those to draw again
+            for _ in range(500):
+                keys = row_keys(tokens[again])
+                if split == "train":
+                    again = again[keys % 10 == 0] if hold_out else again[:0]
+                else:
+                    again = again[known[np.searchsorted(known[:-1], keys)] == keys]
+                if not len(again):
+                    break
+                tokens[again], loss[again] = generate(random, len(again), **options)
+            else:
+                raise ValueError(f"{split}={rows}: there are hardly any rows that are not in train; "
+                                 "take fewer train rows or a larger task")
+            tokens, loss = tokens[: rows - start], loss[: rows - start]
+            written.append(row_keys(tokens))
+            writer.write(split, tokens, loss)
+        if split == "train":
+            known = np.sort(np.concatenate(written))
     writer.finish(len(symbols), {"symbols": symbols})
     print(f"{folder}: " + ", ".join(f"{rows:,} {split}" for split, (rows, _) in splits.items()))
+
+
+def row_keys(tokens):
+    """A 64-bit hash of each row: tokens (rows, row_length) -> uint64 (rows,)."""
+    weights = rng(0, 0).integers(1, 2**64, 1 + tokens.shape[1], dtype=np.uint64)
+    keys = tokens.astype(np.uint64) @ weights[1:] + weights[0]
+    return keys ^ keys >> np.uint64(32)
 
 
 # scripts

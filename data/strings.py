@@ -6,6 +6,10 @@
 
 A row is a question, `=`, its answer, which alone carries loss, and pads up to the longest row. No end mark is
 asked for. n is uniform in [1, longest]; letters, digits and bits are uniform too, so short questions repeat.
+No row of val or of a longer split is in train: val draws such a row again, so it hardly has questions
+that are short enough for train to hold all of them. If a task has fewer than 2^20 questions, such as
+the sums of up to 3 digits, a tenth of them is held out of train, and val draws from these. A held-out
+a+b does not hold out b+a.
 
 task                n                    a row
 copy                letters              hello=hello
@@ -81,13 +85,15 @@ def prepare(folder, task: str = "copy", longest: int = 20, train: int = 100_000,
     if longest < 2:
         raise ValueError(f"longest={longest} leaves nothing between it and 1.5 times as much; use 2 or more")
     ends = {"x1.5": longest * 3 // 2, "x2": 2 * longest, "x3": 3 * longest, "x4": 4 * longest}
+    alphabet, drawn, _ = TASKS[task]
+    questions = sum(len(alphabet) ** (drawn * n) for n in range(1, longest + 1))
     known = dict(task=task, shortest=1, longest=longest)
     splits = dict(train=(train, known), val=(val, known))
     before = longest
     for name, end in ends.items():
         splits[name] = test, dict(task=task, shortest=before + 1, longest=end)
         before = end
-    write_rows(folder, SYMBOLS, seed, generate, **splits)
+    write_rows(folder, SYMBOLS, seed, generate, hold_out=questions < 2**20, **splits)
 
 
 if __name__ == "__main__":

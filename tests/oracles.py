@@ -208,10 +208,9 @@ def fox_bias(x, w, b):
     return causal(len(x), lambda i, j: sum(log_f[l] for l in range(j + 1, i + 1)))
 
 
-def gates(q, s):
-    """CoPE eq. (3) with Listing 1's scale: g_ij = sigmoid(q_i . s_j / sqrt(d)); s is k, W_g x or v
-    (section 4)."""
-    return causal(len(q), lambda i, j: sigmoid(q[i] @ s[j] / math.sqrt(q.shape[1])))
+def gates(scores):
+    """CoPE eq. (3) as Listing 1 has it: g_ij = sigmoid of the scaled score, q_i . k_j / sqrt(d)."""
+    return causal(len(scores), lambda i, j: sigmoid(scores[i, j]))
 
 
 def positions(g):
@@ -307,8 +306,8 @@ def score(cfg, name, p, h, x, pos, q, k):
     return dots(q, k)
 
 
-def bias(cfg, name, p, h, x, pos, q, k, v):
-    """The term that a method adds to head h's scores, (T, T)."""
+def bias(cfg, name, p, h, x, q, v, scores):
+    """The term that a method adds to head h's scores, (T, T). q is not rotated, the scores may be."""
     T, H, d = len(x), cfg.n_head, q.shape[1]
     if name == "relative":
         return relative_bias(q, p("a"), cfg)
@@ -319,10 +318,12 @@ def bias(cfg, name, p, h, x, pos, q, k, v):
     if name == "fox":
         return fox_bias(x, p("W")[:, h], p("b")[h])
 
-    s = {"keys": k, "values": v}.get(cfg.cope_gates)
+    if cfg.cope_gates == "values":  # CoPE section 4: v or W_g x in the place of k
+        scores = dots(q, v)
     if cfg.cope_gates == "sep-keys":
-        s = (x @ p("W_g.weight").T + (p("W_g.bias") if cfg.bias else 0))[:, h * d:(h + 1) * d]
-    pij = positions(gates(q, s))
+        separate = x @ p("W_g.weight").T + (p("W_g.bias") if cfg.bias else 0)
+        scores = dots(q, separate[:, h * d:(h + 1) * d])
+    pij = positions(gates(scores))
     if name == "cope":
         return cope_bias(q, pij, p("e")[h] if cfg.cope_per_head else p("e"), cfg)
     if name == "cope_mlp":
@@ -350,10 +351,10 @@ def attention(cfg, params, i, x, pos):
         head = slice(h * d, (h + 1) * d)
         q, k, v = qk[:, :C][:, head], qk[:, C:][:, head], v_all[:, head]
         rotation, p = next((pe for pe in pes if pe[0] in ROTATE), ("nope", None))
-        a = score(cfg, rotation, p, h, x, pos, q, k)
+        scores = a = score(cfg, rotation, p, h, x, pos, q, k)
         for name, p in pes:
-            if name in BIAS:  # on the unrotated q and k, whatever the rotation
-                a = a + bias(cfg, name, p, h, x, pos, q, k, v)
+            if name in BIAS:
+                a = a + bias(cfg, name, p, h, x, q, v, scores)
         for t in range(T):
             e = np.exp(a[t, :t + 1] - a[t, :t + 1].max())
             if cfg.hard_attention:  # CoPE appendix C: the largest score takes all

@@ -169,8 +169,12 @@ def strings_row(task, row, mask):
 
 @pytest.mark.parametrize("task", ALPHABET)
 def test_strings(tmp_path, task):
-    splits = write(tmp_path, strings, task=task, longest=6, train=4000, val=1500, test=1500)
-    ranges = {"train": (1, 6), "val": (1, 6), "x1.5": (7, 9), "x2": (10, 12), "x3": (13, 18), "x4": (19, 24)}
+    n = 20 if task == "parity" else 6  # enough questions for none to be held out
+    splits = write(tmp_path / "train", strings, task=task, longest=n, train=4000, val=0, test=0)
+    # without rows in train, none is drawn again: questions of every length are equally likely
+    splits |= write(tmp_path / "test", strings, task=task, longest=n, train=0, val=1500, test=1500)
+    ranges = {"train": (1, n), "val": (1, n), "x1.5": (n + 1, 3 * n // 2), "x2": (3 * n // 2 + 1, 2 * n),
+              "x3": (2 * n + 1, 3 * n), "x4": (3 * n + 1, 4 * n)}
     assert splits.keys() == ranges.keys()
     for split, (low, high) in ranges.items():
         rows = [strings_row(task, row, mask) for row, mask in splits[split]]
@@ -189,15 +193,23 @@ def test_strings(tmp_path, task):
                 {"carry": expected, "none": len(rows) - expected})
 
 
-def test_strings_of_two_draws_are_all_equally_likely(tmp_path):
-    rows = write(tmp_path / "rows", strings, task="copy", longest=2, train=12_000, val=0, test=0)["train"]
-    rows = [strings_row("copy", row, mask)[1] for row, mask in rows]
-    uniform(collections.Counter(text for text in rows if len(text) == 2),
-            map("".join, itertools.product(string.ascii_lowercase, repeat=2)))
-    sums = write(tmp_path / "sums", strings, task="addition", longest=2, train=4000, val=0, test=0)["train"]
-    sums = [strings_row("addition", row, mask)[1] for row, mask in sums]
-    uniform(collections.Counter(text for text in sums if len(text) == 2),
-            map("".join, itertools.product(string.digits, repeat=2)))
+def test_a_tenth_of_few_questions_is_held_out(tmp_path):
+    """Train draws each of the others equally often, and val each held-out one."""
+    for task, drawn in (("copy", 2), ("parity", 8)):
+        splits = write(tmp_path / task, strings, task=task, longest=drawn, train=24_000, val=1500, test=0)
+        texts = {split: [strings_row(task, row, mask)[1] for row, mask in rows]
+                 for split, rows in splits.items()}
+        train, val = ({text for text in texts[split] if len(text) == drawn} for split in ("train", "val"))
+        assert not set(texts["train"]) & set(texts["val"])
+        assert train | val == set(map("".join, itertools.product(ALPHABET[task], repeat=drawn)))
+        assert 0.06 < len(val) / len(train | val) < 0.14
+        uniform(collections.Counter(text for text in texts["train"] if len(text) == drawn), train)
+        uniform(collections.Counter(text for text in texts["val"] if len(text) == drawn), val)
+
+
+def test_a_task_without_rows_for_val_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="val=5.*hardly any rows.*take fewer train rows or a larger task"):
+        recall.prepare(tmp_path / "set", length=2, pairs=1, queries=1, train=20_000, val=5, test=5)
 
 
 # both of them
@@ -208,7 +220,8 @@ SMALL = [(recall, dict(length=16, pairs=4, queries=2)),
 
 @pytest.mark.parametrize("module, options", SMALL)
 def test_rows_are_a_function_of_the_seed(tmp_path, module, options):
-    """The same seed gives the same bytes, another one others; fewer rows are the first of more."""
+    """The same seed gives the same bytes, another one others; fewer rows are the first of more. What val
+    and the longer splits hold depends on train too, as no row of theirs is in it."""
     def make(name, **more):
         module.prepare(tmp_path / name, **options | dict(train=990, val=7, test=7) | more)
         return contents(tmp_path / name)
@@ -217,8 +230,11 @@ def test_rows_are_a_function_of_the_seed(tmp_path, module, options):
     assert make("twice", seed=0) == once
     other = make("other", seed=1)
     assert all(other[name] != once[name] for name in once if name.endswith(".bin"))
-    fewer, more = make("fewer", train=1, test=3), make("more", train=1003, val=1007)
+    fewer, more = make("fewer", val=3, test=3), make("more", val=1007, test=9)
     for name in set(once) - {"meta.json"}:
+        assert once[name].startswith(fewer[name]) and more[name].startswith(once[name])
+    fewer, more = make("one", train=1), make("thousand", train=1003)
+    for name in ("train_000000.bin", "train_000000.loss"):
         assert once[name].startswith(fewer[name]) and more[name].startswith(once[name])
 
 

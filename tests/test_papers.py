@@ -56,12 +56,12 @@ GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
     ("cope_wikitext103", [], "123.7"), ("cope_wikitext103", ["--pe=learned"], "124.4"),
     ("cope_wikitext103", ["--pe=relative"], "123.7"), ("cope_wikitext103", ["--pe=cope+relative"], "123.7"),
     ("cope_wikitext103", ["--cope_gates=values"], "123.7"),
-    ("cope_wikitext103", ["--share_table=False"], "123.7"),
+    ("cope_wikitext103", ["--cope_shared=False"], "123.7"),
     ("cope_wikitext103", ["--cope_npos=16"], "123.7"), ("cope_wikitext103", ["--cope_npos=1024"], "123.7"),
     ("cope_wikitext103", ["--pe=cope_alibi"], "123.7"),
     ("cope_code_20m", [], "20.8"), ("cope_code_20m", ["--pe=learned"], "20.8"),
     ("cope_code_20m", ["--pe=rope"], "19.8"), ("cope_code_20m", ["--pe=cope+rope"], "20.8"),
-    ("cope_code_20m", ["--share_table=False", "--cope_npos=1024"], "20.8"),  # the docstring's other reading
+    ("cope_code_20m", ["--cope_shared=False", "--cope_npos=1024"], "20.8"),  # the docstring's other reading
     ("expe_35m", [], "35"), ("expe_135m", [], "135"), ("expe_342m", [], "342"),
     ("expe_135m", ["--pe=exqpe"], "135"), ("expe_342m", ["--pe=rope"], "342"),
     ("carope_124m", [], "124"), ("carope_124m", ["--pe=rope"], "124"),
@@ -153,7 +153,7 @@ def test_defaults_of_the_papers():
     """The configs leave out what these say: PoPE section 3, CoPE Listing 1, ExPE sections 2.1 and 2.3, T5."""
     cfg = GPTConfig()
     assert (cfg.base, cfg.pope_softplus, cfg.pope_delta) == (10_000, True, "zero")
-    assert (cfg.cope_npos, cfg.cope_gates, cfg.cope_scale_z, cfg.share_table) == (64, "keys", False, True)
+    assert (cfg.cope_npos, cfg.cope_gates, cfg.cope_scale_z, cfg.cope_shared) == (64, "keys", False, True)
     assert (cfg.expe_l, cfg.expe_S, cfg.expe_theta, cfg.expe_theta2) == (0, 0, 2**-11, 2**-4)
     assert cfg.expe_v is False
     assert (cfg.t5_buckets, cfg.t5_max_distance, cfg.rel_capped) == (32, 128, False)

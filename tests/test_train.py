@@ -556,8 +556,8 @@ def test_wandb(stream, tmp_path, monkeypatch):
 
 def test_weights_of_a_shared_tensor(stream, tmp_path):
     """Tables of one layer each are no shared table, whichever comes last; a shared one needs one name."""
-    own = run(stream, tmp_path / "own", "--max_iters=3", "--pe=cope", "--share_table=False")
-    shared = GPT(model_config(own, share_table=True))
+    own = run(stream, tmp_path / "own", "--max_iters=3", "--pe=cope", "--cope_shared=False")
+    shared = GPT(model_config(own, cope_shared=True))
     with pytest.raises(
         ValueError, match="holds another architecture: .* differ there and are one tensor here"
     ):
