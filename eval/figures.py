@@ -101,7 +101,7 @@ def draw_training(rows, keys, against, path):
 def draw_curves(found, path):
     """<path>.png with a panel for each {(title, x, y): rows}, y against x."""
     try:
-        figure, axes = panels(len(found), 2, 5.5, 3.8)
+        figure, axes = panels(len(found), 2, 5, 3.8)
     except ImportError as error:
         return print(error)  # the numbers are there
     for ax, ((title, x, y), rows) in zip(axes, found.items()):

@@ -81,7 +81,7 @@ def test_norms(options, layers, monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("options, layers", [
     (dict(pe="cope"), [0, 1, 2]),
-    (dict(pe="rope,cope+rope", cope_npos=5), [1]),
+    (dict(pe="rope,cope+rope", cope_npos=5, cope_shared=False), [1]),
     (dict(pe="expe+cope", cope_gates="sep-keys"), [0, 1, 2]),
     (dict(pe="cope,nope", cope_gates="values", cope_scale_z=True, norm="rmsnorm"), [0, 2]),
     (dict(pe="alibi+cope_mlp"), [0, 1, 2]),
@@ -302,8 +302,8 @@ def test_the_first_twentieth_of_training_does_not_set_the_height(drawn):
 def test_lengths_do_not_overlap(multiples, drawn):
     """Those of PoPE's Figure 2, CoPE's Figure 3 and ExPE's Table 3."""
     splits = {(f"val {m}x", round(1024 * m)): dict(loss=2.0) for m in multiples}
-    figures.draw_by_length(list(lines_of("config/x.py", {"x_pope": splits})), "x", [
-        dict(run="x_pope", pe="pope", trained=16, position=1.0, loss=2.0)])
+    figures.draw_by_length(list(lines_of("config/x.py", {"x_pope": splits}, trained=1024)), "x", [
+        dict(run="x_pope", pe="pope", trained=1024, position=1.0, loss=2.0)])
     drawn[0].savefig("/dev/null", format="png")
     boxes = [label.get_window_extent() for label in drawn[0].axes[0].get_xticklabels()]
     assert len(boxes) == len(splits)
@@ -317,7 +317,7 @@ def test_lengths_do_not_overlap(multiples, drawn):
 def test_titles_fit_the_picture(figure, pe, chosen, drawn):
     net, idx, _ = small(pe=pe)
     run = SimpleNamespace(name=f"out/x_{pe}@cope_npos=64,rope_factor=1.0,dropout=0.0,t5_buckets=32", pe=pe,
-                          model=net, trained=16, limit=math.inf, meta=dict(tokenizer="bytes"), device="cpu",
+                          model=net, trained=16, limit=math.inf, meta=dict(tokenizer=dict(symbols=[*"abcdefghijklmnopqrs"])), device="cpu",
                           split=lambda name: SimpleNamespace(row_length=0, windows=lambda *_: None),
                           read=lambda *_: (idx, idx))
     cfg = sample.SampleConfig(figure=figure, heads=chosen)

@@ -155,8 +155,10 @@ def test_pictures_of_losses(runs, tmp_path, monkeypatch, capsys):
 def test_long_work_says_how_far_it_is(monkeypatch, capsys):
     now = iter(range(0, 100, 4))
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
-    assert list(losses.progress([7, 8, 9, 10], "out/x, val")) == [7, 8, 9, 10]
-    assert capsys.readouterr().err == "out/x, val: 50%\n"
+    monkeypatch.setattr(losses, "BATCH", 10)
+    parts = list(losses.batches([7, 5, 9, 5, 5, 2], lambda length: length, "out/x"))
+    assert parts == [[2], [5, 5], [5], [7], [9]]  # of one length, and no more than BATCH tokens
+    assert capsys.readouterr().err == "out/x, 5 tokens: 40%\n"
 
 
 # text and answers
@@ -361,10 +363,10 @@ def test_digits_that_the_spread_warrants(numbers, cell):
     (["RUN", "--start=ROMEO"], "nanoGPT's --start: the prompt is --prompt=..."),
     (["EMPTY", "--report=EMPTY/r"], "EMPTY/results.jsonl does not exist; train the run, or evaluate it"),
     (["EMPTY", "--figure=curves", "--out=EMPTY/c"], "EMPTY/log.jsonl does not exist"),
-    (["RUN", "--figure=curves", "--keys=los"], "keys='los' is in no log.jsonl here; choose among loss, lr, "),
+    (["RUN", "--figure=curves", "--keys=los"], "keys='los' is unknown; choose one of loss, lr, "),
     (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, "),
-    (["RUN", "--figure=gates"], "figure='gates' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
-    (["EXPE", "--figure=frequency"], "shows rope, carope or pope, but the run has pe='expe'"),
+    (["RUN", "--figure=gates"], "figure='gates' has nothing to show of pe='rope'"),
+    (["EXPE", "--figure=frequency"], "has nothing to show of pe='expe'"),
     (["RUN", "EXPE", "--figure=distance", "--out=EMPTY/d"], "names one picture, and there are 2 runs"),
     (["RUN", "--figure=frequency", f"--text={os.devnull}"], "holds no text; name files that do"),
     (["RUN", "--figure=frequency", "--text=RUN/ckpt.pt"], "UnicodeDecodeError: "),
