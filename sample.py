@@ -8,11 +8,9 @@ Sample from, evaluate and inspect trained models:
     python sample.py RUN ... --tasks=blimp,piqa     scores on tasks of the lm-evaluation-harness
     python sample.py RUN ... --report=out/report    a table of all these numbers, seeds together
 
-RUN is a run directory such as out/quickstart_pope. RUN@key=value,... changes options of the model at
-test time: out/quickstart_rope@rope_scaling=yarn,rope_factor=8 or out/quickstart_expe@expe_scale=0.5.
-Numbers are also appended to RUN/results.jsonl. --help prints all keys. In Python, the same model is
-
-    model, checkpoint = sample.load("out/quickstart_pope")
+RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes options of the
+model: out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Numbers are also appended to
+RUN/results.jsonl. In Python: `model, checkpoint = sample.load("out/quickstart_pope")`.
 """
 import difflib
 import glob
@@ -46,15 +44,13 @@ READS = {  # the keys that each action reads, besides its own and `device`
     "curves": "figure keys against out",
 }
 PATHS = dict(evaluate="out/evaluation", extrapolate="out/extrapolation", curves="out/curves")
-HABITS = {  # keys of nanoGPT's sample.py
-    "out_dir": "a run directory is given without a flag: python sample.py out/...",
-    "init_from": "a run directory is given without a flag: python sample.py out/... (public weights "
-                 "are not read)",
-    "start": "the prompt is --prompt=..., that of a file --prompt=\"$(cat FILE)\"",
-    "dtype": "models run in float32 here; leave it out",
-    "compile": "nothing is compiled here; leave it out",
-}
 SHAPES = "vocab_size n_layer n_head n_embd bias norm mlp mlp_width tie"  # fixed by the weights
+RUN_GIVEN = "a run directory is given without a flag: python sample.py out/..."
+HABITS = {  # keys of nanoGPT's sample.py
+    "out_dir": RUN_GIVEN,
+    "init_from": f"{RUN_GIVEN} (public weights are not read)",
+    "start": "the prompt is --prompt=..., that of a file --prompt=\"$(cat FILE)\"",
+}
 
 
 @dataclass
@@ -88,10 +84,9 @@ class SampleConfig:
 def main(argv):
     names = [os.path.normpath(word) for word in argv if not word.startswith("--")]
     flags = [word for word in argv if word.startswith("--")]
-    keys = dict.fromkeys(word[2:].partition("=")[0] for word in flags)
-    for key in keys:
-        if key in HABITS:
-            raise ValueError(f"nanoGPT's --{key}: {HABITS[key]}")
+    keys = dict.fromkeys(word[2:].partition("=")[0] for word in flags).keys()
+    for key in keys & HABITS.keys():
+        raise ValueError(f"nanoGPT's --{key}: {HABITS[key]}")
     cfg = config.load(SampleConfig, flags)
     if not names:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
@@ -106,10 +101,11 @@ def main(argv):
         action = choose("figure", cfg.figure, (*figures.FIGURES, "curves"))
     if action:
         refuse_unread(keys, [action])
+    if cfg.text and keys & {"split", "data"}:
+        raise ValueError(f"text={cfg.text!r} takes the place of --split and --data; leave them out")
     for name in names:
         check_exists(name.partition("@")[0])
-    path = cfg.report or cfg.out or PATHS.get(action, "out/figure")
-    path = re.sub(r"\.(csv|png)$", "", path)
+    path = re.sub(r"\.(csv|png)$", "", cfg.report or cfg.out or PATHS.get(action, "out/figure"))
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     if action == "report":
         return figures.draw_by_length(results.report(names, path), path)
@@ -151,20 +147,18 @@ def check_exists(folder):
     """ValueError for a run directory that is not there. It names those that are, nearest first."""
     if os.path.exists(folder):
         return
-    pattern = os.path.join(glob.escape(os.path.dirname(folder) or "out"), "*", "ckpt.pt")
-    runs = [os.path.dirname(path) for path in glob.glob(pattern)]
-    there = "; there are " + ", ".join(difflib.get_close_matches(folder, runs, 5, 0)) if runs else ""
-    there += f" and {len(runs) - 5} more" if len(runs) > 5 else ""
-    raise FileNotFoundError(f"run directory {folder!r} does not exist{there}; train one with `python "
-                            "train.py config/quickstart.py` (public weights are not read)")
+    beside = glob.escape(os.path.dirname(folder) or "out")
+    runs = [os.path.dirname(path) for path in glob.glob(os.path.join(beside, "*", "ckpt.pt"))]
+    there = ", ".join(difflib.get_close_matches(folder, runs, 5, 0)) or "none"
+    raise FileNotFoundError(f"run directory {folder!r} does not exist; the nearest: {there}; train "
+                            "one with `python train.py config/quickstart.py`")
 
 
 def load(run, device="auto"):
     """(model, checkpoint) of a run directory, or of "directory@key=value,key=value". The checkpoint
     is a dict of config, meta (the data set's) and step."""
-    folder, _, options = run.partition("@")
-    check_exists(folder)
-    checkpoint, changes = read_checkpoint(folder, pick_device(device)), {}
+    (folder, _, options), device = run.partition("@"), pick_device(device)
+    checkpoint, changes = read_checkpoint(folder, device), {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
@@ -174,7 +168,7 @@ def load(run, device="auto"):
         if name and name not in PES:
             near = difflib.get_close_matches(name, PES, 1, 0)[0]
             raise ValueError(f"pe={name!r} in {run} is unknown; did you mean {near!r}?")
-    model = GPT(model_config(checkpoint, **changes)).to(pick_device(device)).eval()
+    model = GPT(model_config(checkpoint, **changes)).to(device).eval()
     load_weights(model, checkpoint, folder)
     return model, {key: checkpoint[key] for key in ("config", "meta", "step")}
 
@@ -233,15 +227,13 @@ def write_rows(cfg, run):
     between = " " if isinstance(run.meta["tokenizer"], dict) else ""
     for i, (tokens, targets, said) in enumerate(zip(x.tolist(), y.tolist(), answers.tolist())):
         asked = [t for t in range(length) if targets[t] != -1]
-        words = [symbol(tokens[:1])]
-        for t in range(asked[-1] + 1 if asked else length - 1):  # what follows is padding
-            word = symbol([targets[t] if t in asked else tokens[t + 1]])
-            if t in asked:
-                answer = symbol([said[t]])
-                word = f"[{answer}]" if answer == word else f"[{answer}, not {word}]"
-            words.append(word)
-        right = sum(said[t] == targets[t] for t in asked)
-        print(f"--- row {i + 1}, {right} of {len(asked)} right\n{between.join(words)}")
+        words = [symbol([token]) for token in tokens + targets[-1:] if token != -1]
+        for t in asked:
+            right, answer = words[t + 1], symbol([said[t]])
+            words[t + 1] = f"[{answer}]" if said[t] == targets[t] else f"[{answer}, not {right}]"
+        end = max(asked, default=length) + 2  # what follows is padding
+        score = sum(said[t] == targets[t] for t in asked)
+        print(f"--- row {i + 1}, {score} of {len(asked)} right\n{between.join(words[:end])}")
 
 
 if __name__ == "__main__":

@@ -53,13 +53,10 @@ def save(figure, path):
     if lines:
         fit = figure.get_figwidth() / (0.8 + 0.085 * max(map(len, lines)))  # of the longest name
         columns = max(1, min(6, len(lines), int(fit)))
-        figure.legend(lines.values(), lines, loc="outside lower center", ncols=columns, frameon=False)
+        at = dict(loc="outside lower center", ncols=columns, frameon=False)
+        figure.legend(lines.values(), lines, **at)
     figure.savefig(path + ".png", dpi=120)
     print(f"wrote {path}.png")
-
-
-# --------------------------------------------------------------------------------------------------
-# curves of many runs
 
 
 def draw_by_length(lines, path, quarters=()):
@@ -147,15 +144,10 @@ def draw_each(ax, rows, x, y, **style):
         ax.fill_between(at, *band, color=look["color"], alpha=0.15, linewidth=0)
 
 
-# --------------------------------------------------------------------------------------------------
-# what the heads of one run learned
-
-
-@torch.no_grad()
 def draw_heads(run, cfg, path):
     """<path>.png of cfg.figure, on the text files of cfg.text, or else on ten stretches of the
     split: 256 tokens of each, or the trained length if that is less; `distance` takes four times
-    the trained length. Texts are cut to the length of the shortest."""
+    the trained length. Texts are cut to the length of the shortest. A map is of the first text."""
     length = min(256, run.model.cfg.block_size)
     if cfg.figure == "distance":
         length = min(4 * run.trained, run.limit)
@@ -171,7 +163,7 @@ def draw_heads(run, cfg, path):
     if not idx.numel():
         raise ValueError(f"text={cfg.text!r} holds no text; name files that do")
     measure, draw, title = FIGURES[cfg.figure]
-    layers = measure(run.model, idx)
+    layers = measure_layers(run.model, idx[:1] if draw is draw_maps else idx, measure)
     if len({layer.size(-1) for layer in layers.values()}) != 1:
         raise ValueError(f"figure={cfg.figure!r} has nothing to show of pe={run.pe!r}")
     figure = draw(run, layers, cfg.heads, [code.decode([token]) for token in idx[0].tolist()])
@@ -180,54 +172,54 @@ def draw_heads(run, cfg, path):
     save(figure, path)
 
 
-def inside(model, idx):
-    """Yields of each layer its number, its Attention, and what that computes on idx (B, T). There
-    is a forward pass for each, as the weights of all might not fit in memory."""
-    for i, block in enumerate(model.h):
-        block.attn.kept = {}
-        model(idx)
-        kept, block.attn.kept = block.attn.kept, None
-        yield i, block.attn, kept
-
-
-def norms(model, idx):
-    """{layer: (2, n)}: for q and k, the 2-norm of the pair of numbers that turns at frequency c, in
-    PoPE the magnitude mu of component c. Mean over texts, tokens and heads (PoPE Figures 3 to 6)."""
-    result, pos = {}, torch.arange(idx.size(1), device=idx.device)
-    for i, attn, kept in inside(model, idx):
-        for pe in (pe for pe in attn.pes if type(pe).rotate is not PE.rotate):
-            pairs = torch.stack(pe.rotate(kept["q"], kept["k"], kept["x"], pos, {}))
-            pairs = pairs.unflatten(-1, (2, -1))  # (2, B, H, T, 2, n)
-            result[i] = pairs.norm(dim=-2).mean((1, 2, 3)).cpu()
-    return result
-
-
-def weights_by_distance(model, idx):
-    """{layer: (H, T)}: the attention weight at each distance 0..T-1, mean over the queries that
-    reach so far back and over the texts."""
-    result = {}
+@torch.no_grad()
+def measure_layers(model, idx, measure):
+    """{layer: what `measure` makes of its attention}, mean over the texts idx (B, T). There is a
+    forward pass for each layer, as the weights of all might not fit in memory."""
+    layers = {}
     for text in idx:
-        for i, _, kept in inside(model, text[None]):
-            means = [kept["weights"][0].diagonal(-n, 1, 2).mean(1) for n in range(len(text))]
-            result[i] = result.get(i, 0) + torch.stack(means, 1).cpu() / len(idx)
-    return result
+        for i, block in enumerate(model.h):
+            block.attn.kept = {}
+            model(text[None])
+            found = measure(block.attn, block.attn.kept)
+            block.attn.kept = None
+            if found is not None:
+                layers[i] = layers.get(i, 0) + found.cpu() / len(idx)
+    return layers
 
 
-def maps(model, idx, alone):
-    """{layer: (H, T, T)} of the first text, nan in the future: CoPE's gates g_ij (CoPE Figure 7) or,
-    from positions p_ij alone, the attention exp(z_i[p_ij]) over the largest in its row, as if q.k
-    were the same for all keys (Figure 4)."""
-    result, j = {}, torch.arange(idx.size(1), device=idx.device)
-    i = j[:, None]
-    for layer, attn, kept in inside(model, idx[:1]):
-        for pe in (pe for pe in attn.pes if isinstance(pe, CoPE)):
+def norms(attn, kept):
+    """(2, n): for q and k, the 2-norm of the pair of numbers that turns at frequency c, in PoPE the
+    magnitude mu of component c. Mean over tokens and heads (PoPE Figures 3 to 6)."""
+    for pe in attn.pes:
+        if type(pe).rotate is not PE.rotate:
+            pos = torch.arange(kept["x"].size(1), device=kept["x"].device)
+            pairs = torch.stack(pe.rotate(kept["q"], kept["k"], kept["x"], pos, {}))
+            pairs = pairs.unflatten(-1, (2, -1))  # (2, 1, H, T, 2, n)
+            return pairs.norm(dim=-2).mean((1, 2, 3))
+
+
+def weights_by_distance(attn, kept):
+    """(H, T): the attention weight at each distance 0..T-1, mean over the queries that reach so
+    far back."""
+    weights = kept["weights"][0]
+    return torch.stack([weights.diagonal(-n, 1, 2).mean(1) for n in range(weights.size(1))], 1)
+
+
+def maps(attn, kept, alone):
+    """(H, T, T), nan in the future: CoPE's gates g_ij (CoPE Figure 7) or, from positions p_ij only,
+    the attention exp(z_i[p_ij]) over the largest in its row, as if q.k were the same for all keys
+    (Figure 4)."""
+    for pe in attn.pes:
+        if isinstance(pe, CoPE):
+            j = torch.arange(kept["x"].size(1), device=kept["x"].device)
+            i = j[:, None]
             features = pe.key_features(kept["x"], kept["k"], kept["v"], {})
             shown = pe.gates(kept["q"], kept["logits"], i, j, features)  # (1, H, T, T)
             if alone:
                 z = pe.bias_at(pe.positions(shown), kept["q"]).masked_fill(j > i, -math.inf)
                 shown = (z - z.amax(-1, keepdim=True)).exp()
-            result[layer] = shown[0].masked_fill(j > i, math.nan).cpu()
-    return result
+            return shown[0].masked_fill(j > i, math.nan)
 
 
 def draw_norms(run, layers, chosen, words):
@@ -266,7 +258,9 @@ def draw_lines(run, layers, x, names, **axes_options):
 def draw_maps(run, layers, chosen, words):
     """A map of queries by keys for each of the heads chosen, "4.3,1.2", or, a row for each layer,
     for all of them."""
-    there = {f"{i + 1}.{h + 1}": head for i, layer in layers.items() for h, head in enumerate(layer)}
+    there = {}
+    for i, layer in layers.items():
+        there |= {f"{i + 1}.{h + 1}": head for h, head in enumerate(layer)}
     names = [choose("heads", name, there) for name in chosen.split(",") if chosen] or list(there)
     across = len(names) if chosen else len(names) // len(layers)
     side = max(1.5, min(4.5, 16 / across))  # inches
@@ -286,8 +280,8 @@ def draw_maps(run, layers, chosen, words):
 
 
 def marks(words):
-    """Of a text's tokens: {where a line begins: its first letters}, where lines end, and the size of
-    the sign there: large for a blank line and for a heading as Wikipedia writes it, "= Title ="."""
+    """Of a text's tokens: {where a line begins: its first letters}, where lines end, and the size
+    of the sign there: large for a blank line and for a heading as Wikipedia writes it, "= A ="."""
     starts, ends, sizes, first = {}, [], [], 0
     for t, word in enumerate(words):
         line = "".join(words[first : t + 1])

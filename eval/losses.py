@@ -30,7 +30,7 @@ def evaluate(runs, names):
             length = run.length(split)
             rows.append(dict(split=split.split, length=length))
             if length <= run.limit:
-                parts = batches(split.windows(length), lambda _: length, f"{run.name}, {split.split}")
+                parts = batches(split.windows(length), lambda _: length, run.name)
                 sums = error_sums(run.model, (run.read(split, part, length) for part in parts))
                 rows[-1] |= scores(sums, split.meta["loss"] == "mask")
         yield rows
@@ -78,7 +78,8 @@ def stretches(split, trained, multiples, tokens):
     whole = split.tokens - 1  # the last token is only a target
     n = tokens // STRETCHES if tokens < whole else whole
     for multiple in multiples:
-        length, asked = round(multiple * trained), f"extrapolate={multiple:g} times {trained} tokens"
+        asked = f"extrapolate={multiple:g} times {trained} tokens"
+        length = round(multiple * trained)
         if not 1 <= length <= whole:
             raise ValueError(f"{asked} is not in 1 to {whole}, split {split.split!r} of "
                              f"{split.folder}")

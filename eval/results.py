@@ -129,5 +129,5 @@ def spread(values):
         return f"{values[0]:.4g}" if values else "–"
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     digits = min(max(0, 1 - math.floor(math.log10(deviation))), 6) if deviation else 3
-    mean, deviation, low, high = (f"{x:.{digits}f}" for x in (mean, deviation, min(values), max(values)))
-    return f"{mean} ± {deviation} ({low} to {high})"
+    found = (f"{x:.{digits}f}" for x in (mean, deviation, min(values), max(values)))
+    return "{} ± {} ({} to {})".format(*found)

@@ -60,7 +60,7 @@ def test_norms(options, layers, monkeypatch):
     net, idx, params = small(**options)
     calls = record(monkeypatch, "score")  # a call per layer and head, with q and k before rotation
     oracles.gpt(net.cfg, params, idx[0].numpy())
-    got, pope = figures.norms(net, idx), "pope" in options["pe"]
+    got, pope = figures.measure_layers(net, idx, figures.norms), "pope" in options["pe"]
     assert list(got) == layers
     for i in layers:
         for side in (0, 1):
@@ -92,7 +92,8 @@ def test_maps(options, layers, monkeypatch):
     gates, biases = record(monkeypatch, "gates"), record(monkeypatch, "bias")
     oracles.gpt(net.cfg, params, idx[0].numpy())
     biases = [z for (_, name, *_), z in biases if name.startswith("cope")]
-    got_gates, got_positions = (figures.maps(net, idx, alone) for alone in (False, True))
+    measures = [figures.FIGURES[name][0] for name in ("gates", "positions")]
+    got_gates, got_positions = (figures.measure_layers(net, idx, measure) for measure in measures)
     assert list(got_gates) == list(got_positions) == layers
     future = np.triu(np.ones((23, 23)), 1) > 0
     for n, (i, h) in enumerate((i, h) for i in layers for h in range(2)):
@@ -136,7 +137,7 @@ def test_weights_by_distance(options, monkeypatch):
                 e = np.exp(a[i, : i + 1] - a[i, : i + 1].max())
                 weights[i, : i + 1] = e == 1 if net.cfg.hard_attention else e / e.sum()
             want[n // 2, n % 2] += [weights.diagonal(-d).mean() / 2 for d in range(23)]
-    got = figures.weights_by_distance(net, texts)
+    got = figures.measure_layers(net, texts, figures.weights_by_distance)
     assert list(got) == [0, 1, 2]
     for layer in range(3):
         assert np.abs(got[layer].numpy() - want[layer]).max() < 1e-4

@@ -367,6 +367,7 @@ def test_digits_that_the_spread_warrants(numbers, cell):
     (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, "),
     (["RUN", "--figure=gates"], "figure='gates' has nothing to show of pe='rope'"),
     (["EXPE", "--figure=frequency"], "has nothing to show of pe='expe'"),
+    (["RUN", "--figure=distance", "--text=x", "--split=val"], "takes the place of --split and --data"),
     (["RUN", "EXPE", "--figure=distance", "--out=EMPTY/d"], "names one picture, and there are 2 runs"),
     (["RUN", "--figure=frequency", f"--text={os.devnull}"], "holds no text; name files that do"),
     (["RUN", "--figure=frequency", "--text=RUN/ckpt.pt"], "UnicodeDecodeError: "),
@@ -390,11 +391,10 @@ def test_a_mistyped_run(runs, tmp_path, monkeypatch):
     for word in ("out/quickstart_poep", "quickstart_pope", "out/quickstart_pop@rope_factor=2"):
         line = fails(sample.__file__, word, "--evaluate=val")
         assert line.startswith(f"FileNotFoundError: run directory '{word.partition('@')[0]}' does not exist; "
-                               "there are out/quickstart_pope, out/quickstart_rope, out/other; train one")
+                               "the nearest: out/quickstart_pope, out/quickstart_rope, out/other; train")
     shutil.rmtree(tmp_path / "out")
     assert fails(sample.__file__, "gpt2").endswith(
-        "'gpt2' does not exist; train one with `python train.py config/quickstart.py` (public weights are "
-        "not read)")
+        "'gpt2' does not exist; the nearest: none; train one with `python train.py config/quickstart.py`")
 
 
 def test_ctrl_c_is_one_line(runs, tmp_path):
@@ -412,12 +412,9 @@ def test_ctrl_c_is_one_line(runs, tmp_path):
 def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
     """Which tokens each is drawn on, and where it is written."""
     imread, seen = pytest.importorskip("matplotlib.image").imread, []
-    for name, (measure, *more) in figures.FIGURES.items():
-        def spy(model, idx, measure=measure):
-            seen.append(idx[0].tolist())
-            return measure(model, idx)
-
-        monkeypatch.setitem(figures.FIGURES, name, (spy, *more))
+    measure = figures.measure_layers
+    monkeypatch.setattr(figures, "measure_layers", lambda model, idx, how: (
+        seen.append(idx[0].tolist()), measure(model, idx, how))[1])
     text = tmp_path / "text"
     text.write_text("s3 s1 s4 " * 10)
     (tmp_path / "short").write_text("s2 s7")
