@@ -1,5 +1,5 @@
-"""Tasks of the lm-evaluation-harness, as sample.py runs them, against float64 sums token by token and
-the harness's own adapter of Hugging Face models."""
+"""Tasks of the lm-evaluation-harness, as sample.py runs them, against float64 sums token by token
+and the harness's own adapter of Hugging Face models."""
 import functools
 import json
 import os
@@ -32,7 +32,8 @@ PAIRS = [("", "a"), ("", "def f():"), ("print", "(a)"), ("q", "w"), (LONG, "r"),
 @pytest.fixture
 def own_tasks(monkeypatch):
     """Without the harness's own task files, which it takes 6 s to read."""
-    monkeypatch.setattr(tasks, "TaskManager", functools.partial(tasks.TaskManager, include_defaults=False))
+    manager = functools.partial(tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(tasks, "TaskManager", manager)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,8 @@ def ask(kind, arguments):
 
 
 def logps(net, context, targets):
-    """Of each target, by a forward pass of its own in float64, and whether it is the likeliest: (n,),
-    (n,). The window ends with the last target and is 16 tokens wide, that target not counted."""
+    """Of each target, by a forward pass of its own in float64, and whether it is the likeliest:
+    (n,), (n,). The window ends with the last target and is 16 tokens wide, without that target."""
     tokens, found = context + targets, []
     for at in range(len(context), len(tokens)):
         inputs = tokens[max(0, len(tokens) - 17) : at]
@@ -70,8 +71,8 @@ def logps(net, context, targets):
 
 
 def by_hand(net, context, continuation):
-    """The sum, and whether all are likeliest; spaces before the continuation belong to it, as in the
-    harness."""
+    """The sum, and whether all are likeliest. Spaces before the continuation belong to it, as in
+    the harness."""
     before, targets = context.rstrip(), (context + continuation)[len(context.rstrip()) :]
     p, right = logps(net, list(before.encode()) or [256], list(targets.encode()))
     return sum(p), all(right)
@@ -127,12 +128,13 @@ def test_the_harness_own_adapter_agrees(tmp_path):
         for a, b in zip(h.h, net.h):
             a.ln_1.load_state_dict(b.ln_1.state_dict())
             a.ln_2.load_state_dict(b.ln_2.state_dict())
-            for x, ys in ((a.attn.c_attn, (b.attn.c_qk, b.attn.c_v)), (a.attn.c_proj, (b.attn.c_proj,)),
+            for x, ys in ((a.attn.c_attn, (b.attn.c_qk, b.attn.c_v)),
+                          (a.attn.c_proj, (b.attn.c_proj,)),
                           (a.mlp.c_fc, (b.mlp.c_fc,)), (a.mlp.c_proj, (b.mlp.c_proj,))):
                 x.weight.copy_(torch.cat([y.weight for y in ys]).T)
                 x.bias.copy_(torch.cat([y.bias for y in ys]))
-    # bytes as a BPE: its alphabet writes the printable bytes as themselves, the others, a space (Ġ) too,
-    # from chr(256) on
+    # bytes as a BPE: its alphabet writes the printable bytes as themselves and the others, a space
+    # (Ġ) too, from chr(256) on
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     ids = {chr(b): b for b in printable} | {"<|endoftext|>": 256}
@@ -152,7 +154,7 @@ def test_the_harness_own_adapter_agrees(tmp_path):
 
 
 def test_a_task_from_a_file(run, net, own_tasks, tmp_path, capsys):
-    """Two questions of three, after one solved example; a task file may hold what the harness allows."""
+    """Two questions of three, then all after one solved example."""
     docs = [dict(q="for a in", choices=[" range(3)", " xyz(3)"], gold=0),
             dict(q="print", choices=["(", "é", "a"], gold=2),
             dict(q="", choices=["f", "()"], gold=1)]
@@ -177,8 +179,8 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     with open(os.path.join(run, "results.jsonl")) as file:
         lines = [line for line in map(json.loads, file) if line["metric"] == "acc,none"][-2:]
     shots = ("three_questions, 0-shot, the first 2", "three_questions, 1-shot")
-    for line, shown, used, split in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), shots,
-                                        strict=True):
+    prompts = "", "for a in range(3)\n\n"
+    for line, shown, used, split in zip(lines, prompts, (docs[:2], docs), shots, strict=True):
         right = []
         for doc in used:
             sums = [by_hand(net.double(), shown + doc["q"], choice)[0] for choice in doc["choices"]]
@@ -190,7 +192,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 
 def test_cbt(run, net, own_tasks, monkeypatch):
-    """The rows of the original, small: the mean per token decides, where a sum would choose otherwise."""
+    """Small rows, where the mean per token decides otherwise than a sum would."""
     tale = [f"line {i} of a tale ." for i in range(20)]
     rows = [dict(sentences=tale, question="The XXXXX 's .", options=["for a in", "a", "print", ""]),
             dict(sentences=tale, question="`` XXXXX ?", options=["end='", "é", "in range(3)"])]
@@ -216,7 +218,8 @@ def test_cbt(run, net, own_tasks, monkeypatch):
     with open(os.path.join(run, "results.jsonl")) as file:
         found = [line for line in map(json.loads, file) if "cbt" in line["split"]]
     found = [line for line in found if line["metric"] == "acc,none"]
-    assert {line["split"].partition(",")[0].rpartition("_")[2]: line["value"] for line in found} == dict(
+    names = [line["split"].partition(",")[0].rpartition("_")[2] for line in found]
+    assert dict(zip(names, (line["value"] for line in found))) == dict(
         cn=1.0, ne=0.5, p=0.5, v=0.0, cbt=0.5)  # each kind counts the same
     loaded = tasks.TaskManager(include_path=os.path.abspath("eval")).load("cbt")
     task = next(iter(loaded["tasks"].values()))
@@ -235,8 +238,9 @@ def test_cbt_undoes_the_tokeniser():
 
 @pytest.mark.parametrize("name", ["cbtt", "nowhere/task.yaml"])
 def test_unknown_task(run, own_tasks, name):
-    assert (f"ValueError: tasks='{name}' is neither a task of the harness nor a yaml file; did you mean 'cbt"
-            in fails("sample.py", run, f"--tasks={name}", "--device=cpu"))
+    line = fails("sample.py", run, f"--tasks={name}", "--device=cpu")
+    assert (f"ValueError: tasks='{name}' is neither a task of the harness nor a yaml file; "
+            "did you mean 'cbt") in line
 
 
 def test_no_harness(run, monkeypatch):
@@ -248,5 +252,5 @@ def test_no_harness(run, monkeypatch):
 
 
 def test_no_text(net):
-    with pytest.raises(ValueError, match="need a model of text, this one's data set has no separator"):
+    with pytest.raises(ValueError, match="need a model of text, this one's data set has no sep"):
         Model(net, BYTES | dict(separator=None))
