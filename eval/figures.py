@@ -114,12 +114,13 @@ def draw_curves(found, path):
             ax.set_xscale("log", base=2)
             ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if lengths[6:] else 0)
             ax.minorticks_off()
-        # the first twentieth of training would leave no room for the rest, nor would an explosion
-        points = [point for line in ax.lines for point in line.get_xydata().tolist()]
-        heights = [height for at, height in points if trained or at >= ax.dataLim.x1 / 20]
-        low, high = min(heights), max(heights)
-        if y == "loss" and trained:
+        low, high = ax.dataLim.intervaly
+        if y == "loss" and trained:  # one that explodes leaves the picture
             high = min(high, max(1.7 * low, low + 0.5))
+        if not trained:  # the first twentieth of training would leave no room for the rest
+            points = [point for line in ax.lines for point in line.get_xydata()]
+            later = [height for at, height in points if at >= ax.dataLim.x1 / 20]
+            low, high = min(later), max(later)
         margin = 0.05 * (high - low) or 0.05
         ax.set_ylim(low - margin, high + margin)
         plain(ax, trained)
