@@ -105,7 +105,7 @@ def draw_curves(found, path):
         trained = {row["trained"] for row in rows if x in ("length", "position")}
         label = f"{x}, tokens; dashed: as trained" if trained else x
         if any("window_loss" in row for row in rows):
-            draw_each(ax, rows, x, "window_loss", linewidth=0.6)
+            draw_each(ax, rows, x, "window_loss", linewidth=0.6, label="_")
             label += "\nthin: each token sees the last trained length alone"
         draw_each(ax, rows, x, y, marker="." if x == "length" else "")
         ax.set(title=title, ylabel=results.METRICS.get(y, y), xlabel=label)
@@ -135,14 +135,14 @@ def draw_each(ax, rows, x, y, **style):
         if y in row:
             points.setdefault(row[x], []).append(row[y])
     for name, (pe, points) in curves.items():
-        look = dict(color=COLORS.get(pe, "#b0b0b0"), linestyle=LINES[drawn[pe] % len(LINES)])
+        color, line = COLORS.get(pe, "#b0b0b0"), LINES[drawn[pe] % len(LINES)]
         drawn[pe] += 1
         at = sorted(points)
         ys = [points[place] for place in at]
-        label = name if "marker" in style else None
-        ax.plot(at, [sum(y) / len(y) for y in ys], label=label, **look, **style)
+        look = dict(label=name, color=color, linestyle=line) | style
+        ax.plot(at, [sum(y) / len(y) for y in ys], **look)
         band = [min(y) for y in ys], [max(y) for y in ys]
-        ax.fill_between(at, *band, color=look["color"], alpha=0.15, linewidth=0)
+        ax.fill_between(at, *band, color=color, alpha=0.15, linewidth=0)
 
 
 def draw_heads(run, cfg, path):
