@@ -68,11 +68,11 @@ class SampleConfig:
     tasks: str = ""  # lm-evaluation-harness tasks, by name or yaml file: score the model on them
     task_limit: int = 0  # tasks: only the first questions of each, this many; 0: all
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
-    eval_tokens: int = losses.TOKENS  # extrapolate: targets, the same at every length
+    eval_tokens: int = losses.TOKENS  # extrapolate: tokens to read, the same at every multiple
     split: str = "val"  # of the data set: to extrapolate on, to draw figures on, to show rows of
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the one trained on
     figure: str = ""  # frequency | positions | gates | distance | curves: draw it
-    text: str = ""  # figure: a text file to draw it on; empty: the split
+    text: str = ""  # figure: text files to draw it on, joined by commas; empty: the split
     heads: str = ""  # positions, gates: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
     keys: str = "loss,val/loss"  # curves: keys of log.jsonl; those of a split are SPLIT/KEY
     against: str = "step"  # curves: step | tokens

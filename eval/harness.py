@@ -81,9 +81,9 @@ class Model(TemplateLM):
             for row, (_, _, n) in zip(y, part):
                 row[:-n] = -1  # no target
             logits = self.model(x, y)[0].mT.float()  # (B, V, T)
-            loss = F.cross_entropy(logits, y, ignore_index=-1, reduction="none").double().sum(1)
+            loss = F.cross_entropy(logits, y, ignore_index=-1, reduction="none").cpu().double()
             right = ((logits.argmax(1) == y) | (y == -1)).all(1)
-            for (i, _, _), nats, all_right in zip(part, loss.tolist(), right.tolist()):
+            for (i, _, _), nats, all_right in zip(part, loss.sum(1).tolist(), right.tolist()):
                 logps[i] -= nats
                 greedy[i] &= all_right
         found = list(map(Score, zip(logps, greedy)))
@@ -92,6 +92,7 @@ class Model(TemplateLM):
         return found
 
     def generate_until(self, requests, disable_tqdm=False):
-        raise ValueError("this task needs more than log-likelihoods of answers that it names")
+        raise ValueError("this task asks for more than the log-likelihood of given answers, which "
+                         "is all that is scored here")
 
     loglikelihood_rolling = generate_until
