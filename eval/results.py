@@ -126,7 +126,7 @@ def report(names, path):
 def spread(values):
     """Mean ± sample standard deviation (lowest to highest), to the deviation's second digit."""
     if len(values) < 2:
-        return f"{values[0]:.4g}" if values else "–"
+        return f"{values[0]:#.4g}" if values else "–"
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     digits = min(max(0, 1 - math.floor(math.log10(deviation))), 6) if deviation else 3
     found = (f"{x:.{digits}f}" for x in (mean, deviation, min(values), max(values)))
