@@ -146,7 +146,8 @@ def test_help_prints_every_key_with_its_comment(capsys):
 
 
 def sources():
-    return "".join(open(name).read() for name in ("model.py", "train.py", "sample.py"))
+    return "".join(open(name).read() for name in
+                   ("model.py", "train.py", "sample.py", "eval/figures.py"))
 
 
 @pytest.mark.parametrize("cls", [GPTConfig, TrainConfig, SampleConfig])

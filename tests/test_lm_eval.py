@@ -1,5 +1,5 @@
-"""Tasks of the lm-evaluation-harness, as sample.py runs them, against float64 sums token by token and
-the harness's own adapter of Hugging Face models."""
+"""Tasks of the lm-evaluation-harness, as sample.py runs them, against float64 sums token by token
+and the harness's own adapter of Hugging Face models."""
 import functools
 import json
 import os
@@ -15,13 +15,11 @@ pytest.importorskip("lm_eval")
 import datasets
 from lm_eval import tasks
 from lm_eval.api.instance import Instance
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 import sample
 import train
-from config.tasks.harness import Model
 from data.shards import Writer
-from data.text import tokenizer
+from eval.harness import Model
 from model import GPT, GPTConfig
 
 BYTES = dict(tokenizer="bytes", separator=256)
@@ -31,12 +29,11 @@ PAIRS = [("", "a"), ("", "def f():"), ("print", "(a)"), ("q", "w"), (LONG, "r"),
          ("two  ", "spaces"), ("é", "ü"), (LONG * 2, ": " * 5), ("  ", "only spaces")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def index():
-    """The harness reads all its task files, 6 s, each time that it is asked for a task."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "TaskManager", functools.cache(tasks.TaskManager))
-        yield
+@pytest.fixture
+def own_tasks(monkeypatch):
+    """Without the harness's own task files, which it takes 6 s to read."""
+    manager = functools.partial(tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(tasks, "TaskManager", manager)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +59,8 @@ def ask(kind, arguments):
 
 
 def logps(net, context, targets):
-    """Of each target, by a forward pass of its own in float64, and whether it is the likeliest: (n,),
-    (n,). The window ends with the last target and is 16 tokens wide, that target not counted."""
+    """Of each target, by a forward pass of its own in float64, and whether it is the likeliest:
+    (n,), (n,). The window ends with the last target and is 16 tokens wide, without that target."""
     tokens, found = context + targets, []
     for at in range(len(context), len(tokens)):
         inputs = tokens[max(0, len(tokens) - 17) : at]
@@ -74,8 +71,8 @@ def logps(net, context, targets):
 
 
 def by_hand(net, context, continuation):
-    """The sum, and whether all are likeliest; spaces before the continuation belong to it, as in the
-    harness."""
+    """The sum, and whether all are likeliest. Spaces before the continuation belong to it, as in
+    the harness."""
     before, targets = context.rstrip(), (context + continuation)[len(context.rstrip()) :]
     p, right = logps(net, list(before.encode()) or [256], list(targets.encode()))
     return sum(p), all(right)
@@ -109,41 +106,6 @@ def test_greedy_is_what_the_model_writes(net):
     assert scores[0][0] > scores[2][0]
 
 
-@pytest.mark.parametrize("text", ["", "a", "sixteen tokens. ", "seventeen tokens.", LONG, LONG * 3])
-def test_rolling(net, text):
-    harness = Model(net, BYTES)
-    (got,) = harness.loglikelihood_rolling(ask("loglikelihood_rolling", [(text,)]))
-    windows = map(make_disjoint_window, get_rolling_token_windows(list(text.encode()), 256, 16, 1))
-    if text:  # a continuation of any length is scored in the same way
-        assert harness.loglikelihood(ask("loglikelihood", [("", text)]))[0][0] == pytest.approx(got)
-    assert got == pytest.approx(sum(sum(logps(net.double(), *window)[0]) for window in windows), abs=1e-5)
-
-
-def test_generation(net):
-    harness, encode = Model(net, BYTES), tokenizer(BYTES).encode
-
-    def answer(prompt, **options):
-        return harness.generate_until(ask("generate_until", [(prompt, options)]), disable_tqdm=True)[0]
-
-    def written(prompt, n):
-        idx = encode(prompt) or [256]
-        return bytes(net.generate(torch.tensor([idx]), n, temperature=0)[0, len(idx) :].tolist()).decode()
-
-    whole = written("for a in ", 7)
-    assert answer("for a in ", max_gen_toks=7) == whole
-    assert answer("for a in ", max_gen_toks=7, until=["#", whole[4]]) == whole[: whole.index(whole[4])]
-    assert answer(LONG, max_gen_toks=7) == written(LONG[-9:], 7)  # the prompt's last 16 - 7 tokens
-    assert answer("", max_gen_toks=3) == written("", 3)
-    more = torch.tensor([list(b"abcb") + [256, 99]])
-    net.generate = lambda idx, new, temperature: torch.cat((idx, more), 1)
-    assert answer("x", max_gen_toks=6) == "abcb"  # the document ends there
-    assert answer("x", max_gen_toks=6, until="cb") == "ab"
-    with pytest.raises(ValueError, match="max_gen_toks=16 leaves no room for a prompt within block_size=16"):
-        answer("x", max_gen_toks=16)
-    with pytest.raises(ValueError, match="do_sample=True"):
-        answer("x", max_gen_toks=4, do_sample=True)
-
-
 def test_the_harness_own_adapter_agrees(tmp_path):
     """Hugging Face's GPT-2 with the same weights, and a tokenizer that joins some bytes."""
     transformers = pytest.importorskip("transformers")
@@ -161,17 +123,18 @@ def test_the_harness_own_adapter_agrees(tmp_path):
     with torch.no_grad():
         h = theirs.transformer
         h.wte.weight.copy_(net.wte.weight)
-        h.wpe.weight.copy_(net.firsts["learned"].wpe.weight)
+        h.wpe.weight.copy_(net.first_pe["learned"].wpe.weight)
         h.ln_f.load_state_dict(net.ln_f.state_dict())
         for a, b in zip(h.h, net.h):
             a.ln_1.load_state_dict(b.ln_1.state_dict())
             a.ln_2.load_state_dict(b.ln_2.state_dict())
-            for x, ys in ((a.attn.c_attn, (b.attn.c_qk, b.attn.c_v)), (a.attn.c_proj, (b.attn.c_proj,)),
+            for x, ys in ((a.attn.c_attn, (b.attn.c_qk, b.attn.c_v)),
+                          (a.attn.c_proj, (b.attn.c_proj,)),
                           (a.mlp.c_fc, (b.mlp.c_fc,)), (a.mlp.c_proj, (b.mlp.c_proj,))):
                 x.weight.copy_(torch.cat([y.weight for y in ys]).T)
                 x.bias.copy_(torch.cat([y.bias for y in ys]))
-    # bytes as a BPE: its alphabet writes the printable bytes as themselves, the others, a space (Ġ) too,
-    # from chr(256) on
+    # bytes as a BPE: its alphabet writes the printable bytes as themselves and the others, a space
+    # (Ġ) too, from chr(256) on
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     ids = {chr(b): b for b in printable} | {"<|endoftext|>": 256}
@@ -186,19 +149,12 @@ def test_the_harness_own_adapter_agrees(tmp_path):
                                                 eos_token="<|endoftext|>")
     theirs = HFLM(theirs, tokenizer=fast, batch_size=4, device="cpu")
     assert ours.tok_encode("print") + ours.tok_encode("(a)") != ours.tok_encode("print(a)")
-    for kind, arguments in (("loglikelihood", PAIRS[:-1]),
-                            ("loglikelihood_rolling", [(LONG,), ("a",), (LONG * 2,)]),
-                            ("generate_until",
-                             [(text, dict(until=["b", "\n"], max_gen_toks=6)) for text in (LONG, "for")])):
-        got, want = (getattr(lm, kind)(ask(kind, arguments)) for lm in (ours, theirs))
-        if kind == "generate_until":
-            assert got == want
-        else:
-            assert all(a == pytest.approx(b, abs=1e-4) for a, b in zip(got, want, strict=True))
+    got, want = (lm.loglikelihood(ask("loglikelihood", PAIRS[:-1])) for lm in (ours, theirs))
+    assert all(a == pytest.approx(b, abs=1e-4) for a, b in zip(got, want, strict=True))
 
 
-def test_a_task_from_a_file(run, net, tmp_path, capsys):
-    """Two questions of three, after one solved example; a task file may hold what the harness allows."""
+def test_a_task_from_a_file(run, net, own_tasks, tmp_path, capsys):
+    """Two questions of three, then all after one solved example."""
     docs = [dict(q="for a in", choices=[" range(3)", " xyz(3)"], gold=0),
             dict(q="print", choices=["(", "é", "a"], gold=2),
             dict(q="", choices=["f", "()"], gold=1)]
@@ -223,8 +179,8 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     with open(os.path.join(run, "results.jsonl")) as file:
         lines = [line for line in map(json.loads, file) if line["metric"] == "acc,none"][-2:]
     shots = ("three_questions, 0-shot, the first 2", "three_questions, 1-shot")
-    for line, shown, used, split in zip(lines, ("", "for a in range(3)\n\n"), (docs[:2], docs), shots,
-                                        strict=True):
+    prompts = "", "for a in range(3)\n\n"
+    for line, shown, used, split in zip(lines, prompts, (docs[:2], docs), shots, strict=True):
         right = []
         for doc in used:
             sums = [by_hand(net.double(), shown + doc["q"], choice)[0] for choice in doc["choices"]]
@@ -235,8 +191,8 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     assert printed.startswith(run) and "three_questions" in printed and "|acc" in printed
 
 
-def test_cbt(run, net, monkeypatch):
-    """The rows of the original, small: the mean per token decides, where a sum would choose otherwise."""
+def test_cbt(run, net, own_tasks, monkeypatch):
+    """Small rows, where the mean per token decides otherwise than a sum would."""
     tale = [f"line {i} of a tale ." for i in range(20)]
     rows = [dict(sentences=tale, question="The XXXXX 's .", options=["for a in", "a", "print", ""]),
             dict(sentences=tale, question="`` XXXXX ?", options=["end='", "é", "in range(3)"])]
@@ -262,9 +218,10 @@ def test_cbt(run, net, monkeypatch):
     with open(os.path.join(run, "results.jsonl")) as file:
         found = [line for line in map(json.loads, file) if "cbt" in line["split"]]
     found = [line for line in found if line["metric"] == "acc,none"]
-    assert {line["split"].partition(",")[0].rpartition("_")[2]: line["value"] for line in found} == dict(
+    names = [line["split"].partition(",")[0].rpartition("_")[2] for line in found]
+    assert dict(zip(names, (line["value"] for line in found))) == dict(
         cn=1.0, ne=0.5, p=0.5, v=0.0, cbt=0.5)  # each kind counts the same
-    loaded = tasks.TaskManager(include_path=os.path.abspath("config/tasks")).load("cbt")
+    loaded = tasks.TaskManager(include_path=os.path.abspath("eval")).load("cbt")
     task = next(iter(loaded["tasks"].values()))
     task.build_all_requests()
     assert [request.args for request in task.instances] == [
@@ -273,30 +230,27 @@ def test_cbt(run, net, monkeypatch):
 
 
 def test_cbt_undoes_the_tokeniser():
-    plain = runpy.run_path("config/tasks/cbt.py")["plain"]
+    plain = runpy.run_path("eval/cbt.py")["plain"]
     tokenised = "`` Do n't , '' said he , `` -LRB- or I 'll go -RRB- . ''"
     assert plain(tokenised) == '"Don\'t," said he, "(or I\'ll go)."'
     assert plain("`` O mother !") == '"O mother!'
 
 
-@pytest.mark.parametrize("names, message", [
-    ("lambda_openai", "ValueError: tasks='lambda_openai' is neither a task of the harness nor a yaml file; "
-                      "did you mean 'lambada_"),
-    ("nowhere/task.yaml", "ValueError: tasks='nowhere/task.yaml' is neither a task of the harness nor a "
-                          "yaml file"),
-])
-def test_unknown_task(run, names, message):
-    assert message in fails("sample.py", run, f"--tasks={names}", "--device=cpu")
+@pytest.mark.parametrize("name", ["cbtt", "nowhere/task.yaml"])
+def test_unknown_task(run, own_tasks, name):
+    line = fails("sample.py", run, f"--tasks={name}", "--device=cpu")
+    assert (f"ValueError: tasks='{name}' is neither a task of the harness nor a yaml file; "
+            "did you mean 'cbt") in line
 
 
 def test_no_harness(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "config.tasks.harness")
-    monkeypatch.delattr("config.tasks.harness")
+    monkeypatch.delitem(sys.modules, "eval.harness")
+    monkeypatch.delattr("eval.harness")
     line = fails("sample.py", run, "--tasks=cbt")
     assert line == "ImportError: downstream tasks need one more package: pip install lm-eval"
 
 
 def test_no_text(net):
-    with pytest.raises(ValueError, match="need a model of text, this one's data set has no separator"):
+    with pytest.raises(ValueError, match="need a model of text, this one's data set has no sep"):
         Model(net, BYTES | dict(separator=None))

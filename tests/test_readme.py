@@ -1,5 +1,5 @@
-"""README's tables of small runs, held against assets/results.csv, and config/README.md's against
-assets/small.csv, which `sample.py --report` writes."""
+"""README's tables of small runs, held against eval/results.csv, and config/README.md's against
+eval/small.csv, which `sample.py --report` writes."""
 import collections
 import csv
 import importlib
@@ -22,7 +22,7 @@ SMALL = {  # config: its splits, metric, decimals
 def read(name, config):
     """{pe: {(split, metric): [value, ...]}} of one config."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
-    with open(f"assets/{name}.csv", encoding="utf-8") as file:
+    with open(f"eval/{name}.csv", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             if line["config"] == f"config/{config}.py":
                 found[line["pe"]][line["split"], line["metric"]].append(float(line["value"]))

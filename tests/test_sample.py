@@ -1,10 +1,12 @@
-"""sample.py against losses computed by hand, one plain forward pass per window, and its tables."""
+"""sample.py and eval/: losses against sums by hand, of plain forward passes."""
 import csv
 import json
 import math
 import os
+import runpy
 import shutil
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,10 +15,8 @@ from conftest import TINY, fails
 
 import sample
 import train
-from assets import figures
 from data.shards import Split, Writer
-from model import GPT
-from train import load_weights, model_config, read_checkpoint
+from eval import figures, losses, results
 
 
 @pytest.fixture(scope="module")
@@ -24,124 +24,9 @@ def runs(stream, tmp_path_factory):
     """Run directories of tiny models, trained for a few steps at 16 tokens."""
     folder = tmp_path_factory.mktemp("out")
     for pe in ("pope", "learned", "rope", "expe", "cope"):
-        train.main([f"--data={stream}", f"--out_dir={folder / pe}", *TINY, f"--pe={pe}", "--max_iters=30"])
+        train.main([f"--data={stream}", f"--out_dir={folder / pe}", *TINY, f"--pe={pe}",
+                    "--max_iters=10"])
     return folder
-
-
-def by_hand(run, stream, length, longest, count, **changes):
-    """Mean loss over windows of this length that tile `count` stretches of the longest length."""
-    checkpoint = read_checkpoint(str(run))
-    net = GPT(model_config(checkpoint, **changes)).eval()
-    load_weights(net, checkpoint, "run")
-    tokens = np.fromfile(os.path.join(stream, "val_000000.bin"), "<u2").astype(int)
-    terms = []
-    for start in Split(stream, "val").windows(longest, count):
-        for a in range(start, start + longest - length + 1, length):
-            w = torch.from_numpy(tokens[a : a + length + 1])[None]
-            with torch.no_grad():
-                logp = net(w[:, :-1], w[:, 1:])[0].double().log_softmax(-1)
-            terms += (-logp[0, torch.arange(length), w[0, 1:]]).tolist()
-    return sum(terms) / len(terms)
-
-
-def table(path):
-    with open(path) as file:
-        return {(os.path.basename(r["run"]), int(r["multiple"])): r["loss"] for r in csv.DictReader(file)}
-
-
-def test_extrapolation(runs, stream, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sample, "SEGMENT", 20)  # so that 32 and 64 tokens go on from the cache
-    names = [str(runs / "pope"), str(runs / "learned"), str(runs / "rope@rope_scaling=linear,rope_factor=4"),
-             str(runs / "expe@expe_scale=0.5")]
-    out = tmp_path / "new" / "ex"
-    sample.main([*names, "--extrapolate=4,1,2", "--eval_tokens=256", f"--out={out}", "--device=cpu"])
-    got = table(f"{out}.csv")
-    for m in (1, 2, 4):
-        assert float(got["pope", m]) == pytest.approx(by_hand(runs / "pope", stream, 16 * m, 64, 4), abs=1e-4)
-        want = by_hand(runs / "rope", stream, 16 * m, 64, 4, rope_scaling="linear", rope_factor=4.0)
-        assert float(got["rope@rope_scaling=linear,rope_factor=4", m]) == pytest.approx(want, abs=1e-4)
-        want = by_hand(runs / "expe", stream, 16 * m, 64, 4, expe_scale=0.5)
-        assert float(got["expe@expe_scale=0.5", m]) == pytest.approx(want, abs=1e-4)
-    assert float(got["learned", 1]) == pytest.approx(by_hand(runs / "learned", stream, 16, 64, 4), abs=1e-4)
-    assert got["learned", 2] == got["learned", 4] == ""
-    printed = capsys.readouterr().out
-    row = next(line for line in printed.splitlines() if line.startswith(names[0]))
-    loss = float(got["pope", 1])
-    assert f"{loss:.4f} ({math.exp(loss):.2f})" in row
-    assert next(line for line in printed.splitlines() if line.startswith(names[1])).count("ends at 16") == 2
-
-
-def test_sliding_window(runs, stream, tmp_path, capsys):
-    """Every target of a stretch, predicted from a slice of its own, which begins at a multiple of 8 and
-    has at most 16 tokens, but at least 9 where there are as many."""
-    words = ["--extrapolate=0.5,1,1.5,2.5", "--eval_tokens=160", f"--out={tmp_path / 'ex'}", "--device=cpu"]
-    sample.main([str(runs / "pope"), str(runs / "learned"), *words])
-    with open(tmp_path / "ex.csv") as file:
-        got = list(csv.DictReader(file))
-    assert [row["multiple"] for row in got] == ["0.5", "1", "1.5", "2.5"] * 2
-    assert [int(row["length"]) for row in got] == [8, 16, 24, 40] * 2
-    tokens = np.fromfile(os.path.join(stream, "val_000000.bin"), "<u2").astype(int)
-    for row in got:
-        name, length = os.path.basename(row["run"]), int(row["length"])
-        checkpoint = read_checkpoint(str(runs / name))
-        net = GPT(model_config(checkpoint)).eval()
-        load_weights(net, checkpoint, "run")
-        terms = []
-        for stretch in Split(stream, "val").windows(40, 4):
-            for start in range(stretch, stretch + 40 - length + 1, length):
-                for t in range(length):  # the position of the token that predicts the next
-                    begin = 0 if t < 16 else (t // 8 - 1) * 8
-                    with torch.no_grad():
-                        logits = net(torch.from_numpy(tokens[None, start + begin : start + t + 1]))[0][0, -1]
-                    terms.append(-logits.double().log_softmax(-1)[tokens[start + t + 1]].item())
-        assert float(row["window_loss"]) == pytest.approx(sum(terms) / len(terms), abs=1e-4)
-        if length <= 16:
-            assert row["loss"] == row["window_loss"]
-        if name == "pope":
-            assert float(row["loss"]) == pytest.approx(by_hand(runs / name, stream, length, 40, 4), abs=1e-4)
-    printed = capsys.readouterr().out
-    assert printed.count("seeing the last 16") == 2 and f"{float(got[3]['window_loss']):.4f}" in printed
-
-
-def test_picture(runs, tmp_path):
-    pytest.importorskip("matplotlib")
-    sample.main([str(runs / "pope"), str(runs / "learned"), "--extrapolate=1,2", "--eval_tokens=64",
-                 f"--out={tmp_path / 'ex'}"])
-    with open(tmp_path / "ex.png", "rb") as file:
-        assert file.read(4) == b"\x89PNG"
-
-
-def test_no_matplotlib(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    sample.main([str(runs / "pope"), "--extrapolate=1", "--eval_tokens=64", f"--out={tmp_path / 'ex'}"])
-    assert capsys.readouterr().out.endswith("no picture without one more package: pip install matplotlib\n")
-    assert os.path.exists(tmp_path / "ex.csv")
-
-
-def test_no_matplotlib_said_once(task, tmp_path, monkeypatch, capsys):
-    """Recall has two pictures."""
-    shutil.copytree(task / "data", tmp_path / "recall")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    sample.main([str(task / "run"), "--evaluate=val,long", f"--data={tmp_path / 'recall'}",
-                 f"--out={tmp_path / 'ev'}"])
-    assert capsys.readouterr().out.count("pip install matplotlib") == 1
-
-
-def test_text(runs, capsys):
-    words = ["--prompt=s3 s10", "--max_new_tokens=20", "--num_samples=2", "--device=cpu"]
-    sample.main([str(runs / "pope"), str(runs / "rope"), *words])
-    first = capsys.readouterr().out
-    texts = [line.split() for line in first.splitlines() if not line.startswith("---")]
-    assert [len(t) for t in texts] == [22] * 4 and all(t[:2] == ["s3", "s10"] for t in texts)
-    assert texts[0] != texts[1]  # samples differ
-    sample.main([str(runs / "pope"), str(runs / "rope"), *words])
-    assert capsys.readouterr().out == first  # but a seed repeats
-    sample.main([str(runs / "pope"), "--temperature=0.0", "--num_samples=2", "--max_new_tokens=5"])
-    greedy = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("---")]
-    assert greedy[0] == greedy[1] and len(greedy[0]) == 5  # from the separator, which is not printed
-    sample.main([str(runs / "pope"), "--temperature=5.0", "--top_k=1", "--num_samples=1",
-                 "--max_new_tokens=5"])
-    assert capsys.readouterr().out.split("\n")[1].split() == greedy[0]
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +41,167 @@ def task(tmp_path_factory):
         loss[:, 5:7] = 1
         writer.write(split, tokens, loss)
     writer.finish(vocab_size=8, tokenizer={"symbols": list("abcdefgh")})
-    train.main([f"--data={folder / 'data'}", f"--out_dir={folder / 'run'}", *TINY, "--max_iters=150",
-                "--batch_size=16", "--pe=rope",
-                "--dropout=0.0"])
+    train.main([f"--data={folder / 'data'}", f"--out_dir={folder / 'run'}", *TINY,
+                "--max_iters=150", "--batch_size=16", "--pe=rope", "--dropout=0.0"])
     return folder
+
+
+def token_losses(run, tokens, windows):
+    """The losses of each window (begin, end, first), of its targets from `first` on."""
+    net, found = sample.load(str(run), "cpu")[0], {}
+    for size in {end - begin for begin, end, _ in windows}:
+        same = [window for window in windows if window[1] - window[0] == size]
+        idx = torch.from_numpy(np.stack([tokens[begin : end + 1] for begin, end, _ in same]))
+        with torch.no_grad():
+            logp = net(idx[:, :-1], idx[:, 1:])[0].double().log_softmax(-1)
+        found |= zip(same, -logp.gather(-1, idx[:, 1:, None])[..., 0])
+    return torch.cat([found[window][window[2] - window[0] :] for window in windows]).tolist()
+
+
+def tiles(spans, length):
+    return [(a, min(a + length, stop)) for start, stop in spans for a in range(start, stop, length)]
+
+
+def read(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def values(path, metric="loss"):
+    return {(os.path.basename(row["run"]), row["split"].split()[-1]): float(row["value"])
+            for row in read(path) if row["metric"] == metric}
+
+
+# extrapolation
+
+
+@pytest.mark.parametrize("eval_tokens, spans, multiples", [
+    # 16 stretches, with a rest at 1.5x
+    (512, [(i * 567 // 15, i * 567 // 15 + 32) for i in range(16)], (0.5, 1, 1.5, 2)),
+    # all of the split, in segments, and with a rest at the end
+    (131072, [(0, 599)], (1, 2.5, 4)),
+])
+def test_extrapolation(runs, stream, tmp_path, monkeypatch, capsys, eval_tokens, spans, multiples):
+    monkeypatch.setattr(losses, "SEGMENT", 20)  # so that 32 and 64 tokens go on from the cache
+    tokens = np.fromfile(os.path.join(stream, "val_000000.bin"), "<u2").astype(int)
+    names = ["pope", "learned", "cope", "expe@expe_scale=0.5"]
+    out, asked = tmp_path / "new" / "ex.csv", ",".join(map(str, multiples))
+    sample.main([*(str(runs / name) for name in names), f"--eval_tokens={eval_tokens}",
+                 f"--extrapolate={asked}", f"--out={out}", "--device=cpu"])
+    got, near = (values(out, key) for key in ("loss", "window_loss"))
+    printed = capsys.readouterr().out.splitlines()
+    for name in names:
+        row = next(line for line in printed if line.startswith(str(runs / name)))
+        for m in multiples:
+            length, windows = round(16 * m), []
+            for start, stop in tiles(spans, length):
+                windows.append((start, min(start + 16, stop), start))
+                while windows[-1][1] < stop:
+                    end = min(windows[-1][1] + 8, stop)
+                    windows.append((end - 16, end, windows[-1][1]))
+            terms = token_losses(runs / name, tokens, windows)
+            assert len(terms) == sum(stop - start for start, stop in spans)  # at every multiple
+            assert near[name, f"{m}x"] == pytest.approx(sum(terms) / len(terms), abs=1e-5)
+            if name == "learned" and m > 1:
+                assert (name, f"{m}x") not in got
+            else:
+                whole = [(start, stop, start) for start, stop in tiles(spans, length)]
+                terms = token_losses(runs / name, tokens, whole)
+                loss = sum(terms) / len(terms)
+                assert got[name, f"{m}x"] == pytest.approx(loss, abs=1e-5)
+                assert f"{got[name, f'{m}x']:.4f} ({math.exp(got[name, f'{m}x']):.2f})" in row
+        ends = sum(m > 1 for m in multiples) if name == "learned" else 0
+        assert row.count("ends at 16") == ends
+    assert sum("seeing the last 16" in line for line in printed) == 4
+
+
+def test_one_multiple_has_one_number(runs, tmp_path):
+    """Whatever other multiples are in the list."""
+    found = set()
+    for multiples in ("1", "0.5,1,2", "1,1.5,3"):
+        sample.main([str(runs / "cope"), f"--extrapolate={multiples}", "--eval_tokens=768",
+                     f"--out={tmp_path / 'ex'}", "--device=cpu"])
+        found.add(values(tmp_path / "ex.csv")["cope", "1x"])
+    assert len(found) == 1
+
+
+def test_a_masked_stream_is_divided_by_its_targets(tmp_path):
+    """One token in twenty carries loss."""
+    rng, writer = np.random.default_rng(0), Writer(tmp_path / "data")
+    for split, n in (("train", 2000), ("val", 500)):
+        writer.write(split, rng.integers(0, 9, n), rng.random(n) < 0.05)
+    writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
+    run = str(tmp_path / "run")
+    train.main([f"--data={tmp_path / 'data'}", f"--out_dir={run}", *TINY, "--max_iters=2"])
+    sample.main([run, "--extrapolate=1,3", f"--out={tmp_path / 'ex'}", "--device=cpu"])
+    got, near = (values(tmp_path / "ex.csv", key) for key in ("loss", "window_loss"))
+    tokens = np.fromfile(tmp_path / "data" / "val_000000.bin", "<u2").astype(int)
+    mask = np.fromfile(tmp_path / "data" / "val_000000.loss", "u1")[1:]
+    for m in (1, 3):
+        windows = [(start, stop, start) for start, stop in tiles([(0, 499)], 16 * m)]
+        terms = np.array(token_losses(run, tokens, windows))
+        assert got["run", f"{m}x"] == pytest.approx(terms[mask == 1].mean(), abs=1e-5)
+    assert near["run", "1x"] == got["run", "1x"] > 1
+
+
+def test_pictures_of_losses(runs, tmp_path, monkeypatch, capsys):
+    matplotlib = pytest.importorskip("matplotlib.image")
+    words = [str(runs / "pope"), "--extrapolate=1,2", "--eval_tokens=512",
+             f"--out={tmp_path / 'ex'}"]
+    sample.main(words)
+    pixels = matplotlib.imread(tmp_path / "ex.png")[..., :3]
+    assert ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean() > 0.001
+    capsys.readouterr()
+    (tmp_path / "ex.png").unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    sample.main(words)
+    missing = "no picture without one more package: pip install matplotlib\n"
+    assert capsys.readouterr().out.endswith(missing)
+    assert not (tmp_path / "ex.png").exists()
+
+
+def test_long_work_says_how_far_it_is(monkeypatch, capsys):
+    now = iter(range(0, 100, 4))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(losses, "BATCH", 10)
+    parts = list(losses.batches([7, 5, 9, 5, 5, 2], lambda length: length, "out/x"))
+    assert parts == [[2], [5, 5], [5], [7], [9]]  # of one length, and no more than BATCH tokens
+    assert capsys.readouterr().err == "out/x, 5 tokens: 40%\n"
+
+
+# text and answers
+
+
+def test_text(runs, capsys):
+    words = ["--prompt=s3 s10", "--max_new_tokens=20", "--num_samples=2", "--device=cpu"]
+    sample.main([str(runs / "pope"), str(runs / "rope"), *words])
+    first = capsys.readouterr().out
+    texts = [line.split() for line in first.splitlines() if not line.startswith("---")]
+    assert [len(t) for t in texts] == [22] * 4 and all(t[:2] == ["s3", "s10"] for t in texts)
+    assert texts[0] != texts[1]  # samples differ
+    sample.main([str(runs / "pope"), str(runs / "rope"), *words])
+    assert capsys.readouterr().out == first  # but a seed repeats
+    sample.main([str(runs / "pope"), "--temperature=0.0", "--num_samples=2", "--max_new_tokens=5"])
+    printed = capsys.readouterr().out.splitlines()
+    greedy = [line.split() for line in printed if not line.startswith("---")]
+    assert greedy[0] == greedy[1] and len(greedy[0]) == 5  # after the separator
+    sample.main([str(runs / "pope"), "--temperature=5.0", "--top_k=1", "--num_samples=1",
+                 "--max_new_tokens=5"])
+    assert capsys.readouterr().out.split("\n")[1].split() == greedy[0]
+
+
+def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
+    for prompt, n in ("", 16), ("s1 s2 s3", 17):  # the last token is not read again
+        sample.main([str(runs / "learned"), "--num_samples=1", f"--prompt={prompt}"])
+        title, text = capsys.readouterr().out.splitlines()
+        assert title.endswith("sample 1, which ends at 16 tokens") and len(text.split()) == n
+
+
+def test_a_run_in_python(runs):
+    model, checkpoint = sample.load(str(runs / "rope@rope_factor=2,rope_scaling=ntk"))
+    assert model.cfg.rope_factor == 2 and not model.training
+    assert checkpoint["config"]["pe"] == "rope" and checkpoint["meta"]["vocab_size"] == 29
+    assert checkpoint.keys() == {"config", "meta", "step"} and checkpoint["step"] == 10
 
 
 def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
@@ -167,9 +209,7 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
     sample.main([str(task / "run"), "--num_samples=24", "--split=long", "--device=cpu"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("long split; the model's answers are [right] or [wrong, not right]")
-    checkpoint = read_checkpoint(str(task / "run"))
-    net = GPT(model_config(checkpoint)).eval()
-    load_weights(net, checkpoint, "run")
+    net = sample.load(str(task / "run"), "cpu")[0]
     rows = np.fromfile(task / "data" / "long_000000.bin", "<u2").reshape(24, 12).astype(int)
     seen = set()
     for i, row in enumerate(rows):
@@ -179,277 +219,271 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
             words.append(f"[{said}]" if said == text[t] else f"[{said}, not {text[t]}]")
         right = sum("not" not in word for word in words)
         seen.add(right)
-        assert lines[1 + 2 * i :][:2] == [f"--- row {i + 1}, {right} of 2 right", " ".join(text[:5] + words)]
+        assert lines[1 + 2 * i] == f"--- row {i + 1}, {right} of 2 right"
+        assert lines[2 + 2 * i] == " ".join(text[:5] + words)
     assert len(seen) > 1, "the test needs right and wrong answers"
+
+
+def test_a_row_without_a_target(tmp_path, capsys):
+    writer = Writer(tmp_path / "data")
+    for split in ("train", "val"):
+        writer.write(split, np.tile(np.arange(6), (8, 1)), np.eye(8, 6)[::-1])  # two rows have none
+    writer.finish(vocab_size=6, tokenizer={"symbols": list("abcdef")})
+    train.main([f"--data={tmp_path / 'data'}", f"--out_dir={tmp_path / 'run'}", *TINY,
+                "--max_iters=1"])
+    capsys.readouterr()
+    sample.main([str(tmp_path / "run"), "--num_samples=8", "--device=cpu"])
+    assert "--- row 1, 0 of 0 right\na b c d e\n" in capsys.readouterr().out
+
+
+# whole splits, and what is kept
 
 
 def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     capsys.readouterr()
-    sample.main([str(task / "run"), "--evaluate=val,long", f"--out={tmp_path / 'ev'}", "--device=cpu"])
+    sample.main([str(task / "run"), "--evaluate=val,long", f"--out={tmp_path / 'ev'}"])
     header, names, row, wrote = capsys.readouterr().out.splitlines()[:4]
     assert wrote == f"wrote {tmp_path / 'ev.csv'}"
     assert header == "wrong targets, then rows with one" and names.split() == ["val", "long"]
     assert row.startswith(str(task / "run"))
-    found = list(csv.DictReader(open(tmp_path / "ev.csv")))
-    checkpoint = read_checkpoint(str(task / "run"))
-    net = GPT(model_config(checkpoint)).eval()
-    load_weights(net, checkpoint, "run")
-    for i, (line, name, n, T) in enumerate(zip(found, ("val", "long"), (40, 24), (8, 12), strict=True)):
+    found = values(tmp_path / "ev.csv", "sequence_error")
+    net = sample.load(str(task / "run"), "cpu")[0]
+    for i, (name, n, T) in enumerate((("val", 40, 8), ("long", 24, 12))):
         rows = np.fromfile(task / "data" / f"{name}_000000.bin", "<u2").reshape(n, T).astype(int)
-        decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
-        answers = rows[:, 5:7].tolist()
-        wrong = sum(tuple(a) != tuple(b) for a, b in zip(decoded.tolist(), answers))  # greedy
+        decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()  # greedy
+        wrong = int((decoded != rows[:, 5:7]).any(1).sum())
         assert 0 < wrong < n, "the test needs right and wrong rows"
-        assert (line["run"], line["split"]) == (str(task / "run"), name)
-        assert (int(line["windows"]), int(line["length"])) == (n, T - 1)
-        assert float(line["sequence_error"]) == pytest.approx(100 * wrong / n, abs=1e-4)
+        assert found["run", name] == pytest.approx(100 * wrong / n, abs=1e-4)
         assert row.split()[1 + 2 * i :][1] == f"{100 * wrong / n:.2f}%"
-    sample.main([str(runs / "pope"), str(runs / "learned"), "--evaluate=val", f"--out={tmp_path / 'ev'}",
-                 "--device=cpu"])
-    header, names, pope, learned = capsys.readouterr().out.splitlines()[:4]
-    assert header.startswith("loss in nats (perplexity)") and names.split() == ["val"]
-    first, second = csv.DictReader(open(tmp_path / "ev.csv"))
-    assert (first["windows"], first["length"]) == (second["windows"], second["length"]) == ("37", "16")
-    for line, row, name in ((first, pope, "pope"), (second, learned, "learned")):
-        loss = by_hand(runs / name, stream, 16, 16, 37)
-        assert float(line["loss"]) == pytest.approx(loss, abs=1e-4) and "token_error" not in line
-        assert row.split()[1:] == [f"{loss:.4f}", f"({math.exp(loss):.2f})"] and "error" not in row
-
-
-def test_report(runs, task, tmp_path, capsys):
-    """Three seeds of one run, a run of another method and one of another config, from numbers
-    written by hand."""
-    folder = tmp_path / "out"
-    numbers = {"x_pope": 1.0, "x_pope_seed2": 2.0, "x_pope_seed3": 6.0, "x_rope": 0.5, "y_rope": 4.0}
-    for name, value in numbers.items():
-        (folder / name).mkdir(parents=True)
-        seed = int(name.partition("_seed")[2] or 1337)
-        lines = [dict(run=str(folder / name), config=f"config/{name[0]}.py", pe=name.split("_")[1],
-                      seed=seed, split=split, trained=16, length=16, metric="loss", value=v, steps=9,
-                      commit="c", torch="t", machine="m")
-                 for split, v in (("val", 77.0), ("val", value), ("val 2x", value + 1))
-                 if (split, name) != ("val 2x", "x_rope")]
-        if name == "y_rope":  # a task
-            lines += [lines[0] | dict(metric="ppl"), lines[0] | dict(metric="token_error")]
-        (folder / name / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'new' / 'r'}"])
-    printed = capsys.readouterr().out
-    columns = "| run | seeds | val | val 2x |\n| --- | --- | --- | --- |\n"
-    assert f"\nconfig/x.py: loss, nats\n\n{columns}" in printed
-    assert f"\nconfig/y.py: loss, nats\n\n{columns}| rope | 1 | 4 | 5 |\n" in printed
-    assert "| pope | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope | 1 | 0.5 | – |\n" in printed
-    assert "config/y.py: wrong targets, %" in printed and "perplexity" not in printed
-    assert "steps" not in printed
-    with open(tmp_path / "new" / "r.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 11 and {row["seed"] for row in rows} == {"1337", "2", "3"}
-    assert list(rows[0]) == ["run", "config", "pe", "seed", "split", "trained", "length", "metric",
-                             "value", "steps", "commit", "torch", "machine"]
-    other = folder / "x_rope" / "results.jsonl"
-    other.write_text(other.read_text().replace('"steps": 9', '"steps": 1200'))
-    sample.main([*(str(folder / name) for name in numbers), f"--report={tmp_path / 'new' / 'r'}"])
-    printed = capsys.readouterr().out
-    assert "| pope, 9 steps | 3 | 3 (1 to 6) | 4 (2 to 7) |\n| rope, 1,200 steps | 1 | 0.5 | – |" in printed
-    assert "| rope | 1 | 4 | 5 |\n" in printed
+    sample.main([str(runs / "pope"), "--evaluate=val", f"--out={tmp_path / 'ev'}", "--device=cpu"])
+    header, names, row = capsys.readouterr().out.splitlines()[:3]
+    tokens = np.fromfile(os.path.join(stream, "val_000000.bin"), "<u2").astype(int)
+    starts = Split(stream, "val").windows(16)
+    terms = token_losses(runs / "pope", tokens, [(start, start + 16, start) for start in starts])
+    loss = sum(terms) / len(terms)
+    assert header == "loss in nats (perplexity)" and len(terms) == 37 * 16
+    assert row.split()[1:] == [f"{loss:.4f}", f"({math.exp(loss):.2f})"]
+    assert values(tmp_path / "ev.csv")["pope", "val"] == pytest.approx(loss, abs=1e-4)
 
 
 def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
-    out = [f"--out={tmp_path / 'x'}", "--device=cpu"]
-    pope = str(runs / "pope")
-    sample.main([pope, "--extrapolate=1,2", "--eval_tokens=64", *out])
-    sample.main([str(task / "run"), "--evaluate=val", *out])
-    text, errors = ["window_loss", "loss", "ppl"], ["loss", "ppl", "token_error", "sequence_error"]
-    for run, split, metrics, pe, steps in ((pope, "val (64 tokens) 2x", text, "pope", 30),
-                                           (str(task / "run"), "val", errors, "rope", 150)):
-        with open(os.path.join(run, "results.jsonl")) as file:
-            lines = [line for line in map(json.loads, file) if line["split"] == split][-len(metrics) :]
-        assert sorted(line["metric"] for line in lines) == sorted(metrics)
-        with open(tmp_path / "x.csv") as file:
-            row = list(csv.DictReader(file))[-1]
-        for line in lines:
-            if run != pope:
-                assert float(row[line["metric"]]) == line["value"]
-            assert (line["run"], line["pe"], line["seed"], line["steps"]) == (run, pe, 1337, steps)
-            assert line["torch"] == torch.__version__ and line["machine"]
+    out, pope = [f"--out={tmp_path / 'x'}", "--device=cpu"], str(runs / "pope")
+    for run, words, split, metrics, steps in (
+        (pope, ["--extrapolate=1,2", "--eval_tokens=512"], "val (512 tokens) 2x",
+         ["window_loss", "loss", "ppl"], 10),
+        (str(task / "run"), ["--evaluate=val"], "val",
+         ["loss", "ppl", "token_error", "sequence_error"], 150),
+    ):
+        sample.main([run, *words, *out])
+        kept = [line for line in results.records(run, "results.jsonl") if line["split"] == split]
+        table = [line for line in read(tmp_path / "x.csv") if line["split"] == split]
+        for line, row, metric in zip(kept[-len(metrics) :], table, metrics, strict=True):
+            assert row == {key: str(value) for key, value in line.items()}
+            assert (line["run"], line["metric"], line["steps"]) == (run, metric, steps)
+            assert line["seed"] == 1337 and line["torch"] == torch.__version__ and line["machine"]
             assert "commit" in line and "config" in line
 
 
-def test_evaluate_recall(tmp_path, capsys):
-    """A key, its value, three fillers or nineteen, the key again, and the value, which carries loss."""
-    imread = pytest.importorskip("matplotlib.image").imread
-    writer, rng = Writer(tmp_path / "recall"), np.random.default_rng(0)
-    for split, fillers in (("train", 3), ("val", 3), ("x2", 19)):
-        pairs = rng.integers(0, 4, (30, 2)) + [0, 4]
-        rows = np.concatenate((pairs, np.full((30, fillers), 8), pairs), 1)
-        writer.write(split, rows, np.arange(fillers + 4) == np.full((30, 1), fillers + 3))
-    writer.finish(9, {"symbols": list("abcdefghi")})
-    runs = [str(tmp_path / pe) for pe in ("learned", "rope")]
-    for run in runs:
-        train.main([f"--data={tmp_path / 'recall'}", f"--out_dir={run}", *TINY,
-                    f"--pe={os.path.basename(run)}", "--max_iters=5"])
+def test_a_line_that_was_cut_short_costs_no_other(runs, tmp_path, capsys):
+    shutil.copytree(runs / "rope", tmp_path / "rope")
+    (tmp_path / "rope" / "results.jsonl").unlink(missing_ok=True)
+    for name in ("results.jsonl", "log.jsonl"):
+        with open(tmp_path / "rope" / name, "a") as file:
+            file.write('{"run": "out/x", "ste')
+    words = ["--evaluate=val", f"--out={tmp_path / 'ev'}", "--device=cpu"]
+    sample.main([str(tmp_path / "rope"), *words])  # begins a new line
     capsys.readouterr()
-    sample.main([*runs, "--evaluate=val,x2", f"--out={tmp_path / 'ev'}", "--device=cpu"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith(runs[0]) and lines[2].endswith("ends at 16") and lines[2].count("%") == 2
-    assert lines[3].startswith(runs[1]) and lines[3].count("%") == 4
-    assert lines[4:] == [f"wrote {tmp_path / name}" for name in ("ev.csv", "ev.png", "ev_distance.png")]
-    for name in ("ev.png", "ev_distance.png"):
-        pixels = imread(tmp_path / name)[..., :3]
-        assert ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean() > 0.001
+    sample.main([str(tmp_path / "rope"), f"--report={tmp_path / 'r'}"])
+    loss, ppl = results.records(tmp_path / "rope", "results.jsonl")
+    assert f"| rope | 1 | {loss['value']:#.4g} |" in capsys.readouterr().out
+    assert len(results.training([str(tmp_path / "rope")])) == 2  # steps 0 and 10
+
+
+def write_results(folder, numbers):
+    """Run directories with results written by hand: {name: value at 1x}; that at 2x is 1 more."""
+    for name, value in numbers.items():
+        (folder / name).mkdir(parents=True)
+        line = dict(run=str(folder / name), config=f"config/{name[0]}.py", pe=name.split("_")[1],
+                    seed=int(name.partition("_seed")[2] or 1337), trained=8, metric="loss", steps=9)
+        lines = [line | dict(split=f"val {n}x", length=8 * n, value=value + n - 1) for n in (1, 2)]
+        lines.insert(0, lines[0] | dict(value=99.0))  # measured again since
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / name / "results.jsonl").write_text(text)
+    return [str(folder / name) for name in numbers]
+
+
+def test_report(tmp_path, monkeypatch, capsys):
+    """Three seeds of one run, a run of another method and one of another config."""
+    numbers = dict(x_pope=1.0, x_pope_seed2=2.0, x_pope_seed3=6.0, x_rope=0.5, y_rope=4.0)
+    names, drawn = write_results(tmp_path / "out", numbers), []
+    monkeypatch.setattr(figures, "draw_by_length", lambda lines, path: drawn.append(path))
+    sample.main([*names, f"--report={tmp_path / 'new' / 'r'}"])
+    printed = capsys.readouterr().out
+    assert "config/x.py: loss, nats per token, mean ± standard deviation (range)" in printed
+    assert "| run | seeds | val 1x | val 2x |\n| --- | --- | --- | --- |" in printed
+    assert "| pope | 3 | 3.0 ± 2.6 (1.0 to 6.0) | 4.0 ± 2.6 (2.0 to 7.0) |" in printed
+    assert "| rope | 1 | 0.5000 | 1.500 |" in printed and "| rope | 1 | 4.000 | 5.000 |" in printed
+    rows = read(tmp_path / "new" / "r.csv")
+    assert len(rows) == 10 and {row["seed"] for row in rows} == {"1337", "2", "3"}
+    assert drawn == [str(tmp_path / "new" / "r")]
+    path = tmp_path / "out" / "x_rope" / "results.jsonl"
+    path.write_text(path.read_text().replace('"steps": 9', '"steps": 1200'))
+    sample.main([*names, f"--report={tmp_path / 'new' / 'r'}"])
+    printed = capsys.readouterr().out
+    assert "| pope, 9 steps | 3 |" in printed
+    assert "| rope, 1,200 steps | 1 | 0.5000 | 1.500 |" in printed
+
+
+@pytest.mark.parametrize("numbers, cell", [
+    ([], "–"), ([1.51643], "1.516"),
+    ([1.5110, 1.5160, 1.5230], "1.5167 ± 0.0060 (1.5110 to 1.5230)"),
+    ([40.0, 80.0, 99.0], "73 ± 30 (40 to 99)"), ([0.0, 0.0], "0.000 ± 0.000 (0.000 to 0.000)"),
+])
+def test_digits_that_the_spread_warrants(numbers, cell):
+    assert results.spread(numbers) == cell
+
+
+# wrong input
 
 
 @pytest.mark.parametrize("words, message", [
     ([], "no run directory given; e.g. python sample.py out/quickstart_pope"),
-    (["nowhere"], "run directory 'nowhere' does not exist; train one with"),
-    (["RUN/ckpt.pt"], "ckpt.pt' is a file; give the run directory that holds it, RUN"),
-    (["RUN", "--temperature=-1"], "temperature=-1.0 is negative; use 0 or more"),
-    (["RUN", "--top_k=-1"], "top_k=-1 in --top_k=-1 is negative; use 0 or more"),
-    (["RUN@n_layer=-1"], "@n_layer=-1 is negative; use 0 or more"),
+    (["RUN/ckpt.pt"], "is a file; give the run directory"),
+    (["RUN", "--temperature=-1"], "temperature=-1.0 is negative or too small"),
     (["RUN@rope_scale=2"], "unknown key 'rope_scale' in "),
-    (["RUN@rope_scaling=cubic"], "rope_scaling='cubic' is unknown; choose one of none, linear, ntk, yarn"),
-    (["RUN@n_embd=32"], "holds another architecture"),
-    (["RUN@n_embd=x"], "n_embd='x' in "),
-    (["RUN", "--extrapolate=a"], "extrapolate='a' is no list of multiples; write e.g. --extrapolate=1,2,4,8"),
-    (["RUN", "--extrapolate=1,2.5x"], "extrapolate='1,2.5x' is no list of multiples"),
-    (["RUN", "--extrapolate=1,0.01"], "extrapolate='1,0.01' is no list of multiples"),
-    (["RUN", "--extrapolate=1,inf"], "extrapolate='1,inf' is no list of multiples"),
+    (["RUN@rope_scaling=cubic"], "rope_scaling='cubic' is unknown; choose one of none, linear, "),
+    (["RUN@n_embd=1000000000"], "n_embd in RUN@n_embd=1000000000 is fixed by the weights"),
+    (["RUN@pe=cope"], "holds another architecture"),
+    (["RUN@pe=ropee"], "pe='ropee' in RUN@pe=ropee is unknown; did you mean 'rope'?"),
+    (["RUN", "--extrapolate=1,2.5x"], "extrapolate='1,2.5x' is no list of multiples; write e.g. "),
+    (["RUN", "--extrapolate=inf"], "extrapolate='inf' is no list of multiples"),
+    (["RUN", "--extrapolate=0.01"], "extrapolate=0.01 times 16 tokens is not in 1 to 599"),
+    (["RUN", "--extrapolate=1000"], "extrapolate=1000 times 16 tokens is not in 1 to 599"),
+    (["RUN", "--extrapolate=2", "--eval_tokens=256"], "use --eval_tokens=512 or more"),
     (["RUN", "--extrapolate=1", "--split=dev"], "has no split 'dev'"),
-    (["RUN", "--extrapolate=1000"], "has 600 tokens"),
-    (["RUN", "--evaluate=val,dev"], "has no split 'dev'; it has: train, val"),
+    (["RUN", "TASK", "--extrapolate=1"], "holds rows of 8 tokens; extrapolation needs a stream"),
+    (["RUN", "--evaluate=val,dev"], "has no split 'dev'"),
     (["RUN", "--evaluate=val", "--data=OTHER"], "holds tokens of "),
     (["RUN", "--prompt=zz"], "'zz' is no symbol of this set"),
     (["RUN", "--temp=1"], "unknown key 'temp' in --temp=1"),
-    (["RUN", "--temperature=1e-320"], "temperature=1e-320 is too small to divide by; use 0"),
-    (["RUN", "--extrapolate"], "flag '--extrapolate' has no value; write e.g. --extrapolate=1,2,4,8"),
-    (["TASK", "--prompt=a"], "prompt='a' is for text, but TASK was trained on a task; leave it out"),
-    (["gpt2"], "train one with `python train.py config/quickstart.py`, public weights are not read"),
-    (["out/quickstart_cope+rope_seed7"], "with `python train.py config/quickstart.py --pe=cope+rope`"),
-    (["x/cope_counting_small_cope_mlp/"], "`python train.py config/cope_counting_small.py --pe=cope_mlp`"),
-    (["RUN", "--task_limit=-1"], "task_limit=-1 in --task_limit=-1 is negative; use 0 or more"),
-    (["nowhere", "--report=r"], "results.jsonl does not exist; `python sample.py nowhere --evaluate=val`"),
-    (["nowhere", "--figure=curves"], "log.jsonl does not exist; name run directories that train.py wrote"),
-    (["RUN", "--figure=curves", "--keys=los"],
-     "keys='los' is not in RUN/log.jsonl; it has loss, lr, ms, "),
-    (["RUN", "--figure=curves", "--against=time"], "against='time' is unknown; choose one of step, tokens"),
-    (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, positions, gates"),
-    (["RUN", "--figure=gates"],
-     "figure='gates' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
-    (["RUN", "--figure=positions"],
-     "figure='positions' shows cope, cope_mlp or cope_alibi, but the run has pe='rope'"),
-    (["EXPE", "--figure=frequency"],
-     "figure='frequency' shows rope, carope or pope, but the run has pe='expe'"),
-    (["RUN", "--figure=frequency", "--text=nowhere.txt"],
-     "text='nowhere.txt' is no file of UTF-8 text; name one"),
-    (["RUN", "--figure=frequency", "--text=RUN/ckpt.pt"], "ckpt.pt' is no file of UTF-8 text; name one"),
-    (["RUN", "--figure=frequency", f"--text={os.devnull}"], "is empty; name a file that holds some text"),
+    (["RUN", "--evaluate=val", "--extrapolate=1"], "--evaluate and --extrapolate exclude each "),
+    (["RUN", "--figure=gates", "--evaluate=val"], "--figure and --evaluate exclude each other"),
+    (["RUN", "--evaluate=val", "--split=val"], "--split does nothing for evaluate; leave it out"),
+    (["RUN", "--figure=distance", "--heads=1.1"], "--heads does nothing for distance; leave it "),
+    (["RUN", "--split=val"], "--split does nothing for text; leave it out"),
+    (["TASK", "--prompt=a"], "--prompt does nothing for answers; leave it out"),
+    (["RUN", "TASK", "--heads=1.1"], "--heads does nothing for text and answers; leave it out"),
+    (["--out_dir=RUN"], "a run directory is given without a flag: python sample.py out/..."),
+    (["--init_from=gpt2"], "python sample.py out/... (public weights are not read)"),
+    (["RUN", "--start=ROMEO"], "nanoGPT's --start: the prompt is --prompt=..."),
+    (["EMPTY", "--report=EMPTY/r"], "EMPTY/results.jsonl does not exist; train the run, or "),
+    (["EMPTY", "--figure=curves", "--out=EMPTY/c"], "EMPTY/log.jsonl does not exist"),
+    (["RUN", "--figure=curves", "--keys=los"], "keys='los' is unknown; choose one of loss, lr, "),
+    (["RUN", "--figure=gate"], "figure='gate' is unknown; choose one of frequency, "),
+    (["RUN", "--figure=gates"], "figure='gates' has nothing to show of pe='rope'"),
+    (["EXPE", "--figure=frequency"], "has nothing to show of pe='expe'"),
+    (["RUN", "--figure=distance", "--text=x", "--split=val"], "text='x' takes the place of "),
+    (["RUN", "EXPE", "--figure=distance", "--out=EMPTY/d"], "one picture, and there are 2 runs"),
+    (["RUN", "--figure=frequency", f"--text={os.devnull}"], "holds no text; name files that do"),
+    (["RUN", "--figure=frequency", "--text=RUN/ckpt.pt"], "UnicodeDecodeError: "),
+    (["RUN", "--evaluate=val", "--out=RUN/ckpt.pt/x"], "Error: [Errno "),
 ])
-def test_wrong_input(runs, task, tmp_path, words, message):
-    for name, path in dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe",
-                           TASK=task / "run").items():
-        words, message = [word.replace(name, str(path)) for word in words], message.replace(name, str(path))
-    assert message in fails("sample.py", *words, f"--out={tmp_path / 'ex'}")
-
-
-@pytest.mark.parametrize("words, message", [
-    (["nowhere", "--extrapolate=1"], "run directory 'nowhere' does not exist"),
-    (["nowhere", "--evaluate=val"], "run directory 'nowhere' does not exist"),
-    (["TASK", "--extrapolate=1"], "holds rows of 8 tokens; extrapolation needs a stream of text"),
-    (["--evaluate=val,dev"], "has no split 'dev'"),
-])
-def test_what_is_missing_is_said_before_anything_is_evaluated(runs, task, words, message, capsys):
+def test_wrong_input(runs, task, tmp_path, monkeypatch, capsys, words, message):
     capsys.readouterr()
-    assert message in fails("sample.py", str(runs / "rope"),
-                            *(word.replace("TASK", str(task / "run")) for word in words))
-    assert capsys.readouterr().out == ""
+    paths = dict(OTHER=task / "data", RUN=runs / "rope", EXPE=runs / "expe", TASK=task / "run",
+                 EMPTY=tmp_path)
+    for name, path in paths.items():
+        words = [word.replace(name, str(path)) for word in words]
+        message = message.replace(name, str(path))
+    monkeypatch.chdir(tmp_path)
+    assert message in fails(sample.__file__, *words)
+    assert capsys.readouterr().out == ""  # nothing was measured before
+
+
+def test_a_mistyped_run(runs, tmp_path, monkeypatch):
+    """The runs there are, nearest first."""
+    for name in ("quickstart_rope", "quickstart_pope", "other"):
+        shutil.copytree(runs / "rope", tmp_path / "out" / name)
+    monkeypatch.chdir(tmp_path)
+    for word in ("out/quickstart_poep", "quickstart_pope", "out/quickstart_pop@rope_factor=2"):
+        line, name = fails(sample.__file__, word, "--evaluate=val"), word.partition("@")[0]
+        assert line.startswith(
+            f"FileNotFoundError: run directory '{name}' does not exist; the nearest: "
+            "out/quickstart_pope, out/quickstart_rope, out/other; train")
+    shutil.rmtree(tmp_path / "out")
+    assert fails(sample.__file__, "gpt2").endswith(
+        "does not exist; the nearest: none; train one with `python train.py config/quickstart.py`")
+
+
+def test_ctrl_c_is_one_line(runs, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(losses, "evaluate", interrupted)
+    words = ["sample.py", str(runs / "rope"), "--evaluate=val", f"--out={tmp_path / 'x'}"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(sample.__file__, run_name="__main__")
+    assert stop.value.code == "\nstopped; results.jsonl has what was measured so far"
+
+
+# figures from the command line
 
 
 def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
-    imread = pytest.importorskip("matplotlib.image").imread
-    seen = []
-    for name in ("norms", "maps", "weights_by_distance"):
-        f = getattr(figures, name)
-
-        def spy(model, idx, *more, f=f):
-            seen.append(idx[0].tolist())
-            return f(model, idx, *more)
-
-        monkeypatch.setattr(figures, name, spy)
+    """Which tokens each is drawn on, and where it is written."""
+    imread, seen = pytest.importorskip("matplotlib.image").imread, []
+    measure = figures.measure_layers
+    monkeypatch.setattr(figures, "measure_layers", lambda model, idx, how: (
+        seen.append(idx[0].tolist()), measure(model, idx, how))[1])
     text = tmp_path / "text"
     text.write_text("s3 s1 s4 " * 10)
-    train.main([f"--data={rows}", f"--out_dir={tmp_path / 'task'}", *TINY, "--pe=cope+rope", "--max_iters=2"])
+    (tmp_path / "short").write_text("s2 s7")
+    train.main([f"--data={rows}", f"--out_dir={tmp_path / 'task'}", *TINY, "--pe=cope+rope",
+                "--max_iters=2"])
     start = {split: Split(stream, split).read([0], 16)[0][0].tolist() for split in ("train", "val")}
+    row = Split(rows, "val").read([0], 11)[0][0].tolist()
+    monkeypatch.chdir(tmp_path)
     for run, figure, words, want in (
-        (runs / "pope", "frequency", [], start["val"]),
-        (runs / "rope@rope_scaling=ntk,rope_factor=2", "frequency", ["--split=train"], start["train"]),
-        (runs / "cope", "positions", [f"--text={text}"], [3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3]),
-        (runs / "cope@block_size=20", "gates", [f"--text={text}"],
-         [3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1, 4, 3, 1]),
-        (tmp_path / "task", "gates", [], Split(rows, "val").read([0], 11)[0][0].tolist()),
+        (runs / "rope@rope_scaling=ntk,rope_factor=2", "frequency", ["--split=train"],
+         start["train"]),
+        (runs / "rope", "frequency", [f"--text={text},short"], [3, 1]),
+        (runs / "cope", "positions", [f"--text={text}"], [3, 1, 4] * 5 + [3]),
+        (runs / "cope@block_size=20", "gates", [f"--text={text}"], [3, 1, 4] * 6 + [3, 1]),
         (runs / "rope", "distance", [], Split(stream, "val").read([0], 64)[0][0].tolist()),
         (runs / "learned", "distance", [], start["val"]),
-        (tmp_path / "task", "distance", [], Split(rows, "val").read([0], 11)[0][0].tolist()),
-        (tmp_path / "task@block_size=5", "gates", [], Split(rows, "val").read([0], 11)[0][0, :5].tolist()),
+        (tmp_path / "task@block_size=5", "gates", ["--heads=1.2"], row[:5]),
     ):
         capsys.readouterr()
-        sample.main([str(run), f"--figure={figure}", f"--out={tmp_path / 'new' / 'x'}", "--device=cpu",
-                     *words])
-        path = tmp_path / "new" / f"{run.name}_{figure}.png"
+        sample.main([str(run), f"--figure={figure}", "--device=cpu", *words])
+        path = f"out/{run.name}_{figure}.png"
         assert capsys.readouterr().out == f"wrote {path}\n" and seen.pop() == want
         pixels = imread(path)[..., :3]
         colours = ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean()  # axes and letters have none
-        assert colours > (0.002 if figure == "distance" else 0.05)
+        assert colours > (0.05 if figure in ("gates", "positions") else 0.002)
+    sample.main([str(runs / "cope"), "--figure=gates", "--heads=1.1", "--out=named.png"])
+    assert capsys.readouterr().out == "wrote named.png\n" and os.path.exists("named.png")
 
 
-def test_figure_without_matplotlib(runs, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    line = fails("sample.py", str(runs / "cope"), "--figure=gates")
+def test_figure_without_matplotlib(runs, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    line = fails("sample.py", str(runs / "cope"), "--figure=gates", f"--out={tmp_path / 'x'}")
     assert line == "ImportError: no picture without one more package: pip install matplotlib"
 
 
-def test_a_path_that_cannot_be_written(runs, tmp_path):
-    (tmp_path / "file").write_text("")
-    line = fails("sample.py", str(runs / "pope"), "--extrapolate=1", "--eval_tokens=64",
-                 f"--out={tmp_path / 'file' / 'x'}")
-    assert line == (f"ValueError: the folder of '{tmp_path / 'file' / 'x'}' cannot be made (File exists); "
-                    "name another by --out or --report")
-
-
-def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
-    sample.main([str(runs / "learned"), "--num_samples=1", "--device=cpu"])
-    title, text = capsys.readouterr().out.splitlines()
-    assert title.endswith("sample 1, which ends at 16 tokens") and len(text.split()) == 16
-    sample.main([str(runs / "learned"), "--num_samples=1", "--device=cpu", "--prompt=s1 s2 s3"])
-    assert len(capsys.readouterr().out.splitlines()[1].split()) == 17  # the last token is not read again
-
-
-def test_training_curves(runs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("against, scale", [("step", 1), ("tokens", 4 * 16)])
+def test_training_curves(runs, tmp_path, monkeypatch, against, scale):
     pytest.importorskip("matplotlib")
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append((figure, path)))
-    words = ["--figure=curves", "--keys=loss,val/ppl", f"--out={tmp_path / 'x'}"]
-    for against, tokens in (("step", 1), ("tokens", 4 * 16)):
-        sample.main([str(runs / "pope"), str(runs / "rope"), *words, f"--against={against}"])
-        figure, path = drawn.pop()
-        assert path == str(tmp_path / "x")
-        for i, (name, line) in enumerate(zip(("pope", "rope"), figure.axes[0].lines)):
-            with open(runs / name / "log.jsonl") as file:
-                log = [json.loads(line) for line in file]
-            steps = [line for line in log if "loss" in line and "split" not in line]
-            want = [[line["step"] * tokens, line["loss"]] for line in steps]
-            assert line.get_xydata().tolist() == want and len(want) == 3 and line.get_label() == name
-            want = [[line["step"] * tokens, line["ppl"]] for line in log if line.get("split") == "val"]
-            assert figure.axes[1].lines[i].get_xydata().tolist() == want and len(want) > 1
-
-
-def test_columns_never_run_together(capsys):
-    """At a perplexity of 2 and of e^100 alike."""
-    for loss in (math.log(2), 11.5, 100.0):
-        words = f"{loss:.4f}", f"({math.exp(loss):.2f})"
-        sample.print_row("run", 3 * [sample.cell(dict(loss=loss, ppl=math.exp(loss)), None)], 5)
-        assert capsys.readouterr().out.split() == ["run", *3 * words]
-
-
-def test_empty_text(runs, tmp_path):
-    (tmp_path / "text").write_text("\n")
-    with pytest.raises(ValueError, match="is empty; name a file that holds some text"):
-        sample.main([str(runs / "cope"), "--figure=gates", f"--text={tmp_path / 'text'}"])
+    sample.main([str(runs / "pope"), str(runs / "rope"), "--figure=curves", "--keys=loss,val/ppl",
+                 f"--out={tmp_path / 'x'}", f"--against={against}"])
+    ((figure, path),) = drawn
+    assert path == str(tmp_path / "x")
+    for i, name in enumerate(("pope", "rope")):
+        log = results.records(runs / name, "log.jsonl")
+        for ax, key, split in zip(figure.axes, ("loss", "ppl"), (None, "val")):
+            want = [[line["step"] * scale, line[key]] for line in log
+                    if key in line and line.get("split") == split]
+            assert ax.lines[i].get_xydata().tolist() == want and want
+            assert ax.lines[i].get_label() == name

@@ -1,14 +1,4 @@
-"""
-Children's Book Test: 20 sentences of a book, a 21st with a word left out (XXXXX in the data), ten
-candidates for it. cbt.yaml names the data.
-
-The candidates are compared by the mean log-likelihood per token of the candidate and the rest of its
-sentence, given all that comes before; the score is the mean accuracy over the kinds of words: common
-nouns, named entities, prepositions, verbs. The PoPE paper gives the mean over the kinds (section 4) and
-not the rule, which is that of an author's earlier code for the same six tasks
-(github.com/RobertCsordas/moeut_training_code); GPT-2's paper (section 3.2) compares sums. As there, the
-spaces and quotes that the data's tokeniser put in are taken out.
-"""
+"""The Children's Book Test as questions and scores. cbt.yaml says how it is done."""
 import re
 
 QUOTES = (("`` ", '"'), (" ''", '"'), ("` ", "'"), ("-LRB- ", "("), (" -RRB-", ")"))

@@ -1,0 +1,98 @@
+"""Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: sample.py RUN --tasks=piqa"""
+import difflib
+import os
+
+import torch
+import torch.nn.functional as F
+
+from data.text import tokenizer
+from eval import losses, results
+
+try:
+    import lm_eval.tasks
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.utils import make_table
+except ImportError:
+    raise ImportError("downstream tasks need one more package: pip install lm-eval") from None
+
+
+def score_tasks(runs, names, limit, fewshot):
+    """Print the harness's table of scores for each run, and append them to RUN/results.jsonl.
+    limit: only the first questions of each task, 0: all; fewshot: solved examples before each
+    question, 0: as the task's own file says."""
+    manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
+    for name in names:
+        if name not in manager.all_tasks and not os.path.isfile(name):
+            near = difflib.get_close_matches(name, manager.all_tasks, 1, 0)[0]
+            raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; "
+                             f"did you mean {near!r}? `lm-eval ls tasks` lists them")
+    models = {run: Model(run.model, run.meta) for run in runs}
+    for run, model in models.items():
+        found = lm_eval.simple_evaluate(model, tasks=names, task_manager=manager, log_samples=False,
+                                        num_fewshot=fewshot or None, limit=limit or None)
+        print(f"{run.name}\n{make_table(found)}", flush=True)
+        for task, scores in found["results"].items():
+            shots = found["n-shot"].get(task)
+            name = task if shots is None else f"{task}, {shots}-shot"  # a group has none
+            name += f", the first {limit}" if limit else ""
+            results.append(run, [scores | dict(split=name, length=model.longest)])
+
+
+class Score(tuple):
+    """The pair that the harness wants of a continuation: its log-likelihood, and whether greedy
+    decoding would write it. cbt.py also takes the number of its `tokens`."""
+
+
+class Model(TemplateLM):
+    """A GPT as the harness wants it. No more than block_size tokens are read at once
+    (RUN@block_size=n: more than in training). Of a longer context the last ones are read, as by the
+    harness's own adapters. A longer continuation is scored block_size targets at a time. The
+    separator stands in for an empty context."""
+
+    def __init__(self, model, meta):
+        super().__init__()
+        if meta["separator"] is None:
+            raise ValueError("downstream tasks need a model of text, this one's data set has no "
+                             "separator between documents; train on text")
+        self.model, self.text, self.separator = model, tokenizer(meta), meta["separator"]
+        self.longest = model.cfg.block_size
+        self._device = model.wte.weight.device  # what LM.device gives
+
+    @property
+    def eot_token_id(self):
+        return self.separator
+
+    def tok_encode(self, string, add_special_tokens=None, **kwargs):
+        return self.text.encode(string)
+
+    @torch.no_grad()
+    def _loglikelihood_tokens(self, requests, disable_tqdm=False):
+        """requests: [(_, context tokens, target tokens)]. Returns a Score for each."""
+        windows = []  # (number of its request, tokens, how many of the last ones are targets)
+        for i, (_, context, targets) in enumerate(requests):
+            tokens = (context or [self.separator]) + targets
+            for begin in range(len(tokens) - len(targets), len(tokens), self.longest):
+                end = min(begin + self.longest, len(tokens))
+                windows.append((i, tokens[max(0, end - self.longest - 1) : end], end - begin))
+        logps, greedy = [0.0] * len(requests), [True] * len(requests)
+        for part in losses.batches(windows, lambda window: len(window[1]), "log-likelihoods"):
+            tokens = torch.tensor([tokens for _, tokens, _ in part], device=self.device)
+            x, y = tokens[:, :-1], tokens[:, 1:].clone()
+            for row, (_, _, n) in zip(y, part):
+                row[:-n] = -1  # no target
+            logits = self.model(x, y)[0].mT.float()  # (B, V, T)
+            loss = F.cross_entropy(logits, y, ignore_index=-1, reduction="none").cpu().double()
+            right = ((logits.argmax(1) == y) | (y == -1)).all(1)
+            for (i, _, _), nats, all_right in zip(part, loss.sum(1).tolist(), right.tolist()):
+                logps[i] -= nats
+                greedy[i] &= all_right
+        found = list(map(Score, zip(logps, greedy)))
+        for score, (_, _, targets) in zip(found, requests):
+            score.tokens = len(targets)
+        return found
+
+    def generate_until(self, requests, disable_tqdm=False):
+        raise ValueError("this task asks for more than the log-likelihood of given answers, which "
+                         "is all that is scored here")
+
+    loglikelihood_rolling = generate_until
