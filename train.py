@@ -392,8 +392,8 @@ def write(path, checkpoint):
 def read_checkpoint(run, device="cpu"):
     """The checkpoint of a run directory, a dict as main's save() writes it."""
     path = os.path.join(run, "ckpt.pt")
-    refuse(not os.path.isfile(path), f"there is no run in {run!r}, which would hold a ckpt.pt; "
-           "train one with python train.py config/quickstart.py (GPT-2's weights do not load)")
+    refuse(not os.path.isfile(path), f"{run!r} is not a directory with a ckpt.pt; train a run with "
+           "python train.py config/quickstart.py (GPT-2's weights do not load)")
     try:
         with zipfile.ZipFile(path) as file:
             if file.testzip():  # torch.load ignores the checksums

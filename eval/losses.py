@@ -31,7 +31,7 @@ def evaluate(runs, names):
             rows.append(dict(split=split.split, length=length))
             if length <= run.limit:
                 parts = batches(split.windows(length), lambda _: length, run.name)
-                sums = error_sums(run.model, (run.read(split, part, length) for part in parts))
+                sums = sum(error_sums(run.model, *run.read(split, part, length)) for part in parts)
                 rows[-1] |= scores(sums, split.meta["loss"] == "mask")
         yield rows
 

@@ -348,7 +348,7 @@ def test_digits_that_the_spread_warrants(numbers, cell):
 
 @pytest.mark.parametrize("words, message", [
     ([], "no run directory given; e.g. python sample.py out/quickstart_pope"),
-    (["RUN/ckpt.pt"], "is a file; give the run directory"),
+    (["RUN/ckpt.pt"], "is not a directory with a ckpt.pt"),
     (["RUN", "--temperature=-1"], "temperature=-1.0 is negative or too small"),
     (["RUN@rope_scale=2"], "unknown key 'rope_scale' in "),
     (["RUN@rope_scaling=cubic"], "rope_scaling='cubic' is unknown; choose one of none, linear, "),

@@ -599,7 +599,7 @@ def test_wrong_input(stream, rows, tmp_path):
     assert "data option 'x=1' is unknown or of another type; there are: none" in fails(
         "train.py", *base, out, "--data=stdlib@x=1"
     )
-    assert "there is no run in 'nowhere'" in fails("train.py", *base, out, "--init_from=nowhere")
+    assert "'nowhere' is not a directory with a ckpt.pt" in fails("train.py", *base, out, "--init_from=nowhere")
     assert not os.path.exists(tmp_path / "a" / "ckpt.pt")
 
 
