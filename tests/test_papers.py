@@ -71,6 +71,13 @@ def test_parameters_of_the_papers(name, flags, printed):
     assert f"{parameters(load(name, *flags)) / 1e6:.{digits}f}" == printed
 
 
+def test_parameters_of_counting():
+    """As the released code has them, but for the blocks: a table of 513 positions in each layer."""
+    assert parameters(load("cope_counting")) == 3_295_488
+    cope, relative = load("cope_counting"), load("cope_counting", "--pe=relative")
+    assert parameters(cope) - parameters(relative) == 4 * 64 * 513 - 64 * 511
+
+
 def test_parameters_that_the_papers_print_otherwise():
     """Where ours differ in the last digit, and by how much."""
     pope = parameters(load("pope_774m", GPT2))
