@@ -10,7 +10,7 @@ command makes 10B. All 364,868,892 documents make less than a fifth of the paper
 follows each. The corpus is streamed, so you download only what you ask for. A second start streams
 past the documents that are already written.
 """
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True

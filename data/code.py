@@ -13,7 +13,7 @@ of one project are in all splits, so val and test are easier than code from else
 import functools
 from pathlib import Path
 
-from data.shards import command
+from data import command
 from data.text import hub, write_documents
 
 DOWNLOAD = True

@@ -9,7 +9,7 @@ document that fills it. The paper does not say which part of FineWeb it reads, n
 counts. Here it is the random sample of 10B tokens, counted with the set's own tokenizer. A second
 start streams past what was already read.
 """
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True

@@ -11,7 +11,7 @@ first is val and the second test, as in ExPE (section 3.2). End-of-text precedes
 second start streams past the documents that are already written: it downloads them again, but does
 not tokenise them again.
 """
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True

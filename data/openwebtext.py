@@ -6,7 +6,7 @@
 The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, is for validation.
 End-of-text follows each document.
 """
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True

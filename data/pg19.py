@@ -6,7 +6,7 @@
 The only split is test. The tokenizer must be the run's: PoPE's models read OpenWebText as GPT-2
 tokens. End-of-text follows each book. A book has 70,000 words, so few windows hold one.
 """
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True

@@ -5,7 +5,7 @@
 
 End-of-text follows each story. CoPE's word counting task is made from the same stories.
 """
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True

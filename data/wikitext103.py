@@ -21,7 +21,7 @@ import functools
 import itertools
 from pathlib import Path
 
-from data.shards import command
+from data import command
 from data.text import hub, write_documents
 
 DOWNLOAD = True
