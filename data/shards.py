@@ -74,9 +74,8 @@ class Split:
         if not self.rows:
             starts = rng(seed, step).integers(0, self.tokens - length, size=batch_size)[mine]
             return self.read(starts, length)
-        drawn = [divmod(n, self.rows) for n in (step * batch_size + mine).tolist()]
-        rows = np.array([self.order(seed, epoch)[place] for epoch, place in drawn])
-        return self.read(rows * self.row_length, length)
+        rows = [self.order(seed, n // self.rows)[n % self.rows] for n in step * batch_size + mine]
+        return self.read(np.array(rows) * self.row_length, length)
 
     def windows(self, length, count=None):
         """The starts, int64 (n,), of `count` windows, or of all that fit, that share no target."""
@@ -112,7 +111,8 @@ class Split:
         targets = self.row_length - 1 if self.row_length else block_size
         if targets > min(block_size, self.tokens - 1):
             need = f"block_size >= {targets}" if self.row_length else f"block_size < {self.tokens}"
-            raise ValueError(f"{self.folder}/{self.split} needs {need}, got {block_size}")
+            raise ValueError(f"split {self.split!r} of {self.folder} has {self.tokens} tokens, needs "
+                             f"{need}, got {block_size}")
         return targets
 
     def _gather(self, arrays, starts, length):
@@ -149,7 +149,7 @@ class Writer(contextlib.AbstractContextManager):
                     path.unlink()
             need, free = size - 2 * sum(self.shards.values()), shutil.disk_usage(self.part).free
             if need > free:
-                sizes = f"{need / 1e9:.1f} GB, its disk has {free / 1e9:.1f} GB free"
+                sizes = f"{need / 1e9:.3g} GB, its disk has {free / 1e9:.3g} GB free"
                 raise ValueError(f"{folder} needs {sizes}; make room or choose another with --out")
         except BaseException:
             self.__exit__()

@@ -201,13 +201,13 @@ def test_the_disk_is_looked_at_first(tmp_path, monkeypatch):
     for options in ({"expect": 10**10}, {"tokens": {"val": 10**9, "train": 9 * 10**9}}):
         with pytest.raises(ValueError) as error:  # before the corpus is loaded
             write_documents(tmp_path / "set", lambda: 1 / 0, "bytes", **options)
-        one_line(error, str(tmp_path / "set"), "20.0 GB", "--out")
+        one_line(error, str(tmp_path / "set"), "20 GB", "--out")
     assert not list(tmp_path.iterdir())
     write_documents(tmp_path / "set", lambda: {"train": part(0, 3)}, "bytes", expect=9_999_000_000)
     disk_has(18 * 10**9)
     with pytest.raises(ValueError) as error:
         openwebtext.prepare(tmp_path / "out", tokenizer="bytes", load=lambda: 1 / 0)
-    one_line(error, "18.1 GB", "18.0 GB")
+    one_line(error, "18.1 GB", "18 GB")
     how = dict(expect=10_000, shard_tokens=500)
     disk_has(20_000)
     with death_at(monkeypatch, 5) as died:

@@ -288,7 +288,7 @@ def test_block_sizes_that_do_not_fit(tmp_path):
     ):
         with pytest.raises(ValueError) as error:
             call()
-        one_line(error, "train", need)
+        one_line(error, "split 'train'", "tokens", need)
 
 
 # writing
@@ -559,7 +559,7 @@ def test_a_full_disk_is_one_line(tmp_path, capsys):
 def test_a_disk_too_small_is_seen_first(tmp_path):
     with pytest.raises(ValueError) as error:
         flip_flop.prepare(tmp_path / "set", train=10**14, length=64)
-    one_line(error, str(tmp_path / "set"), "19200000.0 GB", "GB free", "--out")
+    one_line(error, str(tmp_path / "set"), "1.92e+07 GB", "GB free", "--out")
     assert not list(tmp_path.iterdir())
 
 
