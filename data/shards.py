@@ -111,8 +111,8 @@ class Split:
         targets = self.row_length - 1 if self.row_length else block_size
         if targets > min(block_size, self.tokens - 1):
             need = f"block_size >= {targets}" if self.row_length else f"block_size < {self.tokens}"
-            raise ValueError(f"split {self.split!r} of {self.folder} has {self.tokens} tokens, needs "
-                             f"{need}, got {block_size}")
+            raise ValueError(f"split {self.split!r} of {self.folder} has {self.tokens} tokens, "
+                             f"needs {need}, got {block_size}")
         return targets
 
     def _gather(self, arrays, starts, length):
