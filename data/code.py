@@ -1,33 +1,29 @@
-"""Source code, for CoPE's experiment on code (section 5.6): any data set of the hub, or a folder
-of your own.
+"""Source code, for CoPE's experiment on code (section 5.6): any data set of the hub, or a folder.
 
     python -m data.code                                            # Python files of GitHub
     python -m data.code --source=/path/to/source --out=data/code   # files with the SUFFIXES below
     python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code   # 50 GB
 
-The paper's mix is Llama 2's and private. Here another can be named whose column `column` holds a
-file per row, and that needs no login or has one (`hf auth login`). Llama's tokenizer (32,000
-tokens; needs `pip install tokenizers`), end-of-text after each file. The split is by file, and of
-every hundred files one is val and one is test: a folder wants some hundred. Files of one project
-lie in all splits, so that val and test are easier than code from elsewhere.
+The paper uses Llama 2's private mix. You can name another that has one file per row, in its column
+`column`, and that needs no login, or for which you are logged in (`hf auth login`). Llama's
+tokenizer (32,000 tokens; needs `pip install tokenizers`), end-of-text after each file. The split is
+by file. Of every hundred files one is val and one is test, so a folder should have hundreds. Files
+of one project are in all splits, so val and test are easier than code from elsewhere.
 """
-
 import functools
 from pathlib import Path
 
-from data.shards import command
+from data import command
 from data.text import hub, write_documents
 
 DOWNLOAD = True
-SUFFIXES = (".c .cc .cpp .cs .cu .go .h .hpp .java .jl .js .kt .lua .php .pl .py .rb .rs .scala .sh .sql "
-            ".swift .ts").split()
+SUFFIXES = (".c .cc .cpp .cs .cu .go .h .hpp .java .jl .js .kt .lua .php .pl .py .rb .rs .scala "
+            ".sh .sql .swift .ts").split()
 
 
 def load(source, column):
-    """-> how many files there are, and a function of a number below that -> the file's text.
-
-    Raises ValueError when the data set has no such column, or the folder no source code.
-    """
+    """-> the number of files, and a function: number of a file -> its text. ValueError: the data
+    set has no such column, or the folder no source code."""
     if Path(source).is_dir():
         every = sorted(Path(source).rglob("*"))
         paths = [path for path in every if path.suffix in SUFFIXES and path.is_file()]
@@ -47,7 +43,7 @@ def load(source, column):
 
 def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: str = "content",
             limit: int = None, tokenizer: str = "hf-internal-testing/llama-tokenizer"):
-    """Write the set into `folder`, from at most `limit` files of the source. Raises as `load` does."""
+    """Write the set into `folder`, from at most `limit` files of the source."""
 
     def splits():
         count, text = load(source, column)

@@ -4,28 +4,27 @@
     python -m data.counting --variables=5              # three and five: harder rows of its Table 3
     python -m data.counting --steps=120 --length=192   # smaller
 
-A row is a program such as `pass; a = 0 ; pass; a ++; a ++; print a 2`, whose number of operations
-is uniform in [3, steps]. Each is drawn with the weights set 1, increment 7, pass `w_pass`; only
-variables that were set are incremented or printed, and no value passes 10: an operation against
-that is drawn anew. Tokens are the words between spaces. Where a program is longer, its last
-`length` tokens are kept; where it is shorter, pads follow. Only the answer carries loss. No
-variable may be set at the end (likely in short programs): then the program, of the same length,
-is drawn anew.
+A row is a program such as `pass; a = 0 ; pass; a ++; a ++; print a 2`. The number of operations is
+uniform in [3, steps]. Each is drawn with the weights set 1, increment 7, pass `w_pass`. Only
+variables that were set are incremented or printed. No value passes 10: such an operation is drawn
+again. So is a program that sets no variable (likely if it is short), with the same length. Tokens
+are the words between spaces. Only the last `length` tokens of a program are kept. Pads follow a
+shorter one. Only the answer carries loss.
 
-No row of the other splits is in train: such a row is drawn again. These are short programs, so the
+No row of another split is in train: such a row is drawn again. These are short programs, so the
 other splits hold fewer of them. The best constant answer is wrong for 81% of the test split (10),
 82% of pass100 (0) and 85% of pass10 (10).
 
-splits   train, val and test: w_pass = 50; pass100: 100, so that what matters lies farther back;
-         pass10: 10
+splits   train, val and test: w_pass = 50; pass100: 100, so what matters is farther back; pass10: 10
 options  variables: 1 to 26; steps: the most operations; length: tokens per row; train, val, test
-         (also of the two others): rows; seed
+         (also of pass100 and pass10): rows; seed
 """
 import string
 
 import numpy as np
 
-from data.shards import command, write_rows
+from data import command
+from data.rows import write_rows
 
 DOWNLOAD = False
 SYMBOLS = ["_", "pass;", "print", "=", ";", "++;", *map(str, range(11))]  # _ pads; then a, b, ...
@@ -56,12 +55,12 @@ def generate(rng, rows, variables, steps, length, w_pass):
 
 
 def programs(rng, counts, variables, w_pass):
-    """For counts (rows,): operations (rows, max(counts)), numbered as in `table`, and what the
-    variables hold at the end (rows, variables), -1 where one was never set (at least one was)."""
+    """counts (rows,) -> operations (rows, max(counts)), numbered as in `table`, and the variables'
+    values at the end (rows, variables). At least one was set; the others are -1."""
     row, values = np.arange(len(counts)), np.full((len(counts), variables), -1)
     operations = np.zeros((len(counts), counts.max()), dtype=np.int64)
     for t in range(counts.max()):
-        # drawing anew until an operation is allowed is drawing with these weights
+        # to draw again until an operation is allowed is to draw with these weights
         is_set, can_grow = values >= 0, (values >= 0) & (values < LARGEST)
         increment = W_INCREMENT * can_grow / np.maximum(is_set.sum(axis=1, keepdims=True), 1)
         passing = np.full((len(row), 1), w_pass)
@@ -84,7 +83,7 @@ def programs(rng, counts, variables, w_pass):
 
 def prepare(folder, variables: int = 1, steps: int = 512, length: int = 512, train: int = 10_000,
             val: int = 1000, test: int = 1000, seed: int = 0):
-    """Write the set into `folder`. Raises ValueError for sizes that make no task."""
+    """Write the set into `folder`. ValueError: sizes that make no task."""
     if not 1 <= variables <= 26 or steps < 3 or length < 8:
         raise ValueError(f"variables={variables}, steps={steps}, length={length}: "
                          "need 1 to 26 variables, steps >= 3 and length >= 8")

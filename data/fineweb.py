@@ -1,16 +1,15 @@
-"""FineWeb's documents of 4000 tokens or more, as ExPE's small models read them (ExPE, 3.2 and 4.1).
+"""FineWeb's documents of 4000 tokens or more, for ExPE's small models (ExPE, 3.1 and 4.1).
 
-    python -m data.fineweb                   # streams until 700M tokens are there; again: goes on
+    python -m data.fineweb                   # streams until it has 700M tokens; again: continues
     python -m data.fineweb --tokens=7000000  # a try
 
-Six sevenths are train, the rest is val and test, in halves: 600M, 50M and 50M Llama tokens
-(32,000 of them; needs `pip install tokenizers`). A token of end-of-text goes after each document;
-where a split is full, the next one goes on inside the document. Which part of FineWeb and whose
-count of tokens the paper leaves open: here its random sample of 10B tokens and the set's own
-tokenizer. A second start streams past what was already read.
+Six sevenths are train, the rest is half val, half test: 600M, 50M and 50M Llama tokens (32,000 of
+them; needs `pip install tokenizers`). End-of-text follows each document. A split ends with the
+document that fills it. The paper does not say which part of FineWeb it reads, nor whose tokens it
+counts. Here it is the random sample of 10B tokens, counted with the set's own tokenizer. A second
+start streams past what was already read.
 """
-
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
@@ -24,7 +23,7 @@ def load():
 
 def prepare(folder, tokens: int = 700_000_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load):
-    """Write the set into `folder`. Raises ValueError when `tokens` are too few for three splits."""
+    """Write the set into `folder`. ValueError: too few `tokens` for three splits."""
     if tokens < 14:
         raise ValueError(f"tokens={tokens} cannot be split; "
                          "one fourteenth is val, another test: give millions")

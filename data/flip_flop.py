@@ -4,17 +4,19 @@ section 5.1).
     python -m data.flip_flop                              # the paper's size
     python -m data.flip_flop --length=256 --train=32000   # smaller
 
-A row is pairs of an instruction and a bit: w writes its bit, i is noise, r reads, so that its bit
-is the last written one; all others are coin flips. First comes w, last r, the rest independently:
-i with probability p_i, w and r with (1 - p_i) / 2 each. Only the bits after r carry loss. No row of another split is in train.
+A row is pairs of an instruction and a bit. w writes its bit. r reads: its bit is the one written
+last. i is noise. All bits but those read are coin flips. The first instruction is w, the last is r.
+The others are independent: i with probability p_i, w and r with (1 - p_i) / 2 each. Only the bits
+after r carry loss. No row of another split is in train.
 
-splits   train and val: p_i = 0.8; sparse: 0.98, so that the last w lies far back; dense: 0.1
-options  length: tokens per row; train, val, sparse, dense: rows (the defaults: 10,000 steps of 16
+splits   train and val: p_i = 0.8; sparse: 0.98, so the last w is far back; dense: 0.1
+options  length: tokens per row; train, val, sparse, dense: rows (by default 10,000 steps of 16
          fresh rows, and the test sets of Liu et al.); seed
 """
 import numpy as np
 
-from data.shards import command, write_rows
+from data import command
+from data.rows import write_rows
 
 DOWNLOAD = False
 SYMBOLS = ["w", "r", "i", "0", "1"]
@@ -38,7 +40,7 @@ def generate(rng, rows, length, p_i):
 
 def prepare(folder, length: int = 512, train: int = 160_000, val: int = 1000, sparse: int = 100_000,
             dense: int = 3000, seed: int = 0):
-    """Write the set into `folder`. Raises ValueError for a length that holds no two pairs."""
+    """Write the set into `folder`. ValueError: `length` does not hold two pairs."""
     if length < 4 or length % 2:
         raise ValueError(f"length={length} is no number of (instruction, bit) pairs; "
                          "make it even and at least 4")

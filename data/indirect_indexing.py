@@ -1,17 +1,17 @@
-"""Indirect Indexing: which letter stands three places left of the z? (PoPE section 4, appendix B.1)
+"""Indirect Indexing: which letter is three places left of the z? (PoPE section 4, appendix B.1)
 
     python -m data.indirect_indexing                                    # the paper's size
     python -m data.indirect_indexing --letters=20 --shortest=8 --longest=12 --shift=4   # smaller
 
 A row is `<string>,<letter>,<shift>,<target>`, a token per character, such as `qeohzubk,z,-3,e`: a
-string of distinct letters, one of them, a signed shift, and the letter that far to the right (+)
-or left (-), which alone carries loss. Pads after the target make the rows equally long. The paper
-draws shifts uniformly in [-15, 15] and leaves open what happens where they leave the string (its
-first example is off by one, its third repeats a letter): here the shift is uniform, and the
-letter among those from which it stays inside.
+string of distinct letters, one of them, a signed shift, and the letter that far to the right (+) or
+left (-). Only the target carries loss. Pads after it make the rows equally long. The paper draws
+shifts uniformly in [-15, 15] and does not say what happens if they leave the string (its first
+example is off by one, its third repeats a letter). Here the shift is uniform, and the letter is one
+from which it stays inside.
 
-No row of val or test is in train: such a row is drawn again. With few letters that makes short
-strings, most of which are in train, somewhat rarer in val and test.
+No row of val or test is in train: such a row is drawn again. With few letters train holds most of
+the short strings, so these are somewhat rarer in val and test.
 
 splits   train, val, test
 options  letters: of [a-zA-Z], to draw from; shortest, longest: length of the string; shift: the
@@ -21,7 +21,8 @@ import string
 
 import numpy as np
 
-from data.shards import command, write_rows
+from data import command
+from data.rows import write_rows
 
 DOWNLOAD = False
 LETTERS = string.ascii_letters
@@ -52,10 +53,10 @@ def generate(rng, rows, letters, shortest, longest, shift):
 
 def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, shift: int = 15,
             train: int = 1_000_000, val: int = 10_000, test: int = 10_000, seed: int = 0):
-    """Write the set into `folder`. Raises ValueError for sizes that do not fit each other."""
+    """Write the set into `folder`. ValueError: sizes that do not fit each other."""
     if not 0 <= shift < shortest <= longest <= letters <= 52:
         raise ValueError(f"need 0 <= shift={shift} < shortest={shortest} <= longest={longest} <= "
-                         f"letters={letters} <= 52, as letters do not repeat and every shift needs a place")
+                         f"letters={letters} <= 52: letters do not repeat, every shift must fit")
     how = dict(letters=letters, shortest=shortest, longest=longest, shift=shift)
     splits = dict(train=(train, how), val=(val, how), test=(test, how))
     write_rows(folder, SYMBOLS, seed, generate, **splits)

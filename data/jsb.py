@@ -5,17 +5,17 @@
     python -m data.jsb --length=256                                           # shorter rows
 
 A token is what one voice sings during one 16th note: a MIDI key from 21 to 108, or -1 for
-silence. As in the paper the voices of a time step come first, soprano to bass, then time moves
-on. 229 pieces to train on, 76 to validate, 77 to test; 220,912, 73,632 and 75,600 tokens.
+silence. As in the paper, the four voices of a time step come first, soprano to bass, then time
+moves on. There are 229 pieces to train on, 76 for validation and 77 for testing: 220,912, 73,632
+and 75,600 tokens.
 
-A row is a start, up to `length` tokens of one piece, which all carry loss, and pads, which carry
-none. The paper has no start token and leaves open how the first token is predicted: here a pad
-starts a piece. Six pieces are longer than 2048 tokens, which it leaves open too: here they go on
-in a second row that starts with the last token of the first. So every token of the source is a
-target exactly once.
+A row is a start token, up to `length` tokens of one piece, which all carry loss, and pads, which
+carry none. The paper does not say how the first token is predicted. Here a pad starts a piece.
+Nor does it say what happens to the six pieces longer than 2048 tokens. Here they continue in a
+second row, which starts with the last token of the first. So every token is a target exactly once.
 
 splits   train, val, test
-options  length: tokens per row, a multiple of 4, so that a position always means the same voice;
+options  length: tokens per row, a multiple of 4, so that a position always has the same voice;
          source: the file
 """
 import json
@@ -24,7 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import Writer, command
+from data import command
+from data.shards import Writer
 from data.text import download
 
 DOWNLOAD = True
@@ -38,7 +39,7 @@ SPLITS = {"train": "train", "valid": "val", "test": "test"}  # their names in th
 
 
 def serialise(piece):
-    """Time steps of four pitches -> tokens, (4 * steps,). Raises ValueError for anything else."""
+    """Time steps of four pitches -> tokens, (4 * steps,). ValueError: anything else."""
     keys = {-1: SILENCE} | {key: FIRST_KEY + key - LOWEST for key in range(LOWEST, HIGHEST + 1)}
     for step in piece:
         if len(step) != 4 or not keys.keys() >= set(step):
@@ -59,23 +60,21 @@ def rows(tokens, length):
 
 
 def prepare(folder, length: int = 2048, source: str = None):
-    """Write the set into `folder`. Raises ValueError for a length or a file that does not fit, or
-    a failed download."""
+    """Write the set into `folder`. ValueError: the length, the file or the download is no good."""
     if length < 4 or length % 4:
-        raise ValueError(f"length={length} is no number of whole time steps of four voices; "
-                         "make it a multiple of 4")
-    path = Path(source) if source else download(URL, Path(folder) / "Jsb16thSeparated.json", SHA256)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        fault = f"{path} holds no chorales that can be read ({type(error).__name__})"
-        raise ValueError(f"{fault}; give Jsb16thSeparated.json") from None
-    writer = Writer(folder, source=path)
-    for split, part in pieces.items():
-        for piece in part:
-            writer.write(split, *rows(serialise(piece), length))
-    writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
+        raise ValueError(f"length={length} is not a multiple of 4, the voices of a time step")
+    with Writer(folder, source="Jsb16thSeparated.json") as writer:
+        path = Path(source) if source else download(URL, writer.part, SHA256)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
+        except (ValueError, LookupError, TypeError) as error:
+            fault = f"{path} holds no chorales ({type(error).__name__})"
+            raise ValueError(f"{fault}; give Jsb16thSeparated.json") from None
+        for split, part in pieces.items():
+            for piece in part:
+                writer.write(split, *rows(serialise(piece), length))
+        writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
     sizes = ", ".join(f"{len(part)} {split}" for split, part in pieces.items())
     print(f"{folder}: {sizes} pieces")
 

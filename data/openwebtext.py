@@ -1,13 +1,12 @@
 """OpenWebText as GPT-2 tokens: 9,035,582,198 for training, 4,434,897 for validation.
 
-    python -m data.openwebtext               # downloads, tokenises on all cores; again: goes on
+    python -m data.openwebtext               # downloads, tokenises on all cores; again: continues
     python -m data.openwebtext --limit=1000  # a try with 1000 documents (the download is the same)
 
-The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357. End-of-text goes
-after each.
+The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, is for validation.
+End-of-text follows each document.
 """
-
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
@@ -16,7 +15,7 @@ SHARD_TOKENS = 100_000_000
 
 
 def load():
-    """The corpus, a datasets.Dataset with a column "text"; its download stays in the hub's cache."""
+    """The corpus, a datasets.Dataset with a column "text". The hub caches the download."""
     return hub("Skylion007/openwebtext", split="train")
 
 

@@ -3,12 +3,10 @@
     python -m data.pg19
     python sample.py RUN ... --data=pg19 --split=test --extrapolate=1,2,4,8,10
 
-There is a split test and no other. The tokenizer must be that of the run: PoPE's models read
-OpenWebText as GPT-2 tokens. End-of-text goes after each book; at 70,000 words a book few windows
-hold one.
+The only split is test. The tokenizer must be the run's: PoPE's models read OpenWebText as GPT-2
+tokens. End-of-text follows each book. A book has 70,000 words, so few windows hold one.
 """
-
-from data.shards import command
+from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True

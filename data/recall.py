@@ -1,24 +1,27 @@
-"""Associative recall: which value stood beside this key, however far back? (MQAR, arXiv:2312.04927)
+"""Associative recall: which value was beside this key, however far back? (MQAR, arXiv:2312.04927)
 
     python -m data.recall                                                     # our default size
     python -m data.recall --length=48 --pairs=4 --queries=4 --train=64000     # smaller
 
-A row is `length` tokens in which pairs of a key (a letter) and its value (a digit) stand among fillers
-(punctuation), then queries, such as `. e 7 ; ; a 0 , a 0 e 7`: a key of the row again, then its value, which
-alone carries loss. Keys are distinct, and so are those asked for; values and fillers are drawn uniformly, and
-all places that the pairs can take are equally likely. A query's distance is that from its key back to the
-same key in the pair. No row of another split is in train. One pair and one query make a needle in a haystack. Public settings vary: in the paper
-pairs stand side by side, and a power law sets the queries apart.
+A row is `length` tokens of pairs and fillers, then queries, such as `. e 7 ; ; a 0 , a 0 e 7`. A
+pair is a key (a letter) and its value (a digit). Fillers are punctuation. A query is a key of the
+row again, then its value, which alone carries loss. Keys are distinct, and so are those asked for.
+Values and fillers are uniform, and all places that the pairs can take are equally likely. The
+distance of a query is from its key back to the same key in the pair. One pair and one query make a
+needle in a haystack. Public settings vary: the paper puts pairs side by side and sets the queries
+apart by a power law. No row of another split is in train.
 
-splits   train and val; x2, x4, x8, x16: that many times the length with as many pairs: only distances grow
-options  length: tokens before the queries; pairs, queries: per row; filler: kinds of fillers; train, val:
-         rows; test: rows of each longer split; seed
+splits   train and val; x2, x4, x8, x16: that many times the length with as many pairs, so only
+         distances grow
+options  length: tokens before the queries; pairs, queries: per row; filler: kinds of fillers;
+         train, val: rows; test: rows of each longer split; seed
 """
 import string
 
 import numpy as np
 
-from data.shards import command, write_rows
+from data import command
+from data.rows import write_rows
 
 DOWNLOAD = False
 SYMBOLS = [*string.ascii_lowercase, *string.digits, *".,;:!?-+*/=<>@#%"]
@@ -30,7 +33,8 @@ def generate(rng, rows, length, pairs, queries, filler):
     keys = rng.random((rows, KEYS)).argsort(axis=1)[:, :pairs]
     values = KEYS + rng.integers(0, VALUES, (rows, pairs))
     # draw places as if a pair were one token, then move each pair by the number of pairs before it
-    places = np.sort(rng.random((rows, length - pairs)).argsort(axis=1)[:, :pairs], axis=1) + np.arange(pairs)
+    places = rng.random((rows, length - pairs)).argsort(axis=1)[:, :pairs]
+    places = np.sort(places, axis=1) + np.arange(pairs)
     tokens = KEYS + VALUES + rng.integers(0, filler, (rows, length + 2 * queries))
     np.put_along_axis(tokens, places, keys, axis=1)
     np.put_along_axis(tokens, places + 1, values, axis=1)
@@ -44,7 +48,7 @@ def generate(rng, rows, length, pairs, queries, filler):
 
 def prepare(folder, length: int = 256, pairs: int = 16, queries: int = 16, filler: int = 8,
             train: int = 100_000, val: int = 1000, test: int = 1000, seed: int = 0):
-    """Write the set into `folder`. Raises ValueError for sizes that do not fit each other."""
+    """Write the set into `folder`. ValueError: sizes that do not fit each other."""
     if not 1 <= queries <= pairs <= min(KEYS, length // 2):
         raise ValueError(f"need 1 <= queries={queries} <= pairs={pairs} <= {KEYS}, "
                          f"and length={length} to hold the pairs")

@@ -3,20 +3,21 @@
     python -m data.selective_copy                                             # the paper's size
     python -m data.selective_copy --copy=32 --blanks=32 --train=64000         # smaller
 
-A row is `copy` letters, drawn uniformly, in random places among the blanks, then the letters
-again without the blanks; only these carry loss. Nothing marks where the copy begins. A row is
-right if all of its copy is. No row of another split is in train.
+A row is `copy` uniform letters in random places among the blanks, then the letters again without
+the blanks. Only these carry loss. Nothing marks where the copy begins. A row counts as right if all
+of its copy is. No row of another split is in train.
 
 splits   train and val: as many blanks as asked; dense: half as many; sparse: twice as many
 options  copy: letters per row; blanks; vocabulary: letters and the blank; train, val, dense,
-         sparse: rows; seed (the paper gives no numbers of rows: the test sets are our choice, and
-         the training rows, which come in epochs)
+         sparse: rows; seed (the paper does not give numbers of rows; these are our choice, and
+         training rows come in epochs)
 """
 import string
 
 import numpy as np
 
-from data.shards import command, write_rows
+from data import command
+from data.rows import write_rows
 
 DOWNLOAD = False
 BLANK = 0
@@ -36,7 +37,7 @@ def generate(rng, rows, copy, blanks, vocabulary):
 
 def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, train: int = 640_000,
             val: int = 1000, dense: int = 1000, sparse: int = 1000, seed: int = 0):
-    """Write the set into `folder`. Raises ValueError for sizes that make no task."""
+    """Write the set into `folder`. ValueError: sizes that make no task."""
     if copy < 1 or blanks < 0 or not 2 <= vocabulary <= 27:
         raise ValueError(f"copy={copy}, blanks={blanks}, vocabulary={vocabulary}: need copy >= 1, "
                          "blanks >= 0, and a vocabulary of 2 (a letter and the blank) to 27")

@@ -1,24 +1,27 @@
-"""Copy, reverse, add, parity: trained on short strings, tested on longer ones (after Kazemnejad et al. 2023,
-"The Impact of Positional Encoding on Length Generalization in Transformers").
+"""Copy, reverse, add, parity: trained on short strings, tested on longer ones (after Kazemnejad et
+al. 2023, "The Impact of Positional Encoding on Length Generalization in Transformers").
 
-    python -m data.strings                                                    # copy, up to 20 letters
-    python -m data.strings --task=reversed_addition --longest=8               # and so on
+    python -m data.strings                                         # copy, up to 20 letters
+    python -m data.strings --task=reversed_addition --longest=8    # and so on
 
-A row is a question, `=`, its answer, which alone carries loss, and pads up to the longest row. No end mark is
-asked for. n is uniform in [1, longest]; letters, digits and bits are uniform too, so short questions repeat.
-No row of val or of a longer split is in train: val draws such a row again, so it hardly has questions
-that are short enough for train to hold all of them. If a task has fewer than 2^20 questions, such as
-the sums of up to 3 digits, a tenth of them is held out of train, and val draws from these. A held-out
-a+b does not hold out b+a.
+A row is a question, `=`, its answer, and pads up to the longest row. Only the answer carries loss.
+There is no end mark. n is uniform in [1, longest], and so are letters, digits and bits, so short
+questions repeat.
 
 task                n                    a row
 copy                letters              hello=hello
 reverse             letters              hello=olleh
-addition            digits per number    067+958=1025    with leading zeros: the sum has n + 1 digits
-reversed_addition   the same             067+958=5201    units first, so that a carry comes before its use
-parity              bits                 10110=1         1 where the number of ones is odd
+addition            digits per number    067+958=1025    leading zeros: the sum has n + 1 digits
+reversed_addition   the same             067+958=5201    units first: a carry comes before its use
+parity              bits                 10110=1         1 if the number of ones is odd
 
-splits   train and val; x1.5, x2, x3, x4: n up to that many times `longest`, and beyond the split before
+No row of another split is in train. val draws such a row again, so it has hardly any questions that
+are short enough for train to hold them all. If there are fewer than 2^20 questions, such as the
+sums of up to 3 digits, train would hold too many. Then a tenth of them, chosen by a hash, is held
+out of train, and val draws from these. If a+b is held out, b+a may be in train.
+
+splits   train and val; x1.5, x2, x3, x4: n up to that many times `longest`, and beyond the split
+         before
 options  task; longest; train, val: rows; test: rows of each longer split; seed
          (the paper's sizes differ by task, and its sums have no leading zeros)
 """
@@ -26,7 +29,8 @@ import string
 
 import numpy as np
 
-from data.shards import command, write_rows
+from data import command
+from data.rows import write_rows
 
 DOWNLOAD = False
 SYMBOLS = [*string.digits, *string.ascii_lowercase, "+", "=", "_"]  # _ pads
@@ -58,7 +62,8 @@ def parity(bits):
 
 # task: the symbols that are drawn, how many for n = 1, and what makes (question, answer) of them
 TASKS = {"copy": (string.ascii_lowercase, 1, copy), "reverse": (string.ascii_lowercase, 1, reverse),
-         "addition": (string.digits, 2, addition), "reversed_addition": (string.digits, 2, reversed_addition),
+         "addition": (string.digits, 2, addition),
+         "reversed_addition": (string.digits, 2, reversed_addition),
          "parity": ("01", 1, parity)}
 
 
@@ -79,11 +84,11 @@ def generate(rng, rows, task, shortest, longest):
 
 def prepare(folder, task: str = "copy", longest: int = 20, train: int = 100_000, val: int = 1000,
             test: int = 1000, seed: int = 0):
-    """Write the set into `folder`. ValueError: an unknown task or a length too short for x1.5."""
+    """Write the set into `folder`. ValueError: an unknown task, or too short for x1.5."""
     if task not in TASKS:
         raise ValueError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
     if longest < 2:
-        raise ValueError(f"longest={longest} leaves nothing between it and 1.5 times as much; use 2 or more")
+        raise ValueError(f"longest={longest} is too short for x1.5; use 2 or more")
     ends = {"x1.5": longest * 3 // 2, "x2": 2 * longest, "x3": 3 * longest, "x4": 4 * longest}
     alphabet, drawn, _ = TASKS[task]
     questions = sum(len(alphabet) ** (drawn * n) for n in range(1, longest + 1))

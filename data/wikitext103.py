@@ -3,27 +3,25 @@
     python -m data.wikitext103
     python -m data.wikitext103 --source=/path/to/wikitext-103-raw --out=data/wikitext103
 
-The splits train, val and test are the text of wiki.{train,valid,test}.raw, line by line as it is,
-in one piece: nothing stands between articles. A folder of such files can be named instead of the
-hub; wiki.*.tokens and {train,valid,test}.txt will do, and a file that is missing leaves out its
-split.
+The splits train, val and test are the text of wiki.{train,valid,test}.raw, unchanged and in one
+piece: nothing separates the articles. You can name a folder of such files instead of the hub.
+wiki.*.tokens and {train,valid,test}.txt will do too. If a file is missing, so is its split.
 
-meta.json has the number of words. A loss is per token of GPT-2's BPE, so compare its perplexity
-exp(loss) with that of the same tokenizer only; per word it is
+A loss is per token of GPT-2's BPE, so compare its perplexity exp(loss) only under the same
+tokenizer. Per word it is
 
     exp(loss * tokens / words)
 
-with the split's tokens (the sum of its shards) and words from meta.json.
+with the split's tokens (the sum of its shards) and words, both in meta.json.
 
-Papers with a vocabulary of words count the end of a line as a word too: 3,760 lines in val and
-4,358 in test (213,886 and 241,211 words), 1,801,350 in train.
+Papers with a vocabulary of words also count the end of a line as a word: there are 3,760 lines in
+val, 4,358 in test (213,886 and 241,211 words) and 1,801,350 in train.
 """
-
 import functools
 import itertools
 from pathlib import Path
 
-from data.shards import command
+from data import command
 from data.text import hub, write_documents
 
 DOWNLOAD = True
@@ -38,8 +36,7 @@ def load():
 
 
 def read(source):
-    """{split: function -> iterator of lines} of a folder of files. Raises FileNotFoundError when
-    there are none."""
+    """A folder of files -> {split: a function that opens its lines}. FileNotFoundError: none."""
     splits = {}
     for split, name in FILES.items():
         for file in (f"{name}.txt", f"wiki.{name}.tokens", f"wiki.{name}.raw"):  # the last one wins
@@ -56,13 +53,13 @@ def read(source):
 
 
 def lines_of(rows):
-    """The lines of a split of the hub, which has "" where files have an empty line, " \\n"."""
+    """The lines of a split of the hub. It has "" where the files have an empty line, " \\n"."""
     return (row["text"] or " \n" for row in rows)
 
 
 def sections(lines):
-    """Lines, joined up to the next heading. Every tokenizer that splits off " =" makes the same
-    tokens of the sections one by one as of the whole text at once."""
+    """Lines, joined up to the next heading. A tokenizer that splits off " =" gives the same tokens
+    for one section after the other as for the whole text."""
     section = []
     for line in lines:
         if line.startswith(" = ") and section:
@@ -74,8 +71,7 @@ def sections(lines):
 
 
 def prepare(folder, source: str = "", limit: int = None, tokenizer: str = "gpt2", load=load):
-    """Write the set into `folder`, from at most `limit` sections of each split of `source`, or of
-    what `load` returns."""
+    """Write the set into `folder`, from at most `limit` sections of each split."""
 
     def splits():
         if source:

@@ -5,21 +5,21 @@ and appendix E)
     python -m data.wordcount --join=3    # WordCount-hard: samples of three stories
     python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # a folder of *.txt
 
-It needs `pip install nltk`, and datasets for TinyStories. An example is the prompt and the answer,
+It needs `pip install nltk`, and `datasets` for TinyStories. An example is a prompt and its answer,
 
-    [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3<|endoftext|>
+    [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3
 
-of which the answer and the end carry loss: w is the most common word of the story, k uniform in
-[1, number of sentences], sentences are those of nltk's PunktSentenceTokenizer(). Ours, as the
-paper does not say: words are compared in lower case, the first of equally common ones is taken,
-and training rows hold as many whole examples as fit, then padding. A row of the validation split
-is one example, so that its sequence error is the share of wrong answers.
+and end-of-text. The answer and the end carry loss. w is the most common word of the story, k is
+uniform in [1, number of sentences], and nltk's PunktSentenceTokenizer() finds the sentences. The
+paper leaves three things open. Here words are compared in lower case, the first of equally common
+words is taken, and a training row holds as many whole examples as fit, then padding. A validation
+row is one example, so its sequence error is the share of wrong answers.
 
 splits   train, val (99 : 1, by story)
-options  stories: a folder of text files instead of TinyStories, with <|endoftext|> between the
+options  stories: a folder of text files in place of TinyStories, with <|endoftext|> between the
          stories, or cut at blank lines into pieces of some 800 letters; join: stories per sample,
          none used twice; length: of the training rows, in tokens; tokenizer: that of the model to
-         fine-tune; limit: of the stories, for a try; seed
+         fine-tune; limit: the number of stories, for a try; seed
 """
 import collections
 import math
@@ -28,7 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import Writer, command, rng
+from data import command
+from data.shards import Writer, rng
 from data.text import hub, load_encoding, workers
 
 DOWNLOAD = True
@@ -41,8 +42,7 @@ def load():
 
 
 def read_folder(folder):
-    """The stories of a folder's *.txt files as [{"text": story}, ...]. Raises ValueError when
-    there are none."""
+    """The stories of a folder's *.txt files, [{"text": story}, ...]. ValueError: there are none."""
     stories = []
     for path in sorted(Path(folder).rglob("*.txt")):
         text = path.read_text(encoding="utf-8")
@@ -67,8 +67,8 @@ def words(text):
 
 
 def question(story, sentences, random):
-    """(prompt, answer) about a story, given a function that cuts a text into sentences and a
-    numpy generator."""
+    """(prompt, answer) about a story. `sentences` cuts a text into sentences, `random` is a numpy
+    generator."""
     parts = sentences(story)
     word = collections.Counter(words(story)).most_common(1)[0][0]
     k = int(random.integers(1, len(parts) + 1))
@@ -81,8 +81,7 @@ def start_worker(*state):
 
 
 def work(groups):
-    """Examples, (tokens, how many of them are the answer), of groups of stories that are given as
-    numbers (n, join)."""
+    """Groups of stories, numbers (n, join) -> examples, (tokens, how many are the answer)."""
     corpus, tokenizer, sentences, seed = worker
     encoding, examples = load_encoding(tokenizer), []
     for group in groups.tolist():
@@ -95,7 +94,7 @@ def work(groups):
 
 
 def pack(examples, length, end):
-    """Rows of as many whole examples as fit, then `end`: yields tokens, mask, both (1, length)."""
+    """Yields rows, tokens and mask, both (1, length): as many whole examples as fit, then `end`."""
     tokens, mask = [], []
     for example, answer in examples:
         if len(tokens) + len(example) > length:
@@ -113,19 +112,18 @@ def pad(values, length, end):
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0, load=load):
-    """Write the set into `folder`. Raises ValueError where there are too few stories, ImportError
-    without nltk."""
+    """Write the set into `folder`. ValueError: too few stories. ImportError: no nltk."""
     try:
         from nltk.tokenize import PunktSentenceTokenizer
     except ImportError:
-        raise ImportError("sentences are found by one more package: pip install nltk") from None
+        raise ImportError("finding sentences needs a package: pip install nltk") from None
     corpus, encoding = read_folder(stories) if stories else load(), load_encoding(tokenizer)
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
         raise ValueError(f"{len(order)} stories are too few for training and validation samples of "
                          f"{join}; name more")
     first = max(len(order) // 100, join)  # so many stories are for validation
-    writer, end, count = Writer(folder), encoding.eot_token, collections.Counter()
+    end, count = encoding.eot_token, collections.Counter()
 
     def examples(split, numbers):
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
@@ -139,7 +137,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             print(f"\r{folder}: {counts}", end=" ", flush=True)
 
     state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
-    with workers(start_worker, *state) as pool:
+    with Writer(folder) as writer, workers(start_worker, *state) as pool:
         val = list(examples("val", order[:first]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")
@@ -148,8 +146,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             writer.write("val", *next(pack([example], longest, end)))
         for row in pack(examples("train", order[first:]), length + 1, end):
             writer.write("train", *row)
-    print()
-    writer.finish(encoding.n_vocab, tokenizer, end)
+        print()
+        writer.finish(encoding.n_vocab, tokenizer, end)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from conftest import contents, one_line
 
 from data import human_genome, jsb, maestro, shards
 
@@ -36,15 +37,6 @@ def raw(folder, split, suffix="bin"):
 def chunks(values, n):
     assert len(values) % n == 0
     return [values[i : i + n] for i in range(0, len(values), n)]
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-
-
-def one_line(error, *parts):
-    text = str(error.value)
-    assert "\n" not in text and all(part in text for part in parts), text
 
 
 # JSB
@@ -109,11 +101,11 @@ def test_jsb_refuses_what_is_not_it(tmp_path):
         with pytest.raises(ValueError) as error:
             jsb.prepare(tmp_path / "out", source=str(tmp_path / "j.json"))
         one_line(error, "j.json holds no chorales", "Jsb16thSeparated.json")
-    for source in (tmp_path, tmp_path / "none"):
-        for script in (jsb, human_genome):
-            with pytest.raises(ValueError) as error:
-                script.prepare(tmp_path / "out", source=str(source))
-            one_line(error, str(source), "; give ")
+    for script in (jsb, human_genome):
+        with pytest.raises(OSError) as error:
+            script.prepare(tmp_path / "out", source=str(tmp_path / "none"))
+        one_line(error, str(tmp_path / "none"))
+    assert not list(tmp_path.glob("out*"))
     for length in (0, 2, 2047):
         with pytest.raises(ValueError) as error:
             jsb.prepare(tmp_path / "out", length=length)
@@ -151,32 +143,35 @@ def test_download_is_whole_or_a_line(tmp_path, server, monkeypatch):
     address, pages, asked = server
     chorales(tmp_path / "j.json", {"train": [4], "valid": [3], "test": [2]})
     body = (tmp_path / "j.json").read_bytes()
-    monkeypatch.setattr(jsb, "URL", f"{address}/j.json")
+    monkeypatch.setattr(jsb, "URL", f"{address}/Jsb16thSeparated.json")
     out = tmp_path / "out"
 
     def refused(*parts):
         with pytest.raises(ValueError) as error:
             jsb.prepare(out)
         one_line(error, jsb.URL, "--source=", *parts)
-        assert not (out / "meta.json").exists() and not (out / "Jsb16thSeparated.json").exists()
+        assert not out.exists()
 
     refused("404")
-    pages["/j.json"] = 200, len(body) + 5, body
-    refused(f"{len(body):,} of {len(body) + 5:,} bytes")
-    pages["/j.json"] = 200, len(body), body
-    refused("sha256", jsb.SHA256)  # whole, but not the file that the script knows
+    pages["/Jsb16thSeparated.json"] = 200, len(body), body
+    refused("invalid hash value", jsb.SHA256)  # whole, but not the file that the script knows
     monkeypatch.setattr(jsb, "SHA256", None)
+    pages["/Jsb16thSeparated.json"] = 200, len(body) + 5, body
+    refused(f"{len(body):,} of {len(body) + 5:,} bytes")
+    pages["/Jsb16thSeparated.json"] = 200, 2, b"{}"
+    with pytest.raises(ValueError, match="holds no chorales"):
+        jsb.prepare(out)
+    part = tmp_path / "out.part" / "Jsb16thSeparated.json"
+    assert part.read_bytes() == b"{}"  # the download stays
+    part.write_bytes(body)
+    (part.parent / f"{part.name}.tmp.0.partial").write_bytes(b"what a kill left")
     count = len(asked)
     jsb.prepare(out)
-    for path in set(out.iterdir()) - {out / "Jsb16thSeparated.json"}:
-        path.unlink()
-    jsb.prepare(out)
-    assert len(asked) == count + 1  # the second start reads what the first one fetched
+    assert len(asked) == count  # the second start reads what the first one fetched
     jsb.prepare(tmp_path / "local", source=str(tmp_path / "j.json"))
-    assert {k: v for k, v in contents(out).items() if k != "Jsb16thSeparated.json"} == contents(
-        tmp_path / "local"
-    )
-    monkeypatch.setattr(jsb, "URL", "http://127.0.0.1:9/none")
+    assert contents(out) == contents(tmp_path / "local") | {part.name: body}
+    assert "Jsb16thSeparated.json" not in contents(tmp_path / "local")
+    monkeypatch.setattr(jsb, "URL", "http://127.0.0.1:9/Jsb16thSeparated.json")
     out = tmp_path / "other"
     refused("refused")
 
@@ -323,9 +318,8 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
     for split, shifts in (("train", range(-3, 4)), ("val", [0]), ("test", [0])):
         assert counts_of[split] == Counter({(piece, s): 1 for piece in parts[split] for s in shifts})
 
-    (tmp_path / "again").mkdir()
-    (tmp_path / "again" / "unfinished").touch()
-    (tmp_path / "again" / "train_000000.bin.tmp").write_bytes(b"what an interrupted run left")
+    (tmp_path / "again.part").mkdir()
+    (tmp_path / "again.part" / "train_000000.bin.tmp").write_bytes(b"what an interrupted run left")
     maestro.prepare(tmp_path / "again", source=str(folder))
     assert contents(tmp_path / "again") == contents(tmp_path / "out")
 
@@ -344,8 +338,8 @@ def test_maestro_refuses_what_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.undo()
     for name, parts in (
         ("two", ["2 MIDI files"]),
-        ("none.zip", ["no zip"]),
-        ("nowhere", ["no zip"]),
+        ("none.zip", ["no zip file"]),
+        ("nowhere", ["no zip file"]),
     ):
         (tmp_path / "two").mkdir(exist_ok=True)
         for i in (1, 2):
@@ -498,13 +492,11 @@ def test_genome_must_be_whole(tmp_path):
         with pytest.raises(ValueError) as error:
             human_genome.prepare(tmp_path / "out", source=str(broken))
         one_line(error, "broken.fna.gz")
-        assert not (tmp_path / "out" / "meta.json").exists()
+        assert not list(tmp_path.glob("out*"))
     for missing in ("3", "21", "Y"):
         short, _ = fasta(6, {c: name for c, name in NCBI.items() if c != missing})
         broken.write_bytes(short.encode())
         with pytest.raises(ValueError) as error:
             human_genome.prepare(tmp_path / "out", source=str(broken))
         one_line(error, f"chromosome {missing};", "broken.fna.gz")
-    human_genome.prepare(tmp_path / "out", source=str(whole))  # over what the failures left
-    human_genome.prepare(tmp_path / "fresh", source=str(whole))
-    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+    assert not list(tmp_path.glob("out*"))

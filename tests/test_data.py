@@ -7,6 +7,7 @@ The tokenizers need no download. Text corpora are in test_corpora.py.
 import json
 import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from conftest import contents, fails, one_line
 
-from data import flip_flop, stdlib
+from data import command, flip_flop, stdlib
 from data.shards import Split, Writer, prepare
 from data.text import tokenizer
 
@@ -27,10 +28,10 @@ ROOT = Path(__file__).parent.parent
 def stream(folder, tokens=1000, vocab_size=500, shard_tokens=170, loss=None, seed=0):
     """A one-split stream in several shards -> its tokens as a plain array."""
     values = np.random.default_rng(seed).integers(0, vocab_size, tokens)
-    writer = Writer(folder, shard_tokens)
-    for i in range(0, tokens, 37):  # pieces that divide nothing
-        writer.write("train", values[i : i + 37], None if loss is None else loss[i : i + 37])
-    writer.finish(vocab_size=vocab_size, tokenizer="bytes")
+    with Writer(folder, shard_tokens) as writer:
+        for i in range(0, tokens, 37):  # the last one is shorter
+            writer.write("train", values[i : i + 37], None if loss is None else loss[i : i + 37])
+        writer.finish(vocab_size=vocab_size, tokenizer="bytes")
     return values
 
 
@@ -40,10 +41,10 @@ def table(folder, rows=23, row_length=6, shard_tokens=25, mask=False):
     values = np.random.default_rng(1).integers(0, 90, (rows, row_length))
     values[:, 0] = np.arange(rows)
     loss = np.random.default_rng(2).integers(0, 2, values.shape) if mask else None
-    writer = Writer(folder, shard_tokens)
-    writer.write("train", values[:5], None if loss is None else loss[:5])
-    writer.write("train", values[5:], None if loss is None else loss[5:])
-    writer.finish(vocab_size=100, tokenizer={"symbols": [str(i) for i in range(100)]})
+    with Writer(folder, shard_tokens) as writer:
+        writer.write("train", values[:5], None if loss is None else loss[:5])
+        writer.write("train", values[5:], None if loss is None else loss[5:])
+        writer.finish(vocab_size=100, tokenizer={"symbols": [str(i) for i in range(100)]})
     return values, loss
 
 
@@ -59,7 +60,8 @@ def test_format_is_the_documented_one(tmp_path):
         "separator": None,
         "row_length": {},
         "loss": "all",
-        "shards": {f"train_{i:06d}.bin": n for i, n in enumerate([170] * 5 + [150])},
+        # a shard ends where a write does, with the first 37 tokens that bring it to 170
+        "shards": {f"train_{i:06d}.bin": n for i, n in enumerate([185] * 5 + [75])},
     }
     raw = b"".join((tmp_path / name).read_bytes() for name in meta["shards"])
     assert raw == b"".join(int(v).to_bytes(2, "little") for v in values)
@@ -70,7 +72,7 @@ def test_format_is_the_documented_one(tmp_path):
 def test_every_window_across_every_shard_boundary(tmp_path):
     values = stream(tmp_path)
     split = Split(tmp_path, "train")
-    for length in (1, 5, 169, 170, 400, 999):  # up to windows over four shards, and the whole split
+    for length in (1, 5, 184, 185, 400, 999):  # up to windows over four shards, and the whole split
         x, y = split.read(np.arange(1000 - length), length)
         assert x.dtype == y.dtype == np.int64 and x.shape == y.shape == (1000 - length, length)
         for start in range(1000 - length):
@@ -225,7 +227,7 @@ def test_a_batch_reads_little(tmp_path):
 
 def test_missing_set_names_its_command(tmp_path):
     (tmp_path / "empty").mkdir()
-    for name, command in {
+    for name, words in {
         "nowhere": f"python -m data.NAME --out={tmp_path / 'nowhere'}",
         "empty": "python -m data.NAME",
         "stdlib": "python -m data.stdlib`",
@@ -233,101 +235,76 @@ def test_missing_set_names_its_command(tmp_path):
     }.items():
         with pytest.raises(FileNotFoundError) as error:
             Split(tmp_path / name, "train")
-        one_line(error, command)
-        assert ("; NAME is one of c4, code, counting, " in str(error.value)) == ("NAME" in command)
+        one_line(error, words)
+        assert ("; NAME is one of c4, code, counting, " in str(error.value)) == ("NAME" in words)
 
 
 def test_files_that_are_not_those_of_meta(tmp_path):
     stream(tmp_path, loss=np.ones(1000))
     with pytest.raises(ValueError) as error:
         Split(tmp_path, "vla")
-    one_line(error, "'vla'", "train")
-
-    def broken(*parts):
-        with pytest.raises(ValueError) as error:
-            Split(tmp_path, "train")
-        one_line(error, *parts, "delete", f"python -m data.NAME --out={tmp_path}")
-
-    foreign = tmp_path / "train_000006.bin"
-    foreign.write_bytes(b"\0\0")
-    broken("train_000006.bin", "not in meta.json")
-    foreign.rename(tmp_path / "train_more_000000.bin")  # another split's: none of our business
-    (tmp_path / "train_000006.bin.tmp").write_bytes(b"\0")
-    Split(tmp_path, "train")
-
+    one_line(error, "no split 'vla'; it has: train", "--eval_splits")
     for name in ("train_000003.bin", "train_000003.loss"):
         path = tmp_path / name
         whole = path.read_bytes()
-        path.write_bytes(whole[:-1])
-        broken(name, str(len(whole) - 1), str(len(whole)))
-        path.write_bytes(whole + b"\0")
-        broken(name, str(len(whole) + 1), str(len(whole)))
-        path.unlink()
-        broken(name, "missing")
-        path.write_bytes(whole)
+        for content in (None, b"", whole[:-1], whole + b"\0"):
+            path.unlink()
+            fault = "is missing"
+            if content is not None:
+                path.write_bytes(content)
+                fault = f"has {len(content)} bytes instead of {len(whole)}"
+            with pytest.raises(ValueError) as error:
+                Split(tmp_path, "train")
+            one_line(error, name, fault, "delete", f"python -m data.NAME --out={tmp_path}")
+            path.write_bytes(whole)
     Split(tmp_path, "train")
 
 
 def test_token_beyond_the_vocabulary(tmp_path):
     stream(tmp_path)
     shard = np.memmap(tmp_path / "train_000002.bin", dtype="<u2", mode="r+")
-    shard[20] = 500  # offset 360
+    shard[380 - 2 * 185] = 500
     shard.flush()
     split = Split(tmp_path, "train")
-    split.read([300, 361], 59)
-    for start in (300, 301, 359, 360):  # first as the last target, at the end as the first input
+    split.read([320, 381], 59)
+    for start in (320, 321, 379, 380):  # first as the last target, at the end as the first input
         with pytest.raises(ValueError) as error:
             split.read([0, start], 60)
-        one_line(error, "train_000002.bin", "token 500", "vocab_size=500")
+        one_line(error, str(tmp_path), "token 500", "vocab_size=500")
     with pytest.raises(ValueError):
         for step in range(100):
             split.batch(step, 8, 64, seed=0)
 
 
-def test_arguments_that_do_not_fit(tmp_path):
+def test_block_sizes_that_do_not_fit(tmp_path):
     stream(tmp_path / "s")
     table(tmp_path / "t")
     split, rows = Split(tmp_path / "s", "train"), Split(tmp_path / "t", "train")
-    calls = [
-        (lambda: split.batch(0, 2, 1000, seed=0), "1000 tokens", "1001"),
-        (lambda: split.windows(1000), "1000 tokens", "1001"),
-        (lambda: split.batch(0, 6, 10, seed=0, world=4), "batch_size=6", "world=4"),
-        (lambda: split.read([0, 901], 99), "[0, 901)", "901"),
-        (lambda: split.read([-1], 99), "[0, 901)", "-1"),
-        (lambda: rows.batch(0, 2, 4, seed=0), "block_size >= 5", "got 4"),
-        (lambda: rows.windows(4), "block_size >= 5", "got 4"),
-    ]
-    for call, *parts in calls:
+    for call, need in (
+        (lambda: split.batch(0, 2, 1000, seed=0), "block_size < 1000, got 1000"),
+        (lambda: split.windows(1000), "block_size < 1000, got 1000"),
+        (lambda: rows.batch(0, 2, 4, seed=0), "block_size >= 5, got 4"),
+        (lambda: rows.windows(4), "block_size >= 5, got 4"),
+    ):
         with pytest.raises(ValueError) as error:
             call()
-        one_line(error, *parts)
+        one_line(error, "split 'train'", "tokens", need)
 
 
 # writing
 
 
 def test_writer_refuses_what_does_not_fit(tmp_path):
-    for bad in ([-1, 5], [65536]):
-        with pytest.raises(ValueError) as error:
-            Writer(tmp_path).write("train", bad)
-        one_line(error, "[0, 65535]", str(bad[0]))
-    writer = Writer(tmp_path)
-    writer.write("train", [1, 500])
-    for vocab_size in (500, 65537):
-        with pytest.raises(ValueError) as error:
+    for tokens, part in (([-1, 5], "-1 to 5"), ([65536], "65536 to 65536")):
+        with pytest.raises(ValueError) as error, Writer(tmp_path / "a") as writer:
+            writer.write("train", tokens)
+        one_line(error, "[0, 65535]", part)
+    for tokens, vocab_size in (([1, 500], 500), ([1, 500], 65537), ([], 5)):
+        with pytest.raises(ValueError) as error, Writer(tmp_path / "a") as writer:
+            writer.write("train", tokens)
             writer.finish(vocab_size=vocab_size, tokenizer="bytes")
-        one_line(error, "[501, 65536]", str(vocab_size))
-    for tokens, loss in (([[1, 2]], None), ([1, 2], [1, 1]), ([[[1]]], None)):
-        with pytest.raises(ValueError) as error:
-            writer.write("train", tokens, loss)
-        one_line(error, "one kind")
-    with pytest.raises(ValueError) as error:
-        Writer(tmp_path).write("train", [1, 2], [1])
-    one_line(error, "(2,)", "(1,)")
-    with pytest.raises(ValueError) as error:
-        Writer(tmp_path).finish(vocab_size=2, tokenizer="bytes")
-    one_line(error, "nothing was written")
-    assert not list(tmp_path.iterdir())  # no meta.json of an unfinished set, no leftovers
+        one_line(error, str(tmp_path / "a"), f"vocab_size={vocab_size}")
+    assert not (tmp_path / "a").exists()
 
 
 def test_writer_covers_the_range_of_uint16(tmp_path):
@@ -341,78 +318,107 @@ def test_writer_covers_the_range_of_uint16(tmp_path):
 
 
 def test_splits_of_one_set_may_have_rows_of_their_own_length(tmp_path):
-    rng, writer = np.random.default_rng(3), Writer(tmp_path, 20)
+    rng = np.random.default_rng(3)
     values = {
         "train": rng.integers(0, 9, (7, 6)),
         "val": rng.integers(0, 9, (4, 9)),
         "long": rng.integers(0, 9, 50),
     }
-    for split, tokens in values.items():
-        writer.write(split, tokens, np.ones_like(tokens))
-    writer.finish(vocab_size=9, tokenizer="bytes")
+    with Writer(tmp_path, 20) as writer:
+        for split, tokens in values.items():
+            writer.write(split, tokens, np.ones_like(tokens))
+        writer.finish(vocab_size=9, tokenizer="bytes")
     for name, tokens in values.items():
         split = Split(tmp_path, name)
         length = tokens.shape[1] if tokens.ndim == 2 else 0
         assert (split.row_length, split.rows) == (length, len(tokens) if length else 0)
         x, y = split.read(split.windows(49), 49)
-        assert (
-            x.tolist() == np.atleast_2d(tokens)[:, :-1].tolist()
-            and y.tolist() == np.atleast_2d(tokens)[:, 1:].tolist()
-        )
-    with pytest.raises(ValueError) as error:
-        Writer(tmp_path / "b").write("train", [[1, 2]]) or writer.write(
-            "val", rng.integers(0, 9, (4, 8)), np.ones((4, 8))
-        )
-    one_line(error, "'val'", "(9, True)", "(8, True)")
+        assert x.tolist() == np.atleast_2d(tokens)[:, :-1].tolist()
+        assert y.tolist() == np.atleast_2d(tokens)[:, 1:].tolist()
 
 
 def test_splits_interleave_and_shard_like_one_at_a_time(tmp_path):
-    rng = np.random.default_rng(0)
-    writer, want = Writer(tmp_path / "a", 64), {"train": [], "val": [], "test_ood": []}
-    for _ in range(60):
-        split, tokens = rng.choice(list(want)), rng.integers(0, 9, rng.integers(0, 150))
-        writer.write(split, tokens)
-        want[str(split)].extend(tokens.tolist())
-    writer.finish(vocab_size=9, tokenizer="bytes")
-    other = Writer(tmp_path / "b", 64)
-    for split, tokens in want.items():
-        other.write(split, tokens)
-        got = Split(tmp_path / "a", split)
-        assert got.tokens == len(tokens) and got.read([0], len(tokens) - 1)[0].tolist() == [
-            tokens[:-1]
-        ]
-    other.finish(vocab_size=9, tokenizer="bytes")
+    """A name that begins with another's has its own shards and numbers."""
+    rng, want = np.random.default_rng(0), {"test": [], "val": [], "test_ood": []}
+    with Writer(tmp_path / "a", 64) as writer:
+        for _ in range(60):
+            split, tokens = str(rng.choice(list(want))), rng.integers(0, 9, rng.integers(0, 150))
+            writer.write(split, tokens)
+            want[split].append(tokens)
+        writer.finish(vocab_size=9, tokenizer="bytes")
+    with Writer(tmp_path / "b", 64) as writer:
+        for split, parts in want.items():
+            for tokens in parts:
+                writer.write(split, tokens)
+            tokens, got = np.concatenate(parts).tolist(), Split(tmp_path / "a", split)
+            assert got.tokens == len(tokens) and len(got.bins) > 1
+            assert got.read([0], len(tokens) - 1)[0].tolist() == [tokens[:-1]]
+        writer.finish(vocab_size=9, tokenizer="bytes")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_writing_again_leaves_nothing_of_the_unfinished_set(tmp_path):
-    first = Writer(tmp_path, 170)
-    first.write("train", np.arange(1000), np.ones(1000))  # the last shard is open, and stays so
-    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".bin", ".loss", ".tmp"}
-    assert not (tmp_path / "meta.json").exists()  # from the first moment on the set is not whole
-    (tmp_path / "meta.json.tmp").write_text("{")
-    writer = Writer(tmp_path)
-    writer.write("train", [1, 2, 3])
-    writer.finish(vocab_size=4, tokenizer="bytes")
-    assert set(contents(tmp_path)) == {"meta.json", "train_000000.bin"}
+def test_a_set_gets_its_name_when_it_is_complete(tmp_path):
+    part = tmp_path / "set.part"
+    with Writer(tmp_path / "set", 20) as writer:
+        writer.write("train", np.ones((9, 6)), np.ones((9, 6)))
+        assert len(contents(part)) == 6 and not (tmp_path / "set").exists()
+    # what stays, and what a kill leaves, does not get into the next set
+    for name in ("train_000001.bin.tmp", "meta.json.tmp", "val_000007.loss"):
+        (part / name).write_bytes(b"{")
+    with Writer(tmp_path / "set") as writer:
+        assert not contents(part)
+        writer.write("train", [1, 2, 3])
+        writer.finish(vocab_size=4, tokenizer="bytes")
+    assert set(contents(tmp_path / "set")) == {"meta.json", "train_000000.bin"}
+    assert not part.exists()
+
+
+def everything(folder):
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize(
-    "name", ["notes_1.bin", "notes_123456.bin", "train_000000.bin", "meta.json.tmp", "a/b", ".x"]
+    "name", ["set/notes.txt", "set/train_000000.bin", "set.part/notes_1.bin", "set.part/a/b"]
 )
-@pytest.mark.parametrize("unfinished", [False, True])
-def test_a_folder_with_other_files_is_left_alone(tmp_path, name, unfinished):
-    if unfinished:
-        Writer(tmp_path).write("train", [1, 2, 3])
-        if name not in ("notes_1.bin", "a/b", ".x"):
-            return  # it looks like a part of the set
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+def test_other_files_are_left_alone(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_bytes(b"mine")
-    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    before = everything(tmp_path)
     with pytest.raises(ValueError) as error:
-        Writer(tmp_path)
-    one_line(error, str(tmp_path / name.partition("/")[0]), "--out")
-    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+        Writer(tmp_path / "set")
+    one_line(error, str(tmp_path / "/".join(name.split("/")[:2])), "in the way", "--out")
+    assert everything(tmp_path) == before
+
+
+def test_links_are_not_followed(tmp_path):
+    """Except for the folder of the set, which may be on another disk."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train_000000.bin").write_bytes(b"mine")
+    (tmp_path / "set.part").symlink_to(tmp_path / "mine")
+    before = everything(tmp_path)
+    with pytest.raises(ValueError, match="in the way"):
+        Writer(tmp_path / "set")
+    (tmp_path / "other.part").mkdir()
+    for name in ("train_000000.bin", "train_000000.bin.tmp", "meta.json.tmp"):
+        link = tmp_path / "other.part" / name
+        link.symlink_to(tmp_path / "mine" / "train_000000.bin")
+        with pytest.raises(ValueError, match="in the way"):
+            Writer(tmp_path / "other")
+        link.unlink()
+    (tmp_path / "other.part").rmdir()
+    assert everything(tmp_path) == before
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "disk")
+    values = stream(tmp_path / "linked")
+    assert Split(tmp_path / "linked", "train").read([0], 999)[0].tolist() == [values[:-1].tolist()]
+    assert len(contents(tmp_path / "disk")) == 7 and (tmp_path / "linked").is_symlink()
+
+
+def test_a_mount_point_is_refused_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path / "set"))
+    with pytest.raises(ValueError) as error:
+        Writer(tmp_path / "set")
+    one_line(error, str(tmp_path / "set"), "in the way", "--out")
 
 
 def test_a_whole_set_is_never_written_over(tmp_path):
@@ -425,7 +431,7 @@ def test_a_whole_set_is_never_written_over(tmp_path):
     ):
         with pytest.raises(FileExistsError) as error:
             attempt()
-        one_line(error, str(tmp_path), "whole", "delete")
+        one_line(error, str(tmp_path), "is whole already; delete it")
     assert contents(tmp_path) == before
 
 
@@ -455,17 +461,16 @@ def test_symbols_round_trip():
 
 
 def test_tokenizer_that_cannot_be_loaded(monkeypatch):
-    with pytest.raises(ValueError) as error:
-        tokenizer({"tokenizer": "gpt-nothing"})
-    one_line(error, "'gpt-nothing'", "TIKTOKEN_CACHE_DIR")
-
     def offline(name):
         raise OSError("no network\nat all")
 
+    with pytest.raises(ValueError) as error:
+        tokenizer({"tokenizer": "gpt-nothing"})
+    one_line(error, "'gpt-nothing'", "check its name")
     monkeypatch.setattr("tiktoken.get_encoding", offline)
     with pytest.raises(ValueError) as error:
         tokenizer({"tokenizer": "gpt2"})
-    one_line(error, "'gpt2'", "OSError", "network")
+    one_line(error, "'gpt2'", "OSError: no network", "needs the network")
 
 
 # the standard library
@@ -507,188 +512,54 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
     one_line(error, "bare")
 
 
-# sets that are damaged, interrupted, or written twice at once
-
-
-def damages():
-    """Pairs of a name and a function that damages a masked set of rows of six tokens, in a folder."""
-
-    def meta(**changes):
-        def damage(folder):
-            content = json.loads((folder / "meta.json").read_text())
-            for key, value in changes.items():
-                if value is None:
-                    del content[key]
-                else:
-                    content[key] = value
-            (folder / "meta.json").write_text(json.dumps(content))
-
-        return damage
-
-    def raw(data):
-        def damage(folder):
-            (folder / "meta.json").write_bytes(data)
-
-        return damage
-
-    def file(name, data):
-        def damage(folder):
-            path = folder / name
-            if data is None:
-                path.unlink()
-            else:
-                path.write_bytes(data)
-
-        return damage
-
-    def folder_for(name):
-        def damage(folder):
-            (folder / name).unlink()
-            (folder / name).mkdir()
-
-        return damage
-
-    for key in ("vocab_size", "tokenizer", "separator", "row_length", "loss", "shards"):
-        yield f"no {key}", meta(**{key: None})
-    for value in (0, -1, 65537, 1.5, "100", True, [100], {}):
-        yield f"vocab_size {value!r}", meta(vocab_size=value)
-    for value in ({}, {"symbols": "abc"}, {"symbols": ["a"]}, 7, ["a"]):
-        yield f"tokenizer {value!r}", meta(tokenizer=value)
-    for value in (-1, 0.5, "x", [1]):
-        yield f"separator {value!r}", meta(separator=value)
-    for value in ("none", 1, ["mask"], {}):
-        yield f"loss {value!r}", meta(loss=value)
-    for value in ([], 6, {"train": 0}, {"train": "6"}, {"train": 7}, {"train": None}):
-        yield f"row_length {value!r}", meta(row_length=value)
-    for value in (
-        [],
-        {},
-        "train_000000.bin",
-        {"train_000000.bin": 0},
-        {"train_000000.bin": -24},
-        {"train_000000.bin": "24"},
-        {"train_000000.bin": 24.0},
-        {"../train_000000.bin": 24},
-        {"train.bin": 24},
-        {"train_000000.loss": 24},
-        {"train_000009.bin": 24},
-        {"val_000000.bin": 24},
-    ):
-        yield f"shards {value!r}", meta(shards=value)
-    for data in (b"", b"{", b"null", b"[]", b"7", b'"x"', b"\xff\xfe", b"[" * 10**5, b"{} {}"):
-        yield f"meta.json {data[:9]!r}", raw(data)
-    yield "meta.json is a folder", folder_for("meta.json")
-    yield "a shard is a folder", folder_for("train_000001.bin")
-    yield "a mask is a folder", folder_for("train_000001.loss")
-    for name in ("train_000001.bin", "train_000001.loss"):
-        for data in (None, b"", b"\0", b"\0" * 10**4):
-            yield f"{name} {data and len(data)}", file(name, data)
-    yield "a shard too many", file("train_000007.bin", b"\0\0")
-
-
-@pytest.mark.parametrize("name, damage", [pytest.param(*pair, id=pair[0]) for pair in damages()])
-def test_a_damaged_set_is_one_line(tmp_path, name, damage):
-    folder = tmp_path / "set"
-    table(folder, mask=True)
-    damage(folder)
-    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    with pytest.raises((ValueError, FileNotFoundError)) as error:
-        Split(folder, "train")
-    one_line(error, str(folder), "; ")
-    assert len(str(error.value)) < 1000
-    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
-
-
-def test_masks_that_are_all_zero(tmp_path):
-    writer = Writer(tmp_path, 1000)
-    writer.write("train", np.zeros(5000), np.zeros(5000))
-    writer.write("val", np.zeros(5000), np.arange(5000) == 4999)  # one is enough, even the last
-    writer.finish(vocab_size=1, tokenizer="bytes")
-    with pytest.raises(ValueError) as error:
-        Split(tmp_path, "train")
-    one_line(error, "train_000000.loss", "zero")
-    assert (Split(tmp_path, "val").read([4000], 999)[1] != -1).sum() == 1
-
-
-def test_a_missing_split_says_what_helps(tmp_path):
-    writer = Writer(tmp_path)
-    writer.write("test", [1, 2, 3])
-    writer.finish(vocab_size=4, tokenizer="bytes")
-    for split, parts in (("train", ["train.py needs one", "--data"]), ("val", ["--eval_splits"])):
-        with pytest.raises(ValueError) as error:
-            Split(tmp_path, split)
-        one_line(error, f"no split {split!r}; it has: test", *parts)
-
-
-def test_a_text_file_is_no_set(tmp_path):
-    (tmp_path / "input.txt").write_text("text")
-    with pytest.raises(ValueError) as error:
-        Split(tmp_path / "input.txt", "train")
-    one_line(error, f"python -m data.text --source={tmp_path / 'input.txt'}")
+# interrupted, or written twice at once
 
 
 def test_files_are_on_the_disk_before_they_have_their_names(tmp_path, monkeypatch):
-    synced, named, events = {}, [], []
-    fsync, replace = os.fsync, os.replace
+    synced, named = {}, []
+    fsync, replace, rename = os.fsync, os.replace, os.rename
 
     def recording_fsync(descriptor):
         fsync(descriptor)
-        state = os.fstat(descriptor)
-        synced[state.st_ino] = state.st_size
-        events.append(state.st_ino)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
 
     def recording_replace(source, target):
-        state = os.stat(source)
-        assert synced[state.st_ino] == state.st_size  # to the last byte
+        assert synced[os.stat(source).st_ino] == os.stat(source).st_size  # to the last byte
         replace(source, target)
         named.append(Path(target).name)
-        events.append(Path(target).name)
+
+    def recording_rename(source, target):
+        assert sorted(named) == sorted(contents(source)) and named[-1] == "meta.json"
+        rename(source, target)
+        named.append(Path(target).name)
 
     monkeypatch.setattr(os, "fsync", recording_fsync)
     monkeypatch.setattr(os, "replace", recording_replace)
-    stream(tmp_path, loss=np.ones(1000))
-    assert sorted(named) == sorted(contents(tmp_path)) and named[-1] == "meta.json"
-    folder = tmp_path.stat().st_ino
-    for i, event in enumerate(events):
-        if isinstance(event, str):
-            assert events[i + 1] == folder  # and the name is on the disk before anything follows
+    monkeypatch.setattr(os, "rename", recording_rename)
+    stream(tmp_path / "set", loss=np.ones(1000))
+    assert len(named) == 14 and named[-1] == "set"
 
 
-LITTLE_DISK = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # to the writer like a disk that is full
-from data import flip_flop
-from data.shards import command
-command(flip_flop.prepare, "")
-"""
-
-
-def test_a_full_disk_is_one_line(tmp_path):
-    """Where the disk is full, no temporary file stays; the next start goes through."""
-    command = [
-        sys.executable,
-        "-c",
-        LITTLE_DISK,
-        f"--out={tmp_path / 'set'}",
-        "--length=64",
-        "--val=0",
-    ]
-    run = subprocess.run([*command, "--train=5000"], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1, run.stderr
-    assert str(tmp_path / "set") in run.stderr and "make room there" in run.stderr
-    assert [path.name for path in (tmp_path / "set").iterdir()] == ["unfinished"]
-    run = subprocess.run([*command, "--train=500"], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1  # the split sparse has its 100,000 rows
-    small = ["--train=500", "--sparse=500", "--dense=500"]
-    run = subprocess.run([*command, *small], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0 and Split(tmp_path / "set", "sparse").rows == 500
+def test_a_full_disk_is_one_line(tmp_path, capsys):
+    """What is saved stays, and the next start goes through."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))  # a larger file does not fit
+    try:
+        with pytest.raises(OSError) as error:
+            flip_flop.prepare(tmp_path / "set", length=64, train=2000, val=9, sparse=9, dense=5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    one_line(error, str(tmp_path / "set.part" / "dense_000000.loss"), "make room there or use --out")
+    assert "train_000000.bin" in contents(tmp_path / "set.part")
+    assert not list(tmp_path.glob("set.part/*.tmp"))
+    flip_flop.prepare(tmp_path / "set", length=64, train=2000, val=9, sparse=9, dense=9)
+    assert Split(tmp_path / "set", "dense").rows == 9 and not (tmp_path / "set.part").exists()
 
 
 def test_a_disk_too_small_is_seen_first(tmp_path):
-    for rows in (10**14, 10**11):
-        with pytest.raises(ValueError) as error:
-            flip_flop.prepare(tmp_path / "set", train=rows, length=64)
-        one_line(error, str(tmp_path / "set"), "GB free", "--out")
+    with pytest.raises(ValueError) as error:
+        flip_flop.prepare(tmp_path / "set", train=10**14, length=64)
+    one_line(error, str(tmp_path / "set"), "1.92e+07 GB", "GB free", "--out")
     assert not list(tmp_path.iterdir())
 
 
@@ -700,37 +571,60 @@ print(Split(sys.argv[1], "train").rows)
 """
 
 
+def start(script, *words):
+    """A process that runs a script, its output as text."""
+    how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, words)], cwd=ROOT, **how)
+
+
 def test_starts_at_once_make_a_set_once(tmp_path):
     flip_flop.prepare(tmp_path / "direct", train=30000, length=64, val=9, sparse=9, dense=9)
-    for trial in range(3):
-        folder = tmp_path / str(trial)
-        command = [sys.executable, "-c", PREPARING, str(folder)]
-        runs = [
-            subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for _ in range(4)
-        ]
-        ends = [run.communicate() for run in runs]
-        assert all(run.returncode == 0 for run in runs), ends
-        assert all(out.splitlines()[-1] == "30000" for out, _ in ends)
-        assert sum(" train, " in out for out, _ in ends) == 1  # one has written it
-        assert contents(folder) == contents(tmp_path / "direct")
+    runs = [start(PREPARING, tmp_path / "set") for _ in range(3)]
+    outs = [run.communicate()[0] for run in runs]
+    assert all(run.returncode == 0 for run in runs), outs
+    assert all(out.splitlines()[-1] == "30000" for out in outs)
+    assert sum(" train, " in out for out in outs) == 1  # one has written it
+    assert contents(tmp_path / "set") == contents(tmp_path / "direct")
 
 
-def test_a_killed_writer_leaves_its_place_to_the_next(tmp_path):
-    command = [sys.executable, "-c", PREPARING, str(tmp_path / "set")]
-    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    while not list(tmp_path.glob("set/*.tmp")):
-        assert first.poll() is None
-        time.sleep(0.001)
-    first.kill()
-    first.wait()
-    with pytest.raises(FileNotFoundError):
-        Split(tmp_path / "set", "train")
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 0 and again.stdout.endswith("\n30000\n")
-    assert not list(tmp_path.glob("set/*.tmp")) and not (tmp_path / "set" / "unfinished").exists()
+WRITING = """
+import sys, time
+from pathlib import Path
+from data import command
+from data.shards import Writer
+def prepare(folder):
+    with Writer(folder) as writer:
+        while not Path(sys.argv[0]).exists():
+            time.sleep(0.01)
+        writer.write("train", [1, 2])
+        writer.finish(vocab_size=3, tokenizer="bytes")
+sys.argv, folder = [sys.argv[1], f"--out={sys.argv[2]}"], sys.argv[2]
+command(prepare, "")
+"""
+
+
+@pytest.mark.parametrize("end", ["finished", "killed", "gone"])
+def test_a_start_waits_for_another(tmp_path, end):
+    """Whether that finishes the set, is killed, or gives up and takes the .part folder with it."""
+    first = start(WRITING, tmp_path / "go", tmp_path / "set")
+    while not (tmp_path / "set.part").exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    second = start(WRITING, tmp_path / "go", tmp_path / "set")
+    assert second.stdout.readline() == f"waiting for the process that writes {tmp_path / 'set'}\n"
+    if end == "finished":
+        (tmp_path / "go").touch()
+        assert first.communicate() == ("", None) and first.returncode == 0
+    else:
+        if end == "gone":
+            (tmp_path / "set.part").rmdir()
+        first.kill()
+        first.communicate()
+        (tmp_path / "go").touch()
+    out = second.communicate(timeout=30)[0]
+    assert second.returncode == 0 and ("is whole already" in out) == (end == "finished"), out
+    assert set(contents(tmp_path / "set")) == {"meta.json", "train_000000.bin"}
+    assert not (tmp_path / "set.part").exists()
 
 
 @pytest.mark.parametrize(
@@ -746,27 +640,22 @@ def test_names_that_are_no_sets(tmp_path, data):
 
 
 COMMANDS = [
-    ["flip_flop", "--out="],
     ["flip_flop", "--length=7"],
-    ["flip_flop", "--length=0"],
     ["flip_flop", "--train=100000000000000"],
     ["flip_flop", "--train=-1"],
+    ["flip_flop", "--seed=-1"],
+    ["flip_flop", "--lenght=8"],
+    ["flip_flop", "--length=eight"],
+    ["flip_flop", "--length"],
+    ["flip_flop", "length"],
     ["flip_flop", "--out={set}"],
     ["flip_flop", "--out={other}"],
     ["flip_flop", "--out={file}"],
     ["flip_flop", "--out={file}/x"],
-    ["flip_flop", "--seed=-1"],
-    ["counting", "--variables=0"],
-    ["selective_copy", "--vocabulary=1"],
-    ["indirect_indexing", "--shift=99"],
     ["stdlib", "--out={set}"],
-    ["stdlib", "--out={other}"],
     ["text", "--source={nothing}"],
     ["text", "--source={empty}"],
     ["text", "--source={file}", "--val=2"],
-    ["text", "--source={file}", "--val=0"],
-    ["text", "--source={file}", "--val=nan"],
-    ["text", "--source={file}", "--out="],
     ["text", "--source={file}", "--out={set}"],
     ["text", "--source={file}", "--out={other}"],
     ["text", "--source={file}", "--tokenizer=no.json"],
@@ -793,14 +682,27 @@ def places(tmp_path_factory):
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_bad_command_is_one_line(places, words, capfd):
-    def everything():
-        return {path: path.is_file() and path.read_bytes() for path in places.rglob("*")}
-
-    before, in_data = everything(), sorted((ROOT / "data").iterdir())
-    names = {
-        name: places / name for name in ("set", "empty", "other", "file", "latin", "nothing", "new")
-    }
-    script, *flags = (word.format(**names) for word in words)
-    fails(str(ROOT / "data" / f"{script}.py"), *flags)
+    before, in_data = everything(places), sorted((ROOT / "data").iterdir())
+    names = ("set", "empty", "other", "file", "latin", "nothing", "new")
+    script, *flags = (word.format(**{name: places / name for name in names}) for word in words)
+    line = fails(str(ROOT / "data" / f"{script}.py"), *flags)
+    assert any(flag[2:].partition("=")[2] in line for flag in flags), line
     assert not capfd.readouterr().err
-    assert everything() == before and sorted((ROOT / "data").iterdir()) == in_data
+    assert everything(places) == before and sorted((ROOT / "data").iterdir()) == in_data
+
+
+def test_a_script_run_as_a_file_says_how_to_run_it():
+    """One with `import numpy` first, before Python looks for `data` in data/."""
+    words = [sys.executable, str(ROOT / "data" / "flip_flop.py")]
+    run = subprocess.run(words, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr == "run it from the folder above: `python -m data.flip_flop`\n"
+
+
+def test_help_has_every_key(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["flip_flop", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        command(flip_flop.prepare, flip_flop.__doc__)
+    printed = capsys.readouterr().out
+    assert not stop.value.code and flip_flop.__doc__.strip() in printed
+    assert "--length (int), --train (int)" in printed and "--out (str)" in printed

@@ -1,0 +1,8 @@
+"""Python finds this as `data` when a script is run as a file: it looks in data/, not beside it.
+
+    python -m data.openwebtext    # this works
+"""
+import sys
+from pathlib import Path
+
+sys.exit(f"run it from the folder above: `python -m data.{Path(sys.argv[0]).stem}`")
