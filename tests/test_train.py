@@ -596,7 +596,7 @@ def test_wrong_input(stream, rows, tmp_path):
     assert "not prepared and needs a download" in fails("train.py", *base, out, "--data=openwebtext")
     assert "vocab_size=28 is less than the 29 of" in fails("train.py", *base, out, "--vocab_size=28")
     assert "block_size >= 11" in fails("train.py", *base, out, f"--data={rows}", "--block_size=10")
-    assert "data option 'x=1' is unknown or of another type; there are: none" in fails(
+    assert "unknown key 'x' in x=1" in fails(
         "train.py", *base, out, "--data=stdlib@x=1"
     )
     assert "'nowhere' is not a directory with a ckpt.pt" in fails("train.py", *base, out, "--init_from=nowhere")
@@ -1025,7 +1025,6 @@ def test_broken_shards(stream, tmp_path):
     assert "has 5000 bytes instead of 10000" in broken(
         lambda f: shard(f).write_bytes(shard(f).read_bytes()[:5000])
     )
-    assert "is not in meta.json" in broken(lambda f: (f / "train_000001.bin").write_bytes(b"12"))
     assert "has token 999, beyond vocab_size=29" in broken(
         lambda f: shard(f).write_bytes(np.full(5000, 999, "<u2").tobytes())
     )
