@@ -1,10 +1,16 @@
-"""README's tables of small runs, held against eval/results.csv, and config/README.md's against
+"""The tables of eval/README.md, held against eval/results.csv, and config/README.md's against
 eval/small.csv, which `sample.py --report` writes."""
 import collections
 import csv
 import importlib
+import re
 
 import pytest
+import torch
+from conftest import TINY
+
+import model
+import train
 
 LOSSES = [(f"val {times}x", "loss") for times in (1, 2, 4, 8)] + [("val 8x", "window_loss")]
 TABLES = {  # config: its columns, decimals
@@ -53,7 +59,7 @@ def expected(config):
 
 @pytest.mark.parametrize("config", TABLES)
 def test_table(config):
-    with open("README.md", encoding="utf-8") as file:
+    with open("eval/README.md", encoding="utf-8") as file:
         lines = file.read().splitlines()
     rows = expected(config)
     start = lines.index(rows[0])
@@ -74,3 +80,18 @@ def test_small_runs(config):
         seeds = len(values[splits[0], metric])
         flag = "" if pe == default else f" --pe={pe}"
         assert sum(line.endswith(f"| {cells} | {seeds} | `{config}.py{flag}` |\n") for line in lines) == 1
+
+
+def test_python_blocks(stream, tmp_path, monkeypatch):
+    """README's method trains, and its five lines load a run, call it and generate."""
+    method, usage = re.findall(r"```python\n(.*?)```", open("README.md", encoding="utf-8").read(), re.S)
+    exec(method, vars(model))
+    monkeypatch.setitem(model.PES, "slope", model.Slope)
+    run = tmp_path / "a"
+    train.main([f"--data={stream}", f"--out_dir={run}", *TINY, "--max_iters=3", "--pe=slope"])
+    assert (torch.load(run / "ckpt.pt")["model"]["h.0.attn.pes.0.m"] != 0).all()
+    found = {}
+    usage = usage.replace("out/quickstart_pope", str(run)).replace('list(b"def ")', "[1, 2, 3, 4]")
+    exec(usage, found)
+    assert found["logits"].shape == (1, 1, 29) and found["loss"] is None
+    assert found["tokens"].shape == (1, 44)
