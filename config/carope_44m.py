@@ -3,9 +3,8 @@ CARoPE Table 1, GPT-tiny: 44M parameters on FineWeb-Edu; perplexity at 512 (as t
 
     python -m data.fineweb_edu
     torchrun --standalone --nproc_per_node=2 train.py config/carope_44m.py
-    python sample.py out/carope_44m_carope out/carope_44m_rope out/carope_44m_sinusoidal \
+    python sample.py out/carope_44m_{carope,rope,learned,sinusoidal} \
         --extrapolate=1,2 --split=test --eval_tokens=10000000
-    python sample.py out/carope_44m_learned --evaluate=test
 
     flags             512       1024
     (none: CARoPE)    28.99     36.74
@@ -13,8 +12,8 @@ CARoPE Table 1, GPT-tiny: 44M parameters on FineWeb-Edu; perplexity at 512 (as t
     --pe=learned      30.48     -
     --pe=sinusoidal   30.62     223.28
 
-19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. Weight decay, betas and
-dropout are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95), none. Memory, 64 sequences a pass: 23 GB.
+19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. The paper rounds 44.7M
+parameters to 44M. Weight decay, betas and dropout are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95), none. Memory, 64 sequences a pass: 23 GB.
 """
 from config.carope_124m import *  # noqa: F403
 

@@ -32,7 +32,7 @@ Smaller models, one seed, in distribution / OOD:
 
 The row is the token_error of val and of sparse (p_i = 0.98) by the second command, on the test sets
 of Liu et al., 1000 and 100,000 rows. Training evaluates on some 1000 of each every 500 steps, which
-gives Figure 6:
+gives Figure 6. Its run of CoPE with ALiBi is --cope_slopes=alibi, which is no row of Table 8:
 
     python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves \
         --keys=val/token_error,sparse/token_error
@@ -42,7 +42,8 @@ and prints no values for them. It needs some 17 GB, 65 GB with 256; --micro_batc
 The other rows need 3 GB at most.
 
 Open: "8 GPUs with batch size 16" is read as 16 in all, as in Liu et al., whose warm-up and weight
-decay these are; npos; what stands with CoPE_MLP in the other layers (nothing: nope); how hard
+decay these are; npos (Listing 1 clamps to npos - 1 = 63, so if the paper's p_max = 64 is the last position, npos is
+65); what stands with CoPE_MLP in the other layers (nothing: nope); how hard
 attention is trained (straight-through).
 """
 data = "flip_flop"

@@ -24,7 +24,7 @@ A try on a laptop, from the quickstart and any folder of *.txt:
 
 The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 tokens a step, context
 4096, the rest as in its pre-training (cosine, AdamW; no more is said). Open, and ours: 100 steps of
-warm-up; examples are packed into rows of 4096. Memory of a 1.4B model with CoPE: 62 GB at one
+warm-up, as pre-training's 2,000 would be a third of the run; examples are packed into rows of 4096. Memory of a 1.4B model with CoPE: 62 GB at one
 sequence a pass where PyTorch computes CoPE, and under torchrun 5 GB more for the exchange of
 gradients; RoPE 37 GB.
 """
