@@ -4,9 +4,9 @@ Sample from, evaluate and inspect trained models:
     python sample.py RUN ... [--key=value]          text; on a task, answers marked right or wrong
     python sample.py RUN ... --evaluate=val,sparse  loss and errors over whole splits
     python sample.py RUN ... --extrapolate=1,2,4,8  loss at these multiples of the trained length
-    python sample.py RUN ... --figure=frequency     what the heads learned; =curves: of training
+    python sample.py RUN ... --figure=frequency     learned attention patterns, training curves
     python sample.py RUN ... --tasks=blimp,piqa     scores on tasks of the lm-evaluation-harness
-    python sample.py RUN ... --report=out/report    a table of all these numbers, seeds together
+    python sample.py RUN ... --report=out/report    a table of all these numbers, over seeds
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes options of the
 model: out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Numbers are also appended to
@@ -25,7 +25,7 @@ import config
 from data.shards import Split, locate
 from data.text import tokenizer
 from eval import figures, losses, results
-from model import GPT, PES, GPTConfig, choose
+from model import GPT, PES, GPTConfig, choose, refuse
 from train import load_weights, model_config, pick_device, read_checkpoint
 
 torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
@@ -44,65 +44,52 @@ READS = {  # the keys that each action reads, besides its own and `device`
     "curves": "figure keys against out",
 }
 PATHS = dict(evaluate="out/evaluation", extrapolate="out/extrapolation", curves="out/curves")
+ACTIONS = "evaluate", "extrapolate", "figure", "tasks", "report"  # one at a time
 SHAPES = "vocab_size n_layer n_head n_embd bias norm mlp mlp_width tie"  # fixed by the weights
-RUN_GIVEN = "a run directory is given without a flag: python sample.py out/..."
-HABITS = {  # keys of nanoGPT's sample.py
-    "out_dir": RUN_GIVEN,
-    "init_from": f"{RUN_GIVEN} (public weights are not read)",
-    "start": "the prompt is --prompt=..., that of a file --prompt=\"$(cat FILE)\"",
-}
-
 
 @dataclass
 class SampleConfig:
     """Keys of sample.py, after the run directories."""
-
     prompt: str = ""  # text to continue; empty: a new document
     num_samples: int = 2  # texts or rows per run
     max_new_tokens: int = 300  # length of each
     temperature: float = 0.8  # 0: always the likeliest token
-    top_k: int = 0  # choose among the k likeliest tokens; 0: among all
-    seed: int = 1337  # of the choice
+    top_k: int = 0  # sample from the k likeliest tokens; 0: from all
+    seed: int = 1337  # of the samples
     evaluate: str = ""  # splits of the data set, joined by commas: evaluate all of each
     extrapolate: str = ""  # multiples of the trained length, "0.5,1,2,4": evaluate there
-    tasks: str = ""  # lm-evaluation-harness tasks, by name or yaml file: score the model on them
-    task_limit: int = 0  # tasks: only the first questions of each, this many; 0: all
+    tasks: str = ""  # score the model on these lm-evaluation-harness tasks: names or yaml files
+    task_limit: int = 0  # tasks: how many questions of each; 0: all
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
     eval_tokens: int = losses.TOKENS  # extrapolate: tokens to read, the same at every multiple
-    split: str = "val"  # of the data set: to extrapolate on, to draw figures on, to show rows of
+    split: str = "val"  # the split to extrapolate on, draw figures on, or show rows of
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the one trained on
     figure: str = ""  # frequency | positions | gates | distance | curves: draw it
     text: str = ""  # figure: text files to draw it on, joined by commas; empty: the split
     heads: str = ""  # positions, gates: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
     keys: str = "loss,val/loss"  # curves: keys of log.jsonl; those of a split are SPLIT/KEY
     against: str = "step"  # curves: step | tokens
-    report: str = ""  # write <report>.csv, and <report>.png of what was measured at several lengths
+    report: str = ""  # write <report>.csv, and <report>.png of the curves over length
     out: str = ""  # write <out>.csv, <out>.png; empty: out/evaluation, out/extrapolation, ...
     device: str = "auto"  # auto | cpu | cuda | mps
-
 
 def main(argv):
     names = [os.path.normpath(word) for word in argv if not word.startswith("--")]
     flags = [word for word in argv if word.startswith("--")]
-    keys = dict.fromkeys(word[2:].partition("=")[0] for word in flags).keys()
-    for key in keys & HABITS.keys():
-        raise ValueError(f"nanoGPT's --{key}: {HABITS[key]}")
+    keys = {word[2:].partition("=")[0] for word in flags}
     cfg = config.load(SampleConfig, flags)
-    if not names:
-        raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
-    if cfg.temperature != 0 and cfg.temperature < 1e-6:
-        raise ValueError(f"temperature={cfg.temperature} is negative or too small; use 0 or more")
+    refuse(not names, "no run directory given; e.g. python sample.py out/quickstart_pope")
+    refuse(cfg.temperature < 0, f"temperature={cfg.temperature} is negative; use 0 or more")
     choose("against", cfg.against, ("step", "tokens"))
-    asked = [key for key in keys if key in ("evaluate", "extrapolate", "figure", "tasks", "report")]
-    if asked[1:]:
-        raise ValueError(f"--{asked[0]} and --{asked[1]} exclude each other; leave one out")
+    asked = [action for action in ACTIONS if action in keys]
+    refuse(asked[1:], f"{' and '.join(f'--{key}' for key in asked)} exclude each other; keep one")
     action = asked[0] if asked else ""
     if action == "figure":
         action = choose("figure", cfg.figure, (*figures.FIGURES, "curves"))
     if action:
         refuse_unread(keys, [action])
-    if cfg.text and keys & {"split", "data"}:
-        raise ValueError(f"text={cfg.text!r} takes the place of --split and --data; leave them out")
+    refuse(cfg.text and keys & {"split", "data"},
+           f"text={cfg.text!r} takes the place of --split and --data; leave them out")
     for name in names:
         check_exists(name.partition("@")[0])
     path = re.sub(r"\.(csv|png)$", "", cfg.report or cfg.out or PATHS.get(action, "out/figure"))
@@ -123,8 +110,8 @@ def main(argv):
 
         harness.score_tasks(runs, cfg.tasks.split(","), cfg.task_limit, cfg.fewshot)
     elif action:
-        if cfg.out and runs[1:]:
-            raise ValueError(f"out={cfg.out!r} names one picture, and there are {len(runs)} runs")
+        refuse(cfg.out and runs[1:],
+               f"out={cfg.out!r} names one picture, and there are {len(runs)} runs")
         for run in runs:
             name = f"{os.path.basename(run.name)}_{cfg.figure}"
             figures.draw_heads(run, cfg, path if cfg.out else os.path.join("out", name))
@@ -134,25 +121,19 @@ def main(argv):
         for run, kind in zip(runs, kinds):
             write_rows(cfg, run) if kind == "answers" else write_text(cfg, run)
 
-
 def refuse_unread(keys, actions):
     """ValueError for a key that none of the actions reads."""
     read = {"device", *actions}.union(*(READS[action].split() for action in actions))
-    for key in keys:
-        if key not in read:
-            raise ValueError(f"--{key} does nothing for {' and '.join(actions)}; leave it out")
-
+    for key in sorted(keys - read):
+        raise ValueError(f"--{key} does nothing for {' and '.join(actions)}; leave it out")
 
 def check_exists(folder):
     """ValueError for a run directory that is not there. It names those that are, nearest first."""
-    if os.path.exists(folder):
-        return
     beside = glob.escape(os.path.dirname(folder) or "out")
     runs = [os.path.dirname(path) for path in glob.glob(os.path.join(beside, "*", "ckpt.pt"))]
-    there = ", ".join(difflib.get_close_matches(folder, runs, 5, 0)) or "none"
-    raise FileNotFoundError(f"run directory {folder!r} does not exist; the nearest: {there}; train "
-                            "one with `python train.py config/quickstart.py`")
-
+    near = ", ".join(difflib.get_close_matches(folder, runs, 5, 0)) or "none"
+    refuse(not os.path.exists(folder), f"run directory {folder!r} does not exist; the nearest: "
+           f"{near}; train one with `python train.py config/quickstart.py`")
 
 def load(run, device="auto"):
     """(model, checkpoint) of a run directory, or of "directory@key=value,key=value". The checkpoint
@@ -162,8 +143,7 @@ def load(run, device="auto"):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
-        if key in SHAPES.split():
-            raise ValueError(f"{key} in {run} is fixed by the weights; leave it out")
+        refuse(key in SHAPES.split(), f"{key} in {run} is fixed by the weights; leave it out")
     for name in changes.get("pe", "").split("+"):
         if name and name not in PES:
             near = difflib.get_close_matches(name, PES, 1, 0)[0]
@@ -172,10 +152,8 @@ def load(run, device="auto"):
     load_weights(model, checkpoint, folder)
     return model, {key: checkpoint[key] for key in ("config", "meta", "step")}
 
-
 class Run:
     """A trained model, and what it is evaluated on."""
-
     def __init__(self, name, cfg):
         self.name, self.folder = name, name.partition("@")[0]
         self.model, checkpoint = load(name, cfg.device)
@@ -188,9 +166,8 @@ class Run:
     def split(self, name):
         split = Split(locate(self.data), name)
         theirs, ours = split.meta["tokenizer"], self.meta["tokenizer"]
-        if theirs != ours:
-            raise ValueError(f"{split.folder} holds tokens of {theirs!r}, the run was trained on "
-                             f"{ours!r}; write it with the run's")
+        refuse(theirs != ours, f"{split.folder} holds tokens of {theirs!r}, the run was trained on "
+               f"{ours!r}; write it with the run's")
         return split
 
     def length(self, split):
@@ -200,7 +177,6 @@ class Run:
     def read(self, split, starts, length):
         """x and y, each (n, T)."""
         return [torch.from_numpy(part).to(self.device) for part in split.read(starts, length)]
-
 
 def write_text(cfg, run):
     text = tokenizer(run.meta)
@@ -214,7 +190,6 @@ def write_text(cfg, run):
         tokens = run.model.generate(idx, new, cfg.temperature, cfg.top_k or None)[0].tolist()
         print(f"--- {run.name}, sample {i + 1}{end}")
         print(text.decode(tokens if cfg.prompt else tokens[1:]))
-
 
 @torch.no_grad()
 def write_rows(cfg, run):
@@ -235,7 +210,6 @@ def write_rows(cfg, run):
         score = sum(said[t] == targets[t] for t in asked)
         print(f"--- row {i + 1}, {score} of {len(asked)} right\n{between.join(words[:end])}")
 
-
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
@@ -244,4 +218,5 @@ if __name__ == "__main__":
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError and "memory" not in str(error):
             raise  # a bug
-        sys.exit(f"{type(error).__name__}: {error}".partition("\n")[0])
+        install = f"; pip install {error.name}" if isinstance(error, ImportError) else ""
+        sys.exit(f"{type(error).__name__}: {error}".partition("\n")[0] + install)
