@@ -1,18 +1,19 @@
 """
-The pictures that sample.py draws. A method has the same colour in each of them. Runs that differ
-in their seed alone form one curve: their mean, and a band from the lowest to the highest.
+The pictures that sample.py draws. A method has the same colour in all of them. Runs that differ
+only in their seed form one curve: their mean, in a band from the lowest to the highest.
 """
 import collections
 import math
 import os
 import re
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from data.text import tokenizer
 from eval import results
-from model import PE, CoPE, choose
+from model import PE, CoPE, choose, refuse
 
 COLORS = {
     "pope": "#d62728", "rope": "#1f77b4", "cope": "#2ca02c", "cope+rope": "#17becf",
@@ -22,20 +23,15 @@ COLORS = {
 }
 LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of one colour
 
-
 def panels(n, across, width, height, **options):
     """(figure, n axes), at most `across` in a row; width and height of each in inches."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("no picture without one more package: pip install matplotlib") from None
+    from matplotlib.figure import Figure
     columns, rows = min(across, n), math.ceil(n / across)
     figure = Figure((width * columns + 1, height * rows + 1.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat[n:]:
         ax.set_visible(False)
     return figure, list(axes.flat[:n])
-
 
 def plain(ax, trained=()):
     """A grid, no box, and a dashed line at each trained length."""
@@ -44,12 +40,10 @@ def plain(ax, trained=()):
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
 
-
 def save(figure, path):
     """Write <path>.png, with a legend of all lines below."""
-    lines = {}
-    for ax in figure.axes:
-        lines |= {line.get_label(): line for line in ax.get_legend_handles_labels()[0]}
+    lines = {line.get_label(): line
+             for ax in figure.axes for line in ax.get_legend_handles_labels()[0]}
     if lines:
         fit = figure.get_figwidth() / (0.8 + 0.085 * max(map(len, lines)))  # of the longest name
         columns = max(1, min(6, len(lines), int(fit)))
@@ -58,120 +52,94 @@ def save(figure, path):
     figure.savefig(path + ".png", dpi=120)
     print(f"wrote {path}.png")
 
-
-def draw_by_length(lines, path, quarters=()):
+def draw_by_length(lines, path):
     """A panel for each config that was measured at several lengths: the loss of --extrapolate, one
-    for each split, or errors of --evaluate. lines: of results.jsonl; quarters: of by_quarter."""
+    for each split, or errors of --evaluate. lines: of results.jsonl."""
     found = {}
     for line in lines:
         title, metric = os.path.basename(line["config"]).removesuffix(".py"), line["metric"]
         split, _, multiple = line["split"].rpartition(" ")
-        if metric in ("loss", "window_loss") and multiple.endswith("x"):
-            key = title + (f", {split}" if split != "val" else ""), "length", "loss"
-        elif metric == "token_error":
-            key = title, "length", metric
-        else:
-            continue
-        found.setdefault(key, []).append(line | {metric: line["value"]})
+        extrapolated = metric in ("loss", "window_loss") and multiple.endswith("x")
+        if extrapolated and split != "val":
+            title += f", {split}"
+        if extrapolated or metric == "token_error":
+            key = title, "length", "loss" if extrapolated else metric
+            found.setdefault(key, []).append(line | {metric: line["value"]})
     found = {key: rows for key, rows in found.items() if len({row["length"] for row in rows}) > 1}
-    if found and quarters:
-        found["", "position", "loss"] = quarters
     if found:
         draw_curves(found, path)
-
-
-def by_quarter(run, sums):
-    """Rows of the loss at each quarter of the trained length, from sums by position (2, T)."""
-    width = max(1, run.trained // 4)
-    whole = sums[:, : sums.size(1) // width * width].unflatten(1, (-1, width)).sum(2)  # (2, n)
-    row = dict(run=run.name, pe=run.pe, trained=run.trained)
-    return [row | dict(position=(n + 0.5) * width, loss=loss / targets)
-            for n, (loss, targets) in enumerate(whole.T.tolist()) if targets]
-
 
 def draw_training(rows, keys, against, path):
     """A panel for each key of the logs."""
     known = {name for row in rows for name in row} - {"run", "pe", "step", "tokens"}
     draw_curves({("", against, choose("keys", key, sorted(known))): rows for key in keys}, path)
 
-
 def draw_curves(found, path):
     """<path>.png with a panel for each {(title, x, y): rows}, y against x."""
     try:
         figure, axes = panels(len(found), 2, 5, 3.8)
-    except ImportError as error:
-        return print(error)  # the numbers are there
+    except ImportError as error:  # the numbers are there
+        return print(f"no picture without {error.name}; pip install {error.name}")
     for ax, ((title, x, y), rows) in zip(axes, found.items()):
-        trained = {row["trained"] for row in rows if x in ("length", "position")}
+        trained = {row["trained"] for row in rows if x == "length"}
         label = f"{x}, tokens; dashed: as trained" if trained else x
         if any("window_loss" in row for row in rows):
             draw_each(ax, rows, x, "window_loss", linewidth=0.6, label="_")
-            label += "\nthin: each token sees the last trained length alone"
-        draw_each(ax, rows, x, y, marker="." if x == "length" else "")
+            label += "\nthin: each token sees only the trained length"
+        draw_each(ax, rows, x, y, marker="." if trained else "")
         ax.set(title=title, ylabel=results.METRICS.get(y, y), xlabel=label)
-        if x == "length":
+        if trained:
             lengths = sorted({row["length"] for row in rows})
             ax.set_xscale("log", base=2)
             ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if lengths[6:] else 0)
             ax.minorticks_off()
         low, high = ax.dataLim.intervaly
-        if y == "loss" and trained:  # one that explodes leaves the picture
+        if y.endswith(("loss", "ppl")):  # one that explodes, or starts high, leaves the picture
             high = min(high, max(1.7 * low, low + 0.5))
-        if not trained:  # the first twentieth of training would leave no room for the rest
-            points = [point for line in ax.lines for point in line.get_xydata()]
-            later = [height for at, height in points if at >= ax.dataLim.x1 / 20]
-            low, high = min(later), max(later)
         margin = 0.05 * (high - low) or 0.05
         ax.set_ylim(low - margin, high + margin)
         plain(ax, trained)
     save(figure, path)
 
-
 def draw_each(ax, rows, x, y, **style):
     """y against x, a curve for each label of the rows."""
     names, drawn, curves = results.labels(rows), collections.Counter(), {}
     for row in rows:
-        pe, points = curves.setdefault(names[row["run"]], (row["pe"], {}))
         if y in row:
+            points = curves.setdefault((names[row["run"]], row["pe"]), {})
             points.setdefault(row[x], []).append(row[y])
-    for name, (pe, points) in curves.items():
+    for (name, pe), points in curves.items():
         color, line = COLORS.get(pe, "#b0b0b0"), LINES[drawn[pe] % len(LINES)]
         drawn[pe] += 1
-        at = sorted(points)
-        ys = [points[place] for place in at]
+        at, ys = zip(*sorted(points.items()))
         look = dict(label=name, color=color, linestyle=line) | style
         ax.plot(at, [sum(y) / len(y) for y in ys], **look)
         band = [min(y) for y in ys], [max(y) for y in ys]
         ax.fill_between(at, *band, color=color, alpha=0.15, linewidth=0)
 
-
 def draw_heads(run, cfg, path):
-    """<path>.png of cfg.figure, on the text files of cfg.text, or else on ten stretches of the
-    split: 256 tokens of each, or the trained length if that is less; `distance` takes four times
-    the trained length. Texts are cut to the length of the shortest. A map is of the first text."""
+    """<path>.png of cfg.figure on the text files of cfg.text, or else on ten stretches of the
+    split. It reads 256 tokens of each, or the trained length if that is less; `distance` reads four
+    times the trained length. All are cut to the shortest. A map shows the first of them."""
     length = min(256, run.model.cfg.block_size)
     if cfg.figure == "distance":
         length = min(4 * run.trained, run.limit)
-    code, texts = tokenizer(run.meta), []
-    for name in filter(None, cfg.text.split(",")):
-        with open(name, encoding="utf-8") as file:
-            texts.append(code.encode(file.read())[:length])
+    code, files = tokenizer(run.meta), filter(None, cfg.text.split(","))
+    texts = [code.encode(Path(name).read_text(encoding="utf-8"))[:length] for name in files]
     idx = torch.tensor([text[: min(map(len, texts))] for text in texts], device=run.device)
     if not texts:
         split = run.split(cfg.split)
         window = max(length, split.row_length - 1)
         idx = run.read(split, split.windows(window, 10), window)[0][:, :length]
-    if not idx.numel():
-        raise ValueError(f"text={cfg.text!r} holds no text; name files that do")
+    refuse(not idx.numel(), f"text={cfg.text!r} holds no text; name files that do")
     measure, draw, title = FIGURES[cfg.figure]
     layers = measure_layers(run.model, idx[:1] if draw is draw_maps else idx, measure)
-    if len({layer.size(-1) for layer in layers.values()}) != 1:
-        raise ValueError(f"figure={cfg.figure!r} has nothing to show of pe={run.pe!r}")
+    refuse(len({layer.size(-1) for layer in layers.values()}) != 1,
+           f"figure={cfg.figure!r} has nothing to show of pe={run.pe!r}")
     figure = draw(run, layers, cfg.heads, [code.decode([token]) for token in idx[0].tolist()])
     label = results.labels([dict(run=run.name, pe=run.pe)])[run.name]
     figure.suptitle(f"{label}: {title}", wrap=True)
     save(figure, path)
-
 
 @torch.no_grad()
 def measure_layers(model, idx, measure):
@@ -188,7 +156,6 @@ def measure_layers(model, idx, measure):
                 layers[i] = layers.get(i, 0) + found.cpu() / len(idx)
     return layers
 
-
 def norms(attn, kept):
     """(2, n): for q and k, the 2-norm of the pair of numbers that turns at frequency c, in PoPE the
     magnitude mu of component c. Mean over tokens and heads (PoPE Figures 3 to 6)."""
@@ -199,13 +166,11 @@ def norms(attn, kept):
             pairs = pairs.unflatten(-1, (2, -1))  # (2, 1, H, T, 2, n)
             return pairs.norm(dim=-2).mean((1, 2, 3))
 
-
 def weights_by_distance(attn, kept):
     """(H, T): the attention weight at each distance 0..T-1, mean over the queries that reach so
     far back."""
     weights = kept["weights"][0]
     return torch.stack([weights.diagonal(-n, 1, 2).mean(1) for n in range(weights.size(1))], 1)
-
 
 def maps(attn, kept, alone):
     """(H, T, T), nan in the future: CoPE's gates g_ij (CoPE Figure 7) or, from positions p_ij only,
@@ -222,46 +187,40 @@ def maps(attn, kept, alone):
                 shown = (z - z.amax(-1, keepdim=True)).exp()
             return shown[0].masked_fill(j > i, math.nan)
 
-
 def draw_norms(run, layers, chosen, words):
     """Each frequency is named by its period (CARoPE: at the start)."""
     n = layers[min(layers)].size(1)
     periods = [2 * math.pi * run.model.cfg.base ** (c / n) for c in range(n)]
-    label = "period, tokens; dashed: as trained"
-    return draw_lines(run, layers, periods, ["queries", "keys"], xlabel=label, xscale="log")
-
+    return draw_lines(run, layers, "period", periods, ["queries", "keys"])
 
 def draw_distances(run, layers, chosen, words):
-    """A point is the mean over an eighth of an octave of distances."""
+    """Each point is the mean over an eighth of an octave of distances."""
     T = layers[0].size(1)
     begins = sorted({0, *(round(2 ** (n / 8)) for n in range(8 * T.bit_length()))})
     begins = [begin for begin in begins if begin < T]
     means = {i: [[part.mean().item() for part in head.tensor_split(begins[1:])] for head in layer]
              for i, layer in layers.items()}
     names = [f"head {h + 1}" for h in range(len(layers[0]))]
-    label = "distance + 1, tokens; dashed: as trained"
     at = [begin + 1 for begin in begins]
-    return draw_lines(run, means, at, names, xlabel=label, xscale="log", yscale="log")
+    return draw_lines(run, means, "distance + 1", at, names, yscale="log")
 
-
-def draw_lines(run, layers, x, names, **axes_options):
+def draw_lines(run, layers, label, x, names, **options):
     """A panel for each layer of {number: lines}, each line over x."""
     figure, axes = panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
         for n, (line, name) in enumerate(zip(lines, names)):
             style = dict(color=f"C{n % 10}", linestyle=LINES[n // 10 % 4], linewidth=1)
             ax.plot(x, line, label=name, **style)
-        ax.set(title=f"layer {i + 1}", **axes_options)
+        ax.set(xlabel=f"{label}, tokens; dashed: as trained", xscale="log", **options)
+        ax.set_title(f"layer {i + 1}")
         plain(ax, [run.trained])
     return figure
 
-
 def draw_maps(run, layers, chosen, words):
-    """A map of queries by keys for each of the heads chosen, "4.3,1.2", or, a row for each layer,
-    for all of them."""
-    there = {}
-    for i, layer in layers.items():
-        there |= {f"{i + 1}.{h + 1}": head for h, head in enumerate(layer)}
+    """A map of queries by keys for each of the chosen heads, "4.3,1.2", or for all of them, a row
+    for each layer."""
+    there = {f"{i + 1}.{h + 1}": head
+             for i, layer in layers.items() for h, head in enumerate(layer)}
     names = [choose("heads", name, there) for name in chosen.split(",") if chosen] or list(there)
     across = len(names) if chosen else len(names) // len(layers)
     side = max(1.5, min(4.5, 16 / across))  # inches
@@ -279,7 +238,6 @@ def draw_maps(run, layers, chosen, words):
     figure.colorbar(image, ax=axes, shrink=0.5)
     return figure
 
-
 def marks(words):
     """Of a text's tokens: {where a line begins: its first letters}, where lines end, and the size
     of the sign there: large for a blank line and for a heading as Wikipedia writes it, "= A ="."""
@@ -295,7 +253,6 @@ def marks(words):
                 starts[first] = line.strip()[:14]
             first = t + 1
     return starts, ends, sizes
-
 
 FIGURES = {  # name: what measures, what draws, the title
     "frequency": (norms, draw_norms, "magnitude of q and k at each frequency, mean over heads"),

@@ -2,24 +2,19 @@
 import difflib
 import os
 
+import lm_eval.tasks
 import torch
 import torch.nn.functional as F
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import make_table
 
 from data.text import tokenizer
 from eval import losses, results
-
-try:
-    import lm_eval.tasks
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.utils import make_table
-except ImportError:
-    raise ImportError("downstream tasks need one more package: pip install lm-eval") from None
+from model import refuse
 
 
 def score_tasks(runs, names, limit, fewshot):
-    """Print the harness's table of scores for each run, and append them to RUN/results.jsonl.
-    limit: only the first questions of each task, 0: all; fewshot: solved examples before each
-    question, 0: as the task's own file says."""
+    """Print the harness's table of scores for each run, and append them to RUN/results.jsonl."""
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
     for name in names:
         if name not in manager.all_tasks and not os.path.isfile(name):
@@ -37,23 +32,19 @@ def score_tasks(runs, names, limit, fewshot):
             name += f", the first {limit}" if limit else ""
             results.append(run, [scores | dict(split=name, length=model.longest)])
 
-
 class Score(tuple):
     """The pair that the harness wants of a continuation: its log-likelihood, and whether greedy
     decoding would write it. cbt.py also takes the number of its `tokens`."""
 
-
 class Model(TemplateLM):
-    """A GPT as the harness wants it. No more than block_size tokens are read at once
-    (RUN@block_size=n: more than in training). Of a longer context the last ones are read, as by the
-    harness's own adapters. A longer continuation is scored block_size targets at a time. The
-    separator stands in for an empty context."""
-
+    """A GPT as the harness wants it. It reads at most block_size tokens at once (RUN@block_size=n:
+    more than in training): the last ones of a longer context, as the harness's own adapters do. A
+    longer continuation is scored block_size targets at a time. The separator stands in for an
+    empty context."""
     def __init__(self, model, meta):
         super().__init__()
-        if meta["separator"] is None:
-            raise ValueError("downstream tasks need a model of text, this one's data set has no "
-                             "separator between documents; train on text")
+        refuse(meta["separator"] is None, "downstream tasks need a model of text, this one's data "
+               "set has no separator between documents; train on text")
         self.model, self.text, self.separator = model, tokenizer(meta), meta["separator"]
         self.longest = model.cfg.block_size
         self._device = model.wte.weight.device  # what LM.device gives
@@ -92,7 +83,7 @@ class Model(TemplateLM):
         return found
 
     def generate_until(self, requests, disable_tqdm=False):
-        raise ValueError("this task asks for more than the log-likelihood of given answers, which "
-                         "is all that is scored here")
+        raise ValueError("this task needs generated text; only tasks that choose among given "
+                         "answers are scored here")
 
     loglikelihood_rolling = generate_until

@@ -3,7 +3,6 @@ Losses of trained models, over whole splits and past the trained length. `evalua
 `extrapolate` measure: they yield a list of rows for each run. `write` prints, keeps and draws them.
 """
 import math
-import re
 import sys
 import time
 from itertools import groupby
@@ -12,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from eval import figures, results
+from model import refuse
 from train import error_sums, scores
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to bound the memory
 STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolate` reads
 TOKENS = 131072  # in all of them together
-
 
 def evaluate(runs, names):
     """Yields the rows of each run: its scores over every target of whole splits. A row has no
@@ -35,17 +34,11 @@ def evaluate(runs, names):
                 rows[-1] |= scores(sums, split.meta["loss"] == "mask")
         yield rows
 
-
 def extrapolate(runs, multiples, name, tokens):
     """Yields the rows of each run: its loss at these multiples of the trained length, and its
-    window_loss, when each token sees no more than the last tokens, as many as the trained length.
-    A model whose loss is the lower one gains from what lies farther back.
-
-    Windows of each length tile the same stretches of text, and what remains at the end of a
-    stretch is a shorter window. So all lengths have exactly the same targets."""
-    if not re.fullmatch(r"\d*\.?\d+(,\d*\.?\d+)*", multiples):
-        raise ValueError(f"extrapolate={multiples!r} is no list of multiples; "
-                         "write e.g. --extrapolate=1,2,4,8")
+    window_loss, for which a token sees only as many of the last tokens as in training. A loss
+    below it means that distant context helps. Windows of each length tile the same stretches of
+    text, with a shorter one at the end, so all lengths have exactly the same targets."""
     multiples, texts = sorted(set(map(float, multiples.split(",")))), {}
     for run in runs:  # fail before measuring
         split = run.split(name)
@@ -55,64 +48,51 @@ def extrapolate(runs, multiples, name, tokens):
     for run, (split, spans) in texts.items():
         rows, known = [], {}
         for multiple in multiples:
-            length, tiles = round(multiple * run.trained), []
-            for start, stop in spans:
-                tiles += [(a, min(a + length, stop)) for a in range(start, stop, length)]
-            sums = by_position(run, split, tiles, run.trained, known)
-            row = dict(split=f"{name} {multiple:g}x", length=length, window_loss=mean(sums))
+            length = round(multiple * run.trained)
+            tiles = [(a, min(a + length, stop)) for start, stop in spans
+                     for a in range(start, stop, length)]
+            near = tiled_loss(run, split, tiles, run.trained, known)
+            rows.append(dict(split=f"{name} {multiple:g}x", length=length, window_loss=near))
             if length <= run.limit:
-                if length > run.trained:
-                    sums = by_position(run, split, tiles, length, {})
-                loss = mean(sums)
-                row |= dict(loss=loss, ppl=math.exp(min(loss, 700)), sums=sums)
-            rows.append(row)
+                longer = length > run.trained
+                loss = tiled_loss(run, split, tiles, length, {}) if longer else near
+                rows[-1] |= dict(loss=loss, ppl=math.exp(min(loss, 700)))
         yield rows
 
-
 def stretches(split, trained, multiples, tokens):
-    """[(start, stop), ...] of the text to evaluate, which depends on the split and `tokens` alone:
-    the whole split where that has no more. ValueError for a multiple that does not fit."""
-    if split.rows:
-        raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens; "
-                         "extrapolation needs a stream of text, --evaluate takes rows")
-    whole = split.tokens - 1  # the last token is only a target
-    n = tokens // STRETCHES if tokens < whole else whole
+    """[(start, stop), ...] of the text to evaluate. They depend on the split and `tokens` alone: on
+    a split with no more tokens, one stretch covers it."""
+    refuse(split.rows, f"{split.folder} holds rows of {split.row_length} tokens; extrapolation "
+           "needs a stream of text, --evaluate takes rows")
+    total = split.tokens - 1  # the last token is only a target
+    n = tokens // STRETCHES if tokens < total else total
     for multiple in multiples:
-        asked = f"extrapolate={multiple:g} times {trained} tokens"
         length = round(multiple * trained)
-        if not 1 <= length <= whole:
-            raise ValueError(f"{asked} is not in 1 to {whole}, split {split.split!r} of "
-                             f"{split.folder}")
-        if length > n:
-            raise ValueError(f"{asked} does not fit a stretch of the text, {n}; "
-                             f"use --eval_tokens={STRETCHES * length} or more")
-    starts = split.windows(n, STRETCHES if n < whole else 1)
+        refuse(not 1 <= length <= n, f"extrapolate={multiple:g} times {trained} tokens is not in "
+               f"1 to {n}, the length of a stretch of {split.folder}; use "
+               f"--eval_tokens={STRETCHES * length} or more, or another multiple")
+    starts = split.windows(n, STRETCHES if n < total else 1)
     return [(start, start + n) for start in starts.tolist()]
 
-
-def by_position(run, split, tiles, width, known):
-    """Sums (2, T) of the loss and of the targets at each position of the tiles, (start, stop), when
-    a token sees no more than the last `width` tokens of its tile.
-
-    known: {window: what token_losses returns}, to compute none twice."""
-    views = [(start, *view) for start, stop in tiles for view in windows(start, stop, width)]
-    known |= token_losses(run, split, {window for _, window, _ in views} - known.keys())
-    sums = torch.zeros(2, max(stop - start for start, stop in tiles), dtype=torch.float64)
-    for start, window, first in views:
-        sums[:, first - start : window[1] - start] += known[window][:, first - window[0] :]
-    return sums
-
+def tiled_loss(run, split, tiles, width, known):
+    """Mean loss of the targets in the tiles, (start, stop), when a token sees at most the last
+    `width` tokens of its tile. known keeps what token_losses returns, so none is computed twice."""
+    views = [view for start, stop in tiles for view in windows(start, stop, width)]
+    known |= token_losses(run, split, {window for window, _ in views} - known.keys())
+    sums = sum(known[window][:, first - window[0] :].double().sum(1) for window, first in views)
+    loss, targets = sums.tolist()
+    refuse(not targets, "no token here has a target; evaluate more of them, or check the mask")
+    return loss / targets
 
 def windows(start, stop, width):
-    """Yields ((begin, end), first) for windows of at most `width` tokens, of which the targets
-    from `first` on count. They overlap by half: from the second on, a target that counts sees half
-    a window or more."""
+    """Yields ((begin, end), first) for windows of at most `width` tokens. Their targets from
+    `first` on count. They overlap by half, so from the second window on, a target that counts sees
+    at least half a window."""
     done = start
     while done < stop:
         end = min(done + (math.ceil(width / 2) if done > start else width), stop)
         yield (max(start, end - width), end), done
         done = end
-
 
 @torch.no_grad()
 def token_losses(run, split, windows):
@@ -129,9 +109,8 @@ def token_losses(run, split, windows):
         found |= zip(part, torch.stack((torch.cat(losses, 1), y != -1), 1).cpu())  # (B, 2, T)
     return found
 
-
 def batches(items, length, name):
-    """Yields the items in lists of one length, of some BATCH tokens. Every ten seconds a line says
+    """Yields the items in lists of one length, of about BATCH tokens. Every ten seconds it prints
     how far it is."""
     parts, shown = [], time.monotonic()
     for tokens, group in groupby(sorted(items, key=length), length):
@@ -143,17 +122,9 @@ def batches(items, length, name):
             print(f"{name}, {tokens} tokens: {i / len(parts):.0%}", file=sys.stderr, flush=True)
         yield part
 
-
-def mean(sums):
-    loss, targets = sums.sum(1).tolist()
-    if not targets:
-        raise ValueError("no token here has a target; evaluate more of them, or check the mask")
-    return loss / targets
-
-
 def write(runs, measured, path):
     """Print and keep the rows of each run as soon as they are measured. Then draw them all."""
-    lines, quarters, width = [], [], max(24, *(len(run.name) for run in runs))
+    lines, width = [], max(24, *(len(run.name) for run in runs))
     for run, rows in zip(runs, measured):
         if run is runs[0]:
             errors = any("token_error" in row for row in rows)
@@ -164,15 +135,11 @@ def write(runs, measured, path):
             cells = "".join(f" {cell(row, key, run.limit):>18}" for row in rows)
             print(f"{name:{width}}{cells}", flush=True)
         lines += results.append(run, rows)
-        for sums in [row["sums"] for row in rows if "sums" in row][-1:]:  # of the longest
-            quarters += figures.by_quarter(run, sums)
     results.write_csv(path, lines)
-    figures.draw_by_length(lines, path, quarters)
-
+    figures.draw_by_length(lines, path)
 
 def cell(row, key, limit):
     if "token_error" in row:
         return f"{row['token_error']:.2f}% {row['sequence_error']:.2f}%"
-    if key not in row:
-        return f"ends at {limit}"
-    return f"{row[key]:.4f} ({math.exp(min(row[key], 700)):.2f})"
+    loss = row.get(key)
+    return f"ends at {limit}" if loss is None else f"{loss:.4f} ({math.exp(min(loss, 700)):.2f})"

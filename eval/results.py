@@ -6,11 +6,12 @@ import math
 import os
 import platform
 import re
-import shlex
 import statistics
 import subprocess
 
 import torch
+
+from model import refuse
 
 METRICS = {
     "loss": "loss, nats per token",
@@ -19,7 +20,6 @@ METRICS = {
     "token_error": "wrong targets, %",
     "sequence_error": "rows with a wrong target, %",
 }
-
 
 def append(run, rows):
     """Append every number of the rows to RUN/results.jsonl, and return these lines as dicts. Beside
@@ -41,23 +41,19 @@ def append(run, rows):
         file.write(b"\n" * cut_short + "".join(json.dumps(line) + "\n" for line in lines).encode())
     return lines
 
-
 @functools.cache
 def commit():
     """The code's git commit, with a + if files have changed since; empty outside a repository."""
-    here = shlex.quote(os.path.dirname(os.path.abspath(__file__)))
-    describe = f"git -C {here} describe --always --dirty=+ --exclude='*' 2>/dev/null"
-    return subprocess.run(describe, shell=True, capture_output=True, text=True).stdout.strip()
-
+    here, describe = os.path.dirname(os.path.abspath(__file__)), "git describe --always --dirty=+"
+    done = subprocess.run(f"{describe} --exclude='*'", shell=True, cwd=here, capture_output=True)
+    return done.stdout.decode().strip()
 
 def records(folder, name):
     """The dicts of a file of JSON lines, but for lines that a kill or a full disk cut short."""
     path = os.path.join(folder, name)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"{path} does not exist; train the run, or evaluate it, first")
+    refuse(not os.path.isfile(path), f"there is no {path}; train the run, or evaluate it, first")
     with open(path, encoding="utf-8", errors="replace") as file:
         return [json.loads(line) for line in file if line.endswith("}\n")]
-
 
 def write_csv(path, lines):
     """Write a list of dicts with the same keys to <path>.csv."""
@@ -66,7 +62,6 @@ def write_csv(path, lines):
         writer.writeheader()
         writer.writerows(lines)
     print(f"wrote {path}.csv")
-
 
 def training(names):
     """Rows of run, pe, step, tokens, loss, val/loss, ...: one for each step in the runs' logs."""
@@ -82,7 +77,6 @@ def training(names):
                 row |= {f"{split}/{key}" if split else key: line[key] for key in line}
     return list(rows.values())
 
-
 def labels(rows):
     """{run: label} with what tells the runs apart: `pope` for out/quickstart_pope and for its other
     seed out/quickstart_pope_seed1338. Steps count where they differ."""
@@ -95,7 +89,6 @@ def labels(rows):
         label = names[row["run"]][cut:] + (f" ({options})" if options else "")
         result[row["run"]] = label + (f", {row['steps']:,} steps" if steps_differ else "")
     return result
-
 
 def report(names, path):
     """Print a Markdown table for each config and metric: a row for the runs that differ in their
@@ -121,7 +114,6 @@ def report(names, path):
             print(f"| {' | '.join(cells)} |")
     write_csv(path, list(latest.values()))
     return list(latest.values())
-
 
 def spread(values):
     """Mean ± sample standard deviation (lowest to highest), to the deviation's second digit."""
