@@ -1,19 +1,20 @@
 """
-Addition, trained on up to 2 digits and tested on up to 8, units first: about a minute a run on one core.
+Addition, trained on up to 2 digits and tested on up to 8, units first: a minute a run on one core.
 
     python train.py config/addition_small.py              # PoPE
-    python train.py config/addition_small.py --pe=rope    # or another of PES; --seed=1 for another seed
+    python train.py config/addition_small.py --pe=rope  # or another of PES; other seeds: --seed=1
     python sample.py out/addition_small_pope out/addition_small_rope --evaluate=val,x1.5,x2,x3,x4
 
-The row is the token_error of each split, the sequence_error that of whole sums; guessing is wrong for 90%.
-There are 10,100 sums of up to 2 digits. Train holds nine tenths of them and val draws from the others:
-val says whether a method adds such sums, the longer splits whether it adds longer ones. With 3 digits and 4000 steps of 96 rows
-RoPE got every digit of val right, PoPE, ALiBi and NoPE 5%, 15% and 20% of them wrong, and none of the four
-added more than 4 digits (one seed each).
+The row is the token_error of each split, the sequence_error that of whole sums; guessing is wrong
+for 90%. There are 10,100 sums of up to 2 digits. Train holds nine tenths of them and val draws from
+the others: val says whether a method adds such sums, the longer splits whether it adds longer ones.
+With 3 digits and 4000 steps of 96 rows RoPE got every digit of val right, PoPE, ALiBi and NoPE 5%,
+15% and 20% of them wrong, and none of the four added more than 4 digits (one seed each).
 `task=addition` writes the digits in the order in which one reads them. Larger, for a GPU:
 
-    python train.py config/addition_small.py --data=strings@task=reversed_addition,longest=16,train=4000000 \
-        --block_size=50 --n_layer=4 --n_embd=256 --batch_size=512 --max_iters=8000 --out_dir=out/addition_pope
+    python train.py config/addition_small.py --out_dir=out/addition_pope \
+        --data=strings@task=reversed_addition,longest=16,train=4000000 \
+        --block_size=50 --n_layer=4 --n_embd=256 --batch_size=512 --max_iters=8000
 """
 data = "strings@task=reversed_addition,longest=2,train=192000"
 pe = "pope"

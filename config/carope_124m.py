@@ -1,5 +1,6 @@
 """
-CARoPE Table 1, GPT-small: 124M parameters on FineWeb-Edu; perplexity at 512 (as trained) and 1024 tokens.
+CARoPE Table 1, GPT-small: 124M parameters on FineWeb-Edu; perplexity at 512 (as trained) and 1024
+tokens.
 
     python -m data.fineweb_edu
     torchrun --standalone --nproc_per_node=2 train.py config/carope_124m.py
@@ -12,11 +13,12 @@ CARoPE Table 1, GPT-small: 124M parameters on FineWeb-Edu; perplexity at 512 (as
     --pe=learned      21.90     -
     --pe=sinusoidal   22.14     166.18
 
-19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. It trains on 9.9B tokens and
-keeps 0.1B for evaluation, as data/fineweb_edu.py does. It says 10 heads, which do not divide 768, so we
-take GPT-2's 12. It also reports 0.76M tokens/s for CARoPE and 0.63M for RoPE, though CARoPE computes
-strictly more. Its x is "the embedding of the token"; ours is the input of each attention. Weight decay,
-betas and dropout are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95), none. Memory, 32 sequences a pass: 20 GB.
+19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. It trains on 9.9B tokens
+and keeps 0.1B for evaluation, as data/fineweb_edu.py does. It says 10 heads, which do not divide
+768, so we take GPT-2's 12. It also reports 0.76M tokens/s for CARoPE and 0.63M for RoPE, though
+CARoPE computes strictly more. Its x is "the embedding of the token"; ours is the input of each
+attention. Weight decay, betas and dropout are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95),
+none. Memory, 32 sequences a pass: 20 GB.
 """
 data = "fineweb_edu"
 pe = "carope"

@@ -1,5 +1,6 @@
 """
-CARoPE Table 1, GPT-tiny: 44M parameters on FineWeb-Edu; perplexity at 512 (as trained) and 1024 tokens.
+CARoPE Table 1, GPT-tiny: 44M parameters on FineWeb-Edu; perplexity at 512 (as trained) and 1024
+tokens.
 
     python -m data.fineweb_edu
     torchrun --standalone --nproc_per_node=2 train.py config/carope_44m.py
@@ -13,7 +14,8 @@ CARoPE Table 1, GPT-tiny: 44M parameters on FineWeb-Edu; perplexity at 512 (as t
     --pe=sinusoidal   30.62     223.28
 
 19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. The paper rounds 44.7M
-parameters to 44M. Weight decay, betas and dropout are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95), none. Memory, 64 sequences a pass: 23 GB.
+parameters to 44M. Weight decay, betas and dropout are GPT-2's as commonly reproduced: 0.1, (0.9,
+0.95), none. Memory, 64 sequences a pass: 23 GB.
 """
 from config.carope_124m import *  # noqa: F403
 

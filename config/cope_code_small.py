@@ -1,5 +1,6 @@
 """
-CoPE Table 6, code, small: the Python standard library's source as bytes; validation perplexity per byte.
+CoPE Table 6, code, small: the Python standard library's source as bytes; validation perplexity per
+byte.
 
     python train.py config/cope_code_small.py                 # CoPE
     python train.py config/cope_code_small.py --pe=learned    # and so on; --seed=1 for another seed

@@ -28,11 +28,11 @@ The paper does not say how long it trains on fewer programs. Here it is as many 
 The paper gives 10,000 programs of up to 512 operations. The rest follows the released code,
 facebookresearch/RAM, projects/cope (run.sh, context_position.py, trainer.py): 4 layers, 256 wide,
 4 heads, dropout 0.1, Adam at a constant 7e-5, batches of 64, 100 epochs (15,700 steps), no gradient
-clipping, the output layer tied to the embeddings. Its CoPE has a table per layer of block_size + 1 =
-513 positions and divides q.e by sqrt(d) too; its relative embeddings share one table. In our blocks
-that is 3,295,488 parameters for one variable. Two differences: its blocks are post-norm with ReLU,
-ours pre-norm with GELU; it ends an epoch with a smaller batch, we continue into the next epoch.
-Memory: 9.8 GB for CoPE, 4.2 GB for relative.
+clipping, the output layer tied to the embeddings. Its CoPE has a table per layer of block_size + 1
+= 513 positions and divides q.e by sqrt(d) too; its relative embeddings share one table. In our
+blocks that is 3,295,488 parameters for one variable. Two differences: its blocks are post-norm with
+ReLU, ours pre-norm with GELU; it ends an epoch with a smaller batch, we continue into the next
+epoch. Memory: 9.8 GB for CoPE, 4.2 GB for relative.
 """
 data = "counting"
 pe = "cope"

@@ -1,8 +1,9 @@
 """
-CoPE Tables 3 and 4, counting, small: programs of up to 120 operations instead of 512, 64 wide, 2 layers.
+CoPE Tables 3 and 4, counting, small: programs of up to 120 operations instead of 512, 64 wide, 2
+layers.
 
     python train.py config/cope_counting_small.py                  # CoPE
-    python train.py config/cope_counting_small.py --pe=rope        # and so on; --seed=1 for another seed
+    python train.py config/cope_counting_small.py --pe=rope  # and so on; --seed=1 for another seed
     python train.py config/cope_counting_small.py --pe=relative
     python train.py config/cope_counting_small.py --pe=learned
     python sample.py out/cope_counting_small_cope --split=pass10

@@ -1,11 +1,12 @@
 """
-CoPE Tables 2 and 8 and Figure 6, Flip-Flop: error in percent of all bits read, mean (deviation) of 3 seeds.
+CoPE Tables 2 and 8 and Figure 6, Flip-Flop: error in percent of all bits read, mean (deviation) of
+3 seeds.
 
     python train.py config/cope_flip_flop.py
     python sample.py out/cope_flip_flop_cope --evaluate=val,sparse,dense
 
-Every row is the first command with these flags. Rows that share a pe need an --out_dir each; the other
-two seeds are --seed=1338 and --seed=1339.
+Every row is the first command with these flags. Rows that share a pe need an --out_dir each; the
+other two seeds are --seed=1338 and --seed=1339.
 
     flags                                                     in distribution   OOD
     (none: CoPE)                                              0.03 (0.06)       4.9 (4.4)
@@ -42,8 +43,8 @@ and prints no values for them. It needs some 17 GB, 65 GB with 256; --micro_batc
 The other rows need 3 GB at most.
 
 Open: "8 GPUs with batch size 16" is read as 16 in all, as in Liu et al., whose warm-up and weight
-decay these are; npos (Listing 1 clamps to npos - 1 = 63, so if the paper's p_max = 64 is the last position, npos is
-65); what stands with CoPE_MLP in the other layers (nothing: nope); how hard
+decay these are; npos (Listing 1 clamps to npos - 1 = 63, so if the paper's p_max = 64 is the last
+position, npos is 65); what stands with CoPE_MLP in the other layers (nothing: nope); how hard
 attention is trained (straight-through).
 """
 data = "flip_flop"

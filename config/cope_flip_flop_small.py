@@ -3,7 +3,7 @@ CoPE Table 2, Flip-Flop, small: two minutes a row on two CPU cores. 128 pairs in
 wide, 2 layers.
 
     python train.py config/cope_flip_flop_small.py                # CoPE
-    python train.py config/cope_flip_flop_small.py --pe=rope      # and so on; --seed=1 for another seed
+    python train.py config/cope_flip_flop_small.py --pe=rope  # and so on; --seed=1 for another seed
     python train.py config/cope_flip_flop_small.py --pe=learned
     python sample.py out/cope_flip_flop_small_cope                # what it does
 

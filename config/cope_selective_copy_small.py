@@ -2,11 +2,12 @@
 CoPE Table 2, selective copy, small: 32 letters among 32 blanks instead of 256 among 256.
 
     python train.py config/cope_selective_copy_small.py                # CoPE
-    python train.py config/cope_selective_copy_small.py --pe=rope      # and so on; --seed=1 for another seed
+    python train.py config/cope_selective_copy_small.py --pe=rope  # --seed=1 for another seed
     python train.py config/cope_selective_copy_small.py --pe=learned
     python sample.py out/cope_selective_copy_small_cope --split=sparse
 
-The last lines are the row: sequence_error of val (in distribution), dense and sparse, 1000 rows each.
+The last lines are the row: sequence_error of val (in distribution), dense and sparse, 1000 rows
+each.
 """
 data = "selective_copy@copy=32,blanks=32,train=64000"
 pe = "cope"

@@ -1,5 +1,6 @@
 """
-CoPE Tables 6 and 9 and Figures 3, 4, 7, Wikitext-103: perplexity per GPT-2 token, and millions of parameters.
+CoPE Tables 6 and 9 and Figures 3, 4, 7, Wikitext-103: perplexity per GPT-2 token, and millions of
+parameters.
 
     python -m data.wikitext103
     python train.py config/cope_wikitext103.py
@@ -42,7 +43,8 @@ Figures 4 and 7, of the sep-keys run, on the beginning of the split, or on a fil
 
 Given: GPT-2's shape, context 1024, batch 64, 100 epochs (117.8M tokens each, 179,800 steps in all),
 64 positions. Open, and ours: the learning rate and its schedule, dropout, AdamW's betas. Memory,
-8 sequences a pass, where PyTorch computes CoPE: 41 GB, 46 GB for cope+relative; 10 GB for --pe=learned.
+8 sequences a pass, where PyTorch computes CoPE: 41 GB, 46 GB for cope+relative; 10 GB for
+--pe=learned.
 """
 data = "wikitext103"
 pe = "cope"

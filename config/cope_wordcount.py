@@ -1,7 +1,8 @@
 """
 CoPE Table 5, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
 
-    python -m data.wordcount --tokenizer=hf-internal-testing/llama-tokenizer --out=data/wordcount_llama
+    python -m data.wordcount --tokenizer=hf-internal-testing/llama-tokenizer \
+        --out=data/wordcount_llama
     torchrun --standalone --nproc_per_node=8 train.py config/cope_wordcount.py \
         --init_from=out/cope_1b4_cope --out_dir=out/wordcount_cope
     python sample.py out/wordcount_cope --evaluate=val
@@ -11,22 +12,24 @@ CoPE Table 5, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
     out/cope_1b4_rope     0.055   94.8
 
 Any run can be named: its weights and its model's options are taken over, and the data must have
-been written with its tokenizer. NLL is the loss of val in out/evaluation.csv, over the tokens of the
-answer and the end; accuracy is 100 - sequence_error, the answers that greedy decoding gets right.
-Llama-3.1-Instruct, not fine-tuned, has 17.1 (8B) and 16.4 (70B).
+been written with its tokenizer. NLL is the loss of val in out/evaluation.csv, over the tokens of
+the answer and the end; accuracy is 100 - sequence_error, the answers that greedy decoding gets
+right. Llama-3.1-Instruct, not fine-tuned, has 17.1 (8B) and 16.4 (70B).
 
 A try on a laptop, from the quickstart and any folder of *.txt:
 
-    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --length=2048 --out=data/wordcount_bytes
-    python train.py config/cope_wordcount.py --init_from=out/quickstart_cope --data=data/wordcount_bytes \
+    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --length=2048 \
+        --out=data/wordcount_bytes
+    python train.py config/cope_wordcount.py --init_from=out/quickstart_cope \
+        --data=data/wordcount_bytes \
         --batch_size=4 --max_iters=200 --eval_interval=100 --out_dir=out/trial
     python sample.py out/trial    # answers, marked right or wrong
 
 The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 tokens a step, context
 4096, the rest as in its pre-training (cosine, AdamW; no more is said). Open, and ours: 100 steps of
-warm-up, as pre-training's 2,000 would be a third of the run; examples are packed into rows of 4096. Memory of a 1.4B model with CoPE: 62 GB at one
-sequence a pass where PyTorch computes CoPE, and under torchrun 5 GB more for the exchange of
-gradients; RoPE 37 GB.
+warm-up, as pre-training's 2,000 would be a third of the run; examples are packed into rows of 4096.
+Memory of a 1.4B model with CoPE: 62 GB at one sequence a pass where PyTorch computes CoPE, and
+under torchrun 5 GB more for the exchange of gradients; RoPE 37 GB.
 """
 data = "data/wordcount_llama"
 block_size = 4096

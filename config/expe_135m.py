@@ -1,5 +1,6 @@
 """
-ExPE Tables 1 and 4, small: 135M parameters on FineWeb-Edu; loss at 1, 2, 4 times the trained length of 512.
+ExPE Tables 1 and 4, small: 135M parameters on FineWeb-Edu; loss at 1, 2, 4 times the trained length
+of 512.
 
     python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 \
         --out=data/fineweb_edu_mistral

@@ -21,9 +21,8 @@ length of 512.
 2, 4.26 in Table 7.)
 
 The paper trains on one A40. Open, and ours: how long (an epoch of the 600M tokens, 2289 steps of
-512 sequences), cosine, GELU, LayerNorm and biases as in GPT, and theta = 1/1024, the text's 1/2m with m
-= 512; 35M means untied. Memory, 64 sequences
-a pass: 17 GB.
+512 sequences), cosine, GELU, LayerNorm and biases as in GPT, and theta = 1/1024, the text's 1/2m
+with m = 512; 35M means untied. Memory, 64 sequences a pass: 17 GB.
 """
 data = "fineweb"
 pe = "expe"

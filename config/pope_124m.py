@@ -20,14 +20,16 @@ explodes for RoPE:
         --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
 Two runs that go on from RoPE's belong beside it: YaRN, 500 steps at 4096 tokens, and DroPE
-(arXiv:2512.12167), which goes on with no encoding at all for a hundredth of the training or less. Their
-schedules are ours:
+(arXiv:2512.12167), which goes on with no encoding at all for a hundredth of the training or less.
+Their schedules are ours:
 
-    torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py --init_from=out/pope_124m_rope \
+    torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
+        --init_from=out/pope_124m_rope --out_dir=out/pope_124m_yarn \
         --pe=rope --rope_scaling=yarn --rope_factor=4 --rope_trained=1024 --block_size=4096 \
-        --micro_batch=4 --max_iters=500 --warmup_iters=50 --out_dir=out/pope_124m_yarn
-    torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py --init_from=out/pope_124m_rope \
-        --pe=nope --max_iters=1000 --warmup_iters=100 --out_dir=out/pope_124m_drope
+        --micro_batch=4 --max_iters=500 --warmup_iters=50
+    torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
+        --init_from=out/pope_124m_rope --out_dir=out/pope_124m_drope \
+        --pe=nope --max_iters=1000 --warmup_iters=100
 
 (Of the YaRN run the trained length is 4096: --extrapolate=0.25,1,2,2.5.) Without training,
 out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 stretches RoPE when it is used.
@@ -41,8 +43,8 @@ Table 5, accuracy in percent, without examples; the last column is the mean of t
     RoPE    28.74    77.55  38.80  29.55      60.28  37.08  45.33
     PoPE    27.67    77.75  44.43  29.18      59.58  38.52  46.19
 
-Figures 3 and 4, which frequencies queries and keys use; the paper draws the mean over the heads on ten
-sonnets of Shakespeare, here it is on ten stretches of the split, or on a file by --text=FILE:
+Figures 3 and 4, which frequencies queries and keys use; the paper draws the mean over the heads on
+ten sonnets of Shakespeare, here it is on ten stretches of the split, or on a file by --text=FILE:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency
 

@@ -9,8 +9,8 @@ PoPE Table 1, Indirect Indexing: accuracy in percent on the target, mean +- devi
     --pe=rope      11.16 +- 2.45
 
 (--seed=1338 and --seed=1339 for the other two seeds.) The row is 100 - token_error of test, 10,000
-rows. Whether a seed learns the task can be hit or miss, and learning can set in late. With twice the
-steps:
+rows. Whether a seed learns the task can be hit or miss, and learning can set in late. With twice
+the steps:
 
     python train.py config/pope_indirect.py --max_iters=200000 --out_dir=out/pope_indirect_200k
 
@@ -20,8 +20,8 @@ Which frequencies the heads use:
 
 The paper's runs take 0.70 (PoPE) and 0.62 (RoPE) hours on an RTX 3090. Its Table 7 says "sequence
 length 40", which cannot hold 40 letters and the question: rows have up to 48 characters. Open, and
-ours: biases (none, though the paper names RMSNorm as the only change to a GPT) and tying (untied); where the shift would leave the string, see
-data/indirect_indexing.py. Memory: 1.3 GB.
+ours: biases (none, though the paper names RMSNorm as the only change to a GPT) and tying (untied);
+where the shift would leave the string, see data/indirect_indexing.py. Memory: 1.3 GB.
 """
 data = "indirect_indexing"
 pe = "pope"

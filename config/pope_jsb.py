@@ -10,13 +10,14 @@ PoPE Table 2, Bach's chorales (JSB): NLL on the test split, in nats per note.
     --pe=rope      0.5081
 
 The paper reports the best NLL of a run, the lowest of all evaluations on test: the run's last line.
-Its runs take three minutes on a TITAN V. Open, and ours: biases (none), tying (tied). Memory: 1.1 GB.
+Its runs take three minutes on a TITAN V. Open, and ours: biases (none), tying (tied). Memory: 1.1
+GB.
 
 On a laptop, 128 wide, 3 layers, 256 notes at a time, some five minutes a row:
 
     python -m data.jsb --length=256
-    python train.py config/pope_jsb.py --data=jsb@length=256 --n_layer=3 --n_embd=128 --block_size=256 \
-        --batch_size=8 --max_iters=1000 --out_dir=out/pope_jsb_small
+    python train.py config/pope_jsb.py --data=jsb@length=256 --n_layer=3 --n_embd=128 \
+        --block_size=256 --batch_size=8 --max_iters=1000 --out_dir=out/pope_jsb_small
 """
 data = "jsb"
 pe = "pope"
