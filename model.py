@@ -2,20 +2,20 @@
 A GPT whose positional encoding (PE) is one switch: GPTConfig(pe="pope"), pe="cope+rope", and so on.
 
 Read it from top to bottom: the config, the hooks that a method may override, a plain GPT that calls
-them, the methods, one small class each, and the table PES that names them. What comes after PES,
-the checks and the fast path, can wait. One forward pass:
+them, the methods, one small class each, and their table PES. The rest can wait. One forward pass:
 
     tokens -> wte -> EMBED -> blocks -> norm -> lm_head
     block:      x + attention(norm(x)), then x + MLP(norm(x))
     attention:  INPUTS -> c_qk, c_v -> ROTATE -> cache -> q.k + LOGIT_BIAS -> softmax -> c_proj
 
-The words in capitals are the hooks. Each does nothing unless a method overrides it.
+The words in capitals are hooks. A hook does nothing unless a method overrides it.
 
 Shapes   B batch, T queries (the new tokens), S keys (cached and new), C = n_embd, H = n_head,
-         d = C / H. A comment `# (B, H, T, d)` gives the shape of its line
+         d = C / H. A comment `# (B, H, T, d)` is the shape of its line's result
 Symbols  i is the position of a query, j that of a key, theta_c the frequency of dimension or pair
          c. For the rest, each class keeps the symbols of its paper
 """
+import difflib
 import math
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-CHUNK = 128  # layers with a bias on the logits take this many queries at a time, to save memory
+CHUNK = 128  # layers with a bias on the logits take this many queries at a time
 
 @dataclass
 class GPTConfig:
@@ -46,7 +46,7 @@ class GPTConfig:
     rel_max: int = 0  # relative: how many distances have a vector; 0: block_size
     rel_capped: bool = False  # longer distances reuse the last vector; else they add nothing
     rel_shared: bool = True  # relative: one table for the model, not one per layer
-    t5_buckets: int = 32  # t5: distance buckets; half of them hold a single distance
+    t5_buckets: int = 32  # t5: distance buckets; half hold one distance each
     t5_max_distance: int = 128  # t5: from here on all distances share the last bucket
     rope_scaling: str = "none"  # none | linear | ntk | yarn: stretch rope at test time ...
     rope_factor: float = 1.0  # ... to this many times the trained length
@@ -69,23 +69,23 @@ class GPTConfig:
     expe_once: bool = False  # only before the first block, not in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
     expe_learned: str = "no"  # no | random | init: train S and theta, from random or the given ones
-    expe_scale: float = 1.0  # test time: multiply values, less S, by this (0.5: twice the length)
+    expe_scale: float = 1.0  # test time: multiply all but S by this (0.5: twice the length)
 
 class PE(nn.Module):
     """`nope`: no positional encoding. Only the causal mask tells a token what came before it.
 
-    Every other method is a subclass that overrides the hooks where it acts. shared_from is the same
-    method in the first layer that uses it (None in that layer), to share its parameters. The hooks
-    are given:
+    Every other method is a subclass that overrides the hooks where it acts. shared_from: this
+    method's instance in the first layer that uses it, to share parameters with; there, None. The
+    hooks are given:
         x         (B, T, C)      in embed the token embeddings, elsewhere the attention's input
         pos       (T,)           positions of the new tokens
         q, k      (B, H, T, d)   queries and keys of the new tokens
-        cache     dict           this PE's own, kept between calls when decoding; else empty
+        cache     dict           this PE's own; kept between calls when decoding, else empty
     and in key_features and logit_bias:
-        k, v      (B, H, S, d)   keys and values of all tokens so far
+        k, v      (B, H, S, d)   keys after rotation, and values, of all tokens so far
         q         (B, H, t, d)   some of the queries, before rotation
         logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after rotation
-        i, j      (t, 1), (s,)   positions of these queries, and of the keys they may see
+        i, j      (t, 1), (s,)   positions of these queries, and of the keys up to the last one
         features  (B, H, s, ..)  what key_features returned for these keys
     """
     def __init__(self, cfg, shared_from=None):
@@ -105,8 +105,8 @@ class PE(nn.Module):
         return k  # (B, H, S, ..), what logit_bias needs to know about each key
 
     def logit_bias(self, q, logits, i, j, features):
-        """Returns what to add to the logits, broadcastable to (B, H, t, s), in precise(q). Keys in
-        the future (j > i) are masked later, but must not be nan: that would spoil gradients."""
+        """Returns what to add to the logits, broadcastable to (B, H, t, s), in precise(q). For keys
+        in the future (j > i) it must be finite: the mask adds -inf to it."""
         return 0.0
 
     def clamp_parameters(self):
@@ -128,7 +128,7 @@ def dots(q, k, d):
     return (q @ k.mT).to(precise(q)) * d**-0.5
 
 def append(cache, name, new):
-    """Append new (B, H, T, ..) to the tensor under that name. Returns all of it (B, H, S, ..)."""
+    """Appends new (B, H, T, ..) to the tensor under that name. Returns it all (B, H, S, ..)."""
     cache[name] = torch.cat((cache[name], new), 2) if name in cache else new
     return cache[name]
 
@@ -138,12 +138,12 @@ class Attention(nn.Module):
         self.mix = mix  # this layer's part of cfg.pe, such as "cope+rope", the names of pes
         self.cfg, self.H, self.d = cfg, cfg.n_head, cfg.n_embd // cfg.n_head
         self.c_qk = nn.Linear(cfg.n_embd, 2 * cfg.n_embd, bias=cfg.bias)
-        self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart, as expe acts on q, k
+        self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart: expe changes q, k only
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.pes = nn.ModuleList(pes)
         self.biases = [pe for pe in pes if type(pe).logit_bias is not PE.logit_bias]
         self.triton = False  # GPT.use_kernels turns it on where a Triton kernel fits
-        self.kept = None  # set it to {}, and the next forward pass leaves its tensors there
+        self.kept = None  # set it to {} to collect the tensors of a forward pass
 
     def forward(self, x, pos, cache=None):
         """x (B, T, C) -> (B, T, C). cache: this layer's dict, which is read and extended."""
@@ -152,7 +152,7 @@ class Attention(nn.Module):
             x_qk, x_v = pe.inputs(x_qk, x_v, pos)  # expe, exqpe
         q, k = (split_heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = split_heads(self.c_v(x_v), self.H)
-        if self.triton and cache is None:  # the kernels train, they do not decode
+        if self.triton and cache is None:  # the kernels cannot use a cache
             y = triton_attention(self, q, k, v, x, pos)
         else:
             y = self.attention(q, k, v, x, pos, {} if cache is None else cache)
@@ -169,12 +169,12 @@ class Attention(nn.Module):
             return self.fused(q, k, v)
 
         features = [pe.key_features(x, k, v, cache.setdefault(pe, {})) for pe in self.biases]
-        q, k, v, raw_q = (y.contiguous() for y in (q, k, v, raw_q))  # once, not once a chunk
+        q, k, v, raw_q = (y.contiguous() for y in (q, k, v, raw_q))  # here, not in every chunk
         T, S, chunks = q.size(2), k.size(2), []
         j = pos[-1] + 1 - S + torch.arange(S, device=q.device)  # positions of the keys
-        n = math.ceil(T / CHUNK)  # chunks, so the T x T matrix is never materialised
+        n = math.ceil(T / CHUNK)  # so many chunks, as the T x T matrix may not fit in memory
         if torch.compiler.is_compiling():
-            n = 4  # any fixed number: one graph then serves all lengths
+            n = 4  # the loop is unrolled: a fixed number lets one graph serve all lengths
         if self.kept is not None:
             self.kept.update(x=x, q=raw_q, k=raw_k, v=v)
             n = 1
@@ -192,14 +192,14 @@ class Attention(nn.Module):
         for pe, f in zip(self.biases, features):
             bias = bias + pe.logit_bias(raw_q, logits, i, j, f[:, :, : k.size(2)])
         weights = (logits + bias).softmax(-1)
-        if self.cfg.hard_attention:  # with the softmax's gradient (ours, the paper is silent)
+        if self.cfg.hard_attention:  # with the softmax's gradient (ours; the paper is silent)
             weights = F.one_hot(weights.argmax(-1), k.size(2)) + weights - weights.detach()
         if self.kept is not None:
             self.kept.update(logits=logits, weights=weights)
         return F.dropout(weights.to(v.dtype), self.cfg.dropout, self.training) @ v  # (B, H, t, d)
 
     def fused(self, q, k, v):
-        """The same without a bias, by PyTorch's fused attention."""
+        """The same without a bias, in PyTorch's fused attention."""
         T, S, d = q.size(2), k.size(2), v.size(3)
         if q.size(3) > d:  # PoPE: flash attention needs v as wide as q; also faster on CPUs
             v = F.pad(v, (0, q.size(3) - d))
@@ -242,7 +242,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, cfg):
         super().__init__()
-        check(cfg)  # ValueError where it makes no sense
+        check(cfg)  # ValueError if it makes no sense
         self.cfg = cfg
         self.first_pe = {}  # name -> its PE in the first layer that uses it
         blocks, pattern = [], cfg.pe.split(",")
@@ -259,7 +259,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
-        # Linear and Embedding layers start as GPT-2's, other parameters as their class says
+        # Linear and Embedding start as in GPT-2, even in a PE; other parameters as its class says
         for name, layer in self.named_modules():
             if isinstance(layer, (nn.Linear, nn.Embedding)):
                 residual = name.endswith("c_proj")  # 2 n_layer of these add to the residual stream
@@ -270,13 +270,13 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None, cache=None):
         """idx (B, T) holds token ids, targets (B, T) the next ids, or -1 for no loss. With targets,
-        returns logits (B, T, V) and their mean loss in nats, 0 if there is no target at all. Else
-        the last position's logits (B, 1, V) and None. cache: from new_cache(). It holds the tokens
-        before idx, and idx is added to it."""
-        begin = cache[0]["k"].size(2) if cache and cache[0] else 0
+        returns logits (B, T, V) and the mean loss in nats, which is 0 if all are -1. Without, the
+        last position's logits (B, 1, V) and None. V = vocab_size. cache: from new_cache(), of the
+        tokens before idx; idx is added."""
+        begin = cache[0]["k"].size(2) if cache and cache[0] else 0  # tokens in the cache
         end = begin + idx.size(1)
         if end > self.limit:
-            raise ValueError(f"pe={self.cfg.pe!r} ends at {self.limit} positions, got {end}; "
+            raise ValueError(f"pe={self.cfg.pe!r} has {self.limit} positions, got {end}; "
                              "shorten the input, or use a larger block_size or another pe")
         pos = torch.arange(begin, end, device=idx.device)
         x = self.wte(idx)
@@ -297,7 +297,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
-        """idx (B, T) -> (B, T + max_new_tokens). temperature 0: the likeliest token. In eval()."""
+        """idx (B, T) -> (B, T + max_new_tokens). temperature 0: the likeliest. Needs eval()."""
         cache, new = self.new_cache(), idx
         for _ in range(max_new_tokens):
             logits = self(new, cache=cache)[0][:, -1].float()  # (B, V)
@@ -339,8 +339,8 @@ class GPT(nn.Module):
         return per_token * T * fwdbwd_per_iter / dt / peak
 
     def use_kernels(self, dtype):
-        """Train with the Triton kernels of kernels.py where there is one. Call it on the device.
-        dtype: that of q, k, v, so autocast's. Returns one line about every kind of layer."""
+        """Trains with a Triton kernel of kernels.py where one fits. Move the model to its device
+        first. dtype: of q, k, v, so autocast's. Returns one line on each kind of layer."""
         import kernels
 
         labels, device = [], self.wte.weight.device
@@ -386,7 +386,7 @@ def turn(x, cos, sin):
 class RoPE(PE):
     """`rope`: the pair (c, c + d/2) of q and of k turns by the angle i theta_c, theta_c =
     base^(-2c/d), c = 0..d/2-1. So q.k depends on position only through the distance (RoPE
-    arXiv:2104.09864 eq. 16; it pairs neighbours, the same up to the order of dimensions).
+    arXiv:2104.09864 eq. 16; the paper pairs neighbours, which only reorders dimensions).
 
     Test-time scaling to `factor` times the trained length. linear: i / factor. ntk: base *
     factor^(d/(d-2)). yarn: theta_c / factor for a pair that turns once or less within the trained
@@ -410,10 +410,10 @@ class RoPE(PE):
         return turn(q, cos, sin), turn(k, cos, sin)
 
 class CARoPE(PE):
-    """`carope`: RoPE with learned frequencies, set by token and head. A phase is their sum so far:
+    """`carope`: RoPE whose frequencies each token sets, per head. A phase is their sum so far:
     phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE
     arXiv:2507.23083 section 2). Pair 0 ignores content. x is the attention's input; the paper says
-    "the embedding of the token". The constant b is ours: the paper wants to start as RoPE, and with
+    "the embedding of the token". The constant b is ours: CARoPE is meant to start as RoPE, and with
     W = 0 this b gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -479,7 +479,7 @@ class Relative(PE):
 
 class T5(PE):
     """`t5`: a learned bias per head and bucket of distances (T5 arXiv:1910.10683 section 2.1). Half
-    of the buckets hold one distance each, the rest grow logarithmically. All layers share them."""
+    the buckets hold one distance each; the rest grow logarithmically. All layers share them."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         table = torch.zeros(cfg.t5_buckets, cfg.n_head)
@@ -494,8 +494,8 @@ class T5(PE):
         return self.table[bucket].permute(2, 0, 1).to(precise(q))  # (H, t, s)
 
 def alibi_slopes(H, x):
-    """m_h = 2^(-8h/H), h = 1..H, (H, 1, 1). If H is not a power of two: the slopes of the next
-    smaller power, then every other slope of the next larger one (ALiBi section 3, footnote)."""
+    """m_h = 2^(-8h/H), h = 1..H, (H, 1, 1). If H is not a power of two: the slopes of the power
+    below, then every other slope of the power above (ALiBi section 3, footnote)."""
     power = 2 ** int(math.log2(H))
     h = torch.arange(H, device=x.device, dtype=precise(x))
     exponent = torch.where(h < power, h + 1, h - power + 0.5) * (8 / power)
@@ -507,9 +507,9 @@ class ALiBi(PE):
         return -alibi_slopes(self.H, q) * (i - j)
 
 class FoX(PE):
-    """`fox`: sum_{l=j+1..i} log f_l, f_l = sigmoid(x_l W + b) per head. An ALiBi whose slope the
-    tokens set: each one makes the model forget some of what came before it (FoX arXiv:2503.02130
-    section 3). x is the attention's input. W and b start as in the authors' code, f near 1/2."""
+    """`fox`: sum_{l=j+1..i} log f_l, f_l = sigmoid(x_l W + b) per head. ALiBi with slopes set by
+    the tokens: each makes the model forget some of what came before (FoX arXiv:2503.02130 section
+    3). x is the attention's input. W and b start as in the authors' code, f near 1/2."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.W = nn.Parameter(0.02 * torch.randn(cfg.n_embd, cfg.n_head))
@@ -521,9 +521,9 @@ class FoX(PE):
         return append(cache, "log_f", log_f.mT)  # (B, H, S)
 
     def logit_bias(self, q, logits, i, j, log_f):
-        """Sums run both ways from the first of these queries, at index first among the keys. From
-        the start of the text they would grow, and their differences lose digits."""
-        first = j.size(0) - i.size(0)
+        """Sums to the left and to the right of the first of these queries. Summed from the start of
+        the text, they would grow large and their differences lose digits."""
+        first = j.size(0) - i.size(0)  # which key belongs to that query
         left = log_f[..., 1 : first + 1].flip(-1).cumsum(-1).flip(-1)
         right = log_f[..., first + 1 :].cumsum(-1)
         total = torch.cat((left, torch.zeros_like(log_f[..., :1]), -right), -1)  # (B, H, s)
@@ -535,8 +535,8 @@ class CoPE(PE):
     p_ij = i - j + 1.) The bias q_i.e[p_ij] is interpolated between the two nearest columns of e
     (CoPE arXiv:2405.18719 eq. 3-8, Listing 1; eq. 3 omits sqrt(d)). e: (d, npos) or (H, d, npos).
 
-    As in Listing 1 the gates reuse the layer's own logits, so in `cope+rope` they are rotated. Only
-    the table sees q before rotation: z would change if all positions shifted."""
+    As in Listing 1, gates from keys reuse the layer's logits. So in `cope+rope` they see q and k
+    after rotation. The table sees q before: z would change if all positions shifted."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         if cfg.cope_gates == "sep-keys":
@@ -549,7 +549,7 @@ class CoPE(PE):
         self.e = shared_from.e if shared_from else nn.Parameter(e)
 
     def key_features(self, x, k, v, cache):
-        """What q is dotted with to form the gates, (B, H, S, d)."""
+        """The vectors that q meets in the gates, (B, H, S, d)."""
         if self.cfg.cope_gates == "sep-keys":
             return append(cache, "gate_k", split_heads(self.W_g(x), self.H))
         return v if self.cfg.cope_gates == "values" else k
@@ -565,7 +565,7 @@ class CoPE(PE):
         return logits.sigmoid() * (j <= i)
 
     def positions(self, g):
-        """p (B, H, t, s), summed from the right: total minus prefix would cancel digits."""
+        """p (B, H, t, s), summed from the right: total minus prefix would lose digits."""
         return g.flip(-1).cumsum(-1).flip(-1)
 
     def bias_at(self, p, q):
@@ -594,11 +594,11 @@ class CoPE_MLP(CoPE):
         u = u * self.d**-0.5 if self.cfg.cope_scale_z else u
         p = p.clamp(max=self.cfg.cope_npos - 1) / self.cfg.cope_npos
         hidden = F.gelu(p[..., None] * self.W1 + self.b1)  # (B, H, t, s, N)
-        return (hidden @ u[..., None])[..., 0]  # (B, H, t, s)
+        return (hidden @ u[..., None])[..., 0].to(precise(q))  # (B, H, t, s)
 
 class CoPE_ALiBi(CoPE):
-    """`cope_alibi`: -m_h p_ij, ALiBi with CoPE's p, not clamped, in place of the distance (CoPE eq.
-    10). The paper prints +m, which would favour distant keys; we use ALiBi's sign."""
+    """`cope_alibi`: -m_h p_ij, ALiBi with CoPE's unclamped p as the distance (CoPE eq. 10, which
+    prints +m; that would favour distant keys)."""
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -613,9 +613,9 @@ class CoPE_ALiBi(CoPE):
         return -m.view(self.H, 1, 1) * p
 
 class ExPE(PE):
-    """`expe`: overwrites the first l dimensions of the input of the q, k projections by positions
+    """`expe`: overwrites the first l dimensions of the input of the q, k projections with positions
     S + theta (i + c), c = 0..l-1, in every block (ExPE arXiv:2509.19569 eq. 1-3, Figure 1). It acts
-    after the block's norm, which would change the values."""
+    after the block's norm, which would alter what it writes."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.l = cfg.expe_l or cfg.n_embd // 8
@@ -631,7 +631,7 @@ class ExPE(PE):
         return nn.Parameter(torch.randn(()) if random else torch.tensor(value))
 
     def growth(self, i, c):
-        """The values less S, (T, l), of positions i (T, 1) and dimensions c (l,)"""
+        """The values minus S, (T, l), of positions i (T, 1) and dimensions c (l,)"""
         return self.expe_theta * (i if self.cfg.expe_same else i + c)
 
     def override(self, x, pos):
@@ -650,9 +650,9 @@ class ExPE(PE):
         return x_qk, x_qk if self.cfg.expe_v else x_v
 
 class ExQPE(ExPE):
-    """`exqpe`: S + theta_1 c + theta_2 n_c, where n_c of the positions 0..i are c modulo l.
-    One dimension moves per position, by a step large enough for low precision (ExPE section 2.3).
-    Eq. 5 is garbled. As printed, position 0 already has theta_2 in dimension 0; so has ours."""
+    """`exqpe`: S + theta_1 c + theta_2 n_c, where n_c of the positions 0..i equal c modulo l. One
+    dimension moves per position, by a step large enough for low precision (ExPE section 2.3). Eq. 5
+    is garbled; we keep that position 0 already adds theta_2 in dimension 0."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
         theta2 = self.constant(cfg.expe_theta2)
@@ -661,7 +661,7 @@ class ExQPE(ExPE):
     def growth(self, i, c):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
 
-PES = {  #                   acts on        learns                      caches past trained length
+PES = {  #                   acts on        learns                       cache past trained length
     "nope": PE,  #               nowhere        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
@@ -677,15 +677,15 @@ PES = {  #                   acts on        learns                      caches p
     "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  holds
     "expe": ExPE,  #             input of q, k  nothing, or S and theta       2d   degrades
     "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   degrades
-}  # caches: numbers per token and head, * d more with sep-keys. See eval/README.md for the losses
+}  # cache: numbers per token and head; *: d more with sep-keys. eval/README.md has the losses
 
 
 # --- the checks and the fast path -----------------------------------------------------------------
 
 def choose(name, value, options):
-    """The value, if it is among the options. Otherwise a ValueError that lists them."""
-    if value not in options:
-        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
+    """The value, if it is among the options. Otherwise a ValueError lists them, nearest first."""
+    near = difflib.get_close_matches(value, options, len(options), 0)
+    refuse(value not in options, f"{name}={value!r} is unknown; choose one of {', '.join(near)}")
     return value
 
 def refuse(wrong, message):
@@ -693,10 +693,10 @@ def refuse(wrong, message):
         raise ValueError(message)
 
 def check(cfg):
-    """Refuses, by ValueError, what makes no sense in a GPTConfig."""
+    """Raises ValueError for a GPTConfig that makes no sense."""
     for key in "block_size n_layer n_head n_embd base rope_factor cope_npos cope_mlp_width".split():
         value = getattr(cfg, key)
-        refuse(not 0 < value < math.inf, f"{key}={value} must be larger than 0, and finite")
+        refuse(not 0 < value < math.inf, f"{key}={value} must be positive and finite")
     choose("norm", cfg.norm, ("layernorm", "rmsnorm"))
     choose("mlp", cfg.mlp, ("gelu", "swiglu"))
     choose("rope_scaling", cfg.rope_scaling, ("none", "linear", "ntk", "yarn"))
@@ -706,9 +706,9 @@ def check(cfg):
     choose("expe_learned", cfg.expe_learned, ("no", "random", "init"))
 
     C, H, d = cfg.n_embd, cfg.n_head, cfg.n_embd // cfg.n_head
-    refuse(C % H, f"n_embd={C} does not divide into n_head={H} heads; change one of them")
+    refuse(C % H, f"n_embd={C} is not divisible by n_head={H}; change one of them")
     pattern = cfg.pe.split(",")
-    refuse(len(pattern) > cfg.n_layer, f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, "
+    refuse(len(pattern) > cfg.n_layer, f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but "
            f"n_layer={cfg.n_layer}; shorten it")
     used = {choose("pe", name, PES) for mix in pattern for name in mix.split("+")}
     for mix in pattern:
@@ -719,12 +719,12 @@ def check(cfg):
            f"rope and carope rotate pairs, but n_embd / n_head = {d} is odd; change n_head")
     refuse((cfg.rope_scaling == "none") != (cfg.rope_factor == 1),
            f"rope_scaling={cfg.rope_scaling!r} with rope_factor={cfg.rope_factor} does nothing; "
-           "give both, as rope_scaling=ntk,rope_factor=4")
+           "set both, as in rope_scaling=ntk,rope_factor=4")
     refuse(not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance, f"t5_buckets={cfg.t5_buckets} must "
            f"be 4 or more, and half of it less than t5_max_distance={cfg.t5_max_distance}")
 
 def triton_attention(attn, q, k, v, x, pos):
-    """What Attention.attention computes, by the kernels of kernels.py."""
+    """Attention.attention, computed by kernels.py."""
     import kernels
 
     cfg, dropout = attn.cfg, attn.cfg.dropout if attn.training else 0.0

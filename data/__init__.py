@@ -49,6 +49,8 @@ def command_for(folder):
     if name in SCRIPTS:
         flags = [f" --{option}" for option in text.split(",") if option]
         return f"`python -m data.{name}{''.join(flags)}`"
+    if Path(folder).is_file():
+        return f"`python -m data.text --source={folder}`"
     return (f"`python -m data.NAME --out={folder}`; NAME is one of {', '.join(sorted(SCRIPTS))}, "
             "or text with --source=YOUR_TEXT")
 

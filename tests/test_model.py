@@ -156,11 +156,13 @@ def test_no_position_sees_the_future(case):
 
 @EVERY
 def test_shift_of_all_positions(case):
-    """Relative methods do not see it; absolute ones do."""
+    """It changes what the equations say it changes: nothing for relative methods."""
     net, idx = build(case, block_size=64), tokens(1, 12)
-    moved = (hidden(net, idx, 0) - hidden(net, idx, 29)).abs().max()
-    absolute = any(word in CASES[case]["pe"] for word in ("learned", "sinusoidal", "expe", "exqpe"))
-    assert moved > 1e-3 if absolute else moved < 2e-4
+    params = {k: v.double().numpy() for k, v in net.state_dict().items()}
+    want = oracles.gpt(net.cfg, params, idx[0].numpy(), start=29)
+    with torch.no_grad():
+        got = net.lm_head(net.ln_f(hidden(net, idx, 29)))[0]
+    assert np.abs(got.numpy() - want).max() < 2e-5 * max(1, np.abs(want).max())
 
 
 @EVERY
@@ -213,7 +215,7 @@ def test_compiles_to_machine_code():
 def test_four_times_the_trained_length(case):
     net, idx = build(case), tokens(1, 64)
     if net.limit < 64:
-        with pytest.raises(ValueError, match=r"ends at 16 positions, got 64; shorten the input"):
+        with pytest.raises(ValueError, match=r"has 16 positions, got 64; shorten the input"):
             net(idx)
     else:
         assert net(idx, idx)[1].isfinite()
@@ -625,31 +627,31 @@ def test_auto_takes_the_fastest_device(monkeypatch):
 
 
 @pytest.mark.parametrize("changes, message", [
-    (dict(pe="rotary"), "pe='rotary' is unknown; choose one of nope, learned"),
-    (dict(pe="cope+roap"), "pe='roap' is unknown"),
+    (dict(pe="rotary"), "pe='rotary' is unknown; choose one of "),
+    (dict(pe="cope+roap"), "pe='roap' is unknown; choose one of rope, "),
     (dict(pe="rope,pope+rope"), "pe='rope,pope+rope': pope and rope would both rotate q and k of one "
                                 "layer; keep one of them"),
-    (dict(n_head=5), "n_embd=32 does not divide into n_head=5 heads; change one of them"),
+    (dict(n_head=5), "n_embd=32 is not divisible by n_head=5; change one of them"),
     (dict(pe="rope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
     (dict(pe="carope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
-    (dict(pe="rope,rope,rope+pope"), "is a pattern of 3 layers, n_layer=2; shorten it"),
-    (dict(pe="rope", base=0.0), "base=0.0 must be larger than 0"),
-    (dict(pe="rope", base=math.nan), "base=nan must be larger than 0"),
-    (dict(pe="rope", rope_scaling="linear", rope_factor=-4.0), "rope_factor=-4.0 must be larger than 0"),
-    (dict(pe="cope_mlp", cope_mlp_width=0), "cope_mlp_width=0 must be larger than 0"),
+    (dict(pe="rope,rope,rope+pope"), "is a pattern of 3 layers, but n_layer=2; shorten it"),
+    (dict(pe="rope", base=0.0), "base=0.0 must be positive"),
+    (dict(pe="rope", base=math.nan), "base=nan must be positive"),
+    (dict(pe="rope", rope_scaling="linear", rope_factor=-4.0), "rope_factor=-4.0 must be positive"),
+    (dict(pe="cope_mlp", cope_mlp_width=0), "cope_mlp_width=0 must be positive"),
     (dict(norm="batchnorm"), "norm='batchnorm' is unknown; choose one of layernorm, rmsnorm"),
     (dict(mlp="relu"), "mlp='relu' is unknown; choose one of gelu, swiglu"),
     (dict(pe="rope", rope_scaling="cubic"), "rope_scaling='cubic' is unknown"),
     (dict(pe="rope", rope_factor=4.0),
-     "rope_scaling='none' with rope_factor=4.0 does nothing; give both, as rope_scaling=ntk,rope_factor=4"),
+     "rope_scaling='none' with rope_factor=4.0 does nothing; set both, as in rope_scaling=ntk,rope_factor=4"),
     (dict(pe="rope", rope_scaling="yarn"), "rope_scaling='yarn' with rope_factor=1.0 does nothing"),
     (dict(pe="t5", t5_max_distance=16),
      "t5_buckets=32 must be 4 or more, and half of it less than t5_max_distance=16"),
     (dict(pe="t5", t5_buckets=2), "t5_buckets=2 must be 4 or more"),
     (dict(pe="cope", cope_gates="queries"),
-     "cope_gates='queries' is unknown; choose one of keys, sep-keys, values"),
+     "cope_gates='queries' is unknown; choose one of values, keys, sep-keys"),
     (dict(pe="cope_alibi", cope_slopes="flat"), "cope_slopes='flat' is unknown"),
-    (dict(pe="pope", pope_delta="one"), "pope_delta='one' is unknown; choose one of zero, uniform, none"),
+    (dict(pe="pope", pope_delta="one"), "pope_delta='one' is unknown; choose one of none, zero, uniform"),
     (dict(pe="expe", expe_learned="yes"), "expe_learned='yes' is unknown"),
 ])
 def test_wrong_config(changes, message):
@@ -660,8 +662,8 @@ def test_wrong_config(changes, message):
 
 def test_checkpoint_of_another_architecture():
     ours, theirs = build("rope"), build("rope", n_embd=64)
-    different = r"out/x holds another architecture: ln_f.bias is \(64,\) there and \(32,\) here"
+    different = "out/x holds another architecture: size mismatch for wte.weight"
     with pytest.raises(ValueError, match=different):
         load_weights(ours, dict(model=theirs.state_dict()), "out/x")
-    with pytest.raises(ValueError, match="h.0.attn.pes.0.delta is there and not here"):
+    with pytest.raises(ValueError, match="Unexpected key.*h.0.attn.pes.0.delta"):
         load_weights(ours, dict(model=build("pope").state_dict()), "out/x")
