@@ -382,10 +382,10 @@ def write(path, checkpoint):
         folder = os.open(os.path.dirname(path), os.O_RDONLY)
         os.fsync(folder)  # keeps the new name
         os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch wraps the OSError of a full disk
+    except (OSError, RuntimeError) as error:  # torch's own hides that the disk is full
         with contextlib.suppress(OSError):
             os.remove(part)
-        reason = str(error.__context__ or error).partition("\n")[0]
+        reason = error if isinstance(error, OSError) else error.__context__ or error
         raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); make "
                       "room, then continue from the one before with --resume=True") from error
 
