@@ -1,33 +1,33 @@
 """
-Optional fast paths: PoPE and CoPE attention as Triton kernels. Tensors in, tensors out; the T x T
-matrix is never materialised. After this derivation come both methods in ten lines of PyTorch, PoPE's
-kernels, CoPE's kernels, and how they are launched. tests/test_kernels.py and tests/bench.py use them.
+Optional fast paths: PoPE and CoPE attention as Triton kernels, without any T x T matrix in memory.
+After this derivation come both methods in ten lines of PyTorch, PoPE's kernels, CoPE's kernels, and
+the operators that launch them. tests/test_kernels.py checks them, tests/bench.py times them.
 
-Attention. i is a query, j and t are keys, d the head width. dX is the gradient of the loss by X; o
-multiplies entry by entry. The logits S are -inf in the future (j > i).
+Attention. i is a query, j and t are keys, d is the head width. dX is the gradient of the loss by X,
+o multiplies entry by entry. The logits S are -inf where j > i.
 
     P = softmax(S)    O = P V
     dV = P^T dO       dP = dO V^T       dS_ij = P_ij (dP_ij - sum_t P_it dP_it)
 
-The sum over t is sum_t P_it (dO_i . V_t) = dO_i . O_i, so it needs no pass over the row:
+That sum is sum_t P_it (dO_i . V_t) = dO_i . O_i, so it needs no pass over the row:
 
     dS = P o (dP - rowsum(dO o O))
 
-The forward pass stores the log-sum-exp L of each row of S; the backward pass recomputes P = exp(S - L)
-tile by tile. Dropout puts one mask on P and dP and changes nothing else.
+The forward pass stores the log-sum-exp L of each row; the backward pass computes P = exp(S - L)
+again, tile by tile. Dropout puts the same mask on P and dP, and changes nothing else.
 
 PoPE (arXiv:2509.10534, eq. 5). mu is softplus or the identity, theta_c = base^(-c/d):
 
     S_ij = sum_c mu(q_ic) mu(k_jc) cos((j - i) theta_c + delta_c) / sqrt(d)
 
-The cosine of a difference is a dot product of unit vectors. So each entry of q and k becomes a pair,
-and S is one product of vectors 2d wide. v stays d wide.
+The cosine of a difference is a dot product of unit vectors. So each entry of q and k becomes a
+pair, and S is one product of vectors 2d wide. v stays d wide.
 
     q'_ic = mu(q_ic) (cos a, sin a),  a = i theta_c - delta_c
     k'_jc = mu(k_jc) (cos a, sin a),  a = j theta_c
 
 Backward: dq' = dS k' / sqrt(d), dk' = dS^T q' / sqrt(d). Let (g_x, g_y) be the gradient of one pair
-(x, y) = mu(u) (cos a, sin a). The magnitude's gradient lies along the pair, the phase's across it:
+(x, y) = mu(u) (cos a, sin a). Along the pair lies the gradient of mu, across it that of the phase:
 
     dmu = g_x cos a + g_y sin a = (g_x x + g_y y) / mu
     da  = g_y x - g_x y
@@ -38,25 +38,25 @@ So the stored pair is enough: no u, no cosine, no sine. ddelta is the sum of -da
 CoPE (arXiv:2405.18719, section 4, Listing 1). The bias of a logit depends on how many of the keys j
 to i the query counts. z_i = q_i e, npos long, is the bias at whole positions.
 
-    g_ij = sigmoid(S_ij)                        the gate: does query i count key j?
-    p_ij = min(g_ij + .. + g_ii, npos - 1)      the position of key j, as query i sees it
-    b_ij = (1 - w) z_i[c] + w z_i[c + 1]        the bias; column c = floor(p_ij), w = p_ij - c
+    g_ij = sigmoid(S_ij)                      the gate: does query i count key j?
+    p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
+    b_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
-Backward: dS is the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], and 0 where p is clamped
-or whole. The gate g_ij is a term of p_it for t = j and for all t left of j:
+Backward: dS is the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], and 0 where p is
+clamped or whole. The gate g_ij is a term of p_it for t = j and for every t left of j:
 
     dp_it = dS_it slope_it
-    dg_ij = sum over t <= j of dp_it            a running sum along the row
-    dS_ij += dg_ij g_ij (1 - g_ij)              through the sigmoid into the logit
+    dg_ij = sum over t <= j of dp_it          a running sum along the row
+    dS_ij += dg_ij g_ij (1 - g_ij)            through the sigmoid into the logit
 
-dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over those in column c - 1. This needs no
-scatter-add: from left to right p falls, by at most 1 a key, so a column's keys are one run. Let F and
-C (floor, ceil) be the running sums of dS (1 - w) and dS w, and F[c], C[c] their values at the last
-key of run c. The run before it is that of column c + 1, so a run's own sum is a difference:
+dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over those in column c - 1. That needs
+no scatter-add: from left to right p falls, by at most 1 a key, so the keys of a column are one run.
+Let F and C (floor, ceil) be the running sums of dS (1 - w) and dS w, and F[c], C[c] their values at
+the last key of run c. The run before it is column c + 1's, so a run's own sum is a difference:
 
-    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])   without terms outside 0 .. npos - 1
+    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])    without terms outside 0 .. npos - 1
 
-For example, six keys seen by query 5, with npos = 4, z = (0, 2, 1, 3) and some dS, which sum to 0:
+For example, six keys as query 5 sees them, npos = 4, z = (0, 2, 1, 3), and dS that sum to 0:
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75
@@ -71,7 +71,7 @@ For example, six keys seen by query 5, with npos = 4, z = (0, 2, 1, 3) and some 
     C            0     0     3     0     2    -4    C[3] = 0, C[2] = 3, C[1] = 2, C[0] = -4
     dz          -2    -1     2     1                dz[2] = (1 + 2) + (2 - 3)
 
-One tile of queries, i0 to i0 + M - 1. Once all its rows have counted to npos - 1, all keys further
+One tile of queries, i0 to i0 + M - 1. Once all its rows have counted to npos - 1, the keys further
 left have the bias z_i[npos - 1]: plain attention, without gates or look-ups.
 
      key 0                                       key i0        i0 + M
@@ -82,21 +82,21 @@ left have the bias z_i[npos - 1]: plain attention, without gates or look-ups.
        <---------------------------------------------------------  cope_forward sums p
        --------------------------------------------------------->  cope_backward_q sums dg, F and C
 
-cope_backward_kv takes a tile of keys down the queries, with the sums that cope_backward_q stored.
+cope_backward_kv takes a tile of keys down the queries, with sums that cope_backward_q stored.
 
 Rounding. Gates are rounded to multiples of 1/2048: the passes add them in different orders, and
-inexact sums would disagree about floor(p). Gradients ignore it. A gate below 1/4096 counts as 0 here,
-but not in model.py, which decodes. Two kernels may compute a logit in different orders and round its
-gate to neighbours, so that p differs by 1/2048. Against exact gates in float64 rounding costs (T =
-1024, npos = 64, q and k unit-normal, z white noise, mean gates of 0.5 .. 0.02) 0.13 .. 0.24% of o,
-0.24 .. 0.6% of dz and 6 .. 13% of the gates' gradients, where bfloat16 costs PyTorch's dense path
-0.6%, 1.2% and 9 .. 19%.
+inexact sums would disagree about floor(p). Gradients ignore it. A gate below 1/4096 counts as 0
+here, but not in model.py, which decodes. Two kernels may compute a logit in different orders and
+round its gate to neighbours; then p differs by 1/2048. Against exact gates in float64 rounding
+costs (T = 1024, npos = 64, q and k unit-normal, z white noise, mean gates of 0.5 .. 0.02) 0.13 ..
+0.24% of o, 0.24 .. 0.6% of dz and 6 .. 13% of the gates' gradients, where bfloat16 costs PyTorch's
+dense path 0.6%, 1.2% and 9 .. 19%.
 
-Limits. Tested: heads 32, 48, 64 or 128 wide, float16, bfloat16 and float32, any T, as many queries as
-keys (PyTorch decodes). B H > 65,535, or offsets in a head past 32 bits, raise ValueError. No atomics:
-the same input gives the same bits. No second derivatives. CoPE's backward pass borrows 8 npos + T / 8
-bytes a row, for as many heads at a time as fit in 256 MB. No kernel has run on a GPU yet; README says
-which numbers are measured, emulated and modelled.
+Limits. Tested with heads 32, 48, 64 and 128 wide, in float16, bfloat16 and float32. Any T, as many
+queries as keys; PyTorch decodes. B H <= 65,535, and offsets in a head must fit 32 bits. No atomics:
+the same input gives the same bits. No second derivatives. CoPE's backward pass borrows 8 npos + T/8
+bytes a row, for as many heads at a time as fit in 256 MB. No kernel has run on a GPU yet; README
+says which numbers are measured, emulated and modelled.
 """
 import math
 import os
@@ -119,15 +119,14 @@ INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it when it
 ASM = constexpr(not INTERPRET)  # the interpreter cannot run inline assembly
 WIDTHS = (32, 48, 64, 128)  # head widths that are tested
 TRITON = (3, 6)  # the oldest version known to compile every kernel
-LOG2E = constexpr(math.log2(math.e))
-LN2 = constexpr(math.log(2))
+LOG2E, LN2 = constexpr(math.log2(math.e)), constexpr(math.log(2))
 
 # -------------------------------------------------------------------------------------------------
 # both methods in PyTorch: what the kernels compute, with T x T tensors
 
 
 def naive_pope(q, k, v, delta, base=10000.0):
-    """q, k, v (B, H, T, d), delta (H, d) -> (B, H, T, d). PoPE eq. 5, a cosine for every distance."""
+    """PoPE eq. 5, with a cosine per distance. q, k, v (B, H, T, d), delta (H, d) -> (B, H, T, d)"""
     T, d = q.shape[2:]
     t = torch.arange(T, device=q.device)
     distance = (t - t[:, None]).to(q.dtype)  # (T, T): j - i
@@ -138,7 +137,7 @@ def naive_pope(q, k, v, delta, base=10000.0):
 
 
 def naive_cope(q, k, v, z):
-    """q, k, v (B, H, T, d), z (B, H, T, npos) -> (B, H, T, d). CoPE's Listing 1."""
+    """CoPE's Listing 1. q, k, v (B, H, T, d), z (B, H, T, npos) -> (B, H, T, d)"""
     s = q @ k.mT * q.size(-1) ** -0.5  # (B, H, T, T)
     future = torch.ones_like(s, dtype=torch.bool).triu(1)
     g = s.sigmoid().masked_fill(future, 0)
@@ -149,15 +148,16 @@ def naive_cope(q, k, v, z):
 
 
 # -------------------------------------------------------------------------------------------------
-# shared by all kernels. A program owns a tile of M queries or N keys of head bh = 0 .. B H - 1. D is
-# the head width, P the power of two that holds it. scale is log2(e) / sqrt(d): the hardware has exp2
+# shared by all kernels. A program takes M queries or N keys of head bh = 0 .. B H - 1. D is the
+# head width, P the power of two that holds it. scale is log2(e) / sqrt(d): the hardware has exp2
 
 
 @triton.jit
-def load_rows(x, stride, rows, T, D, P, EDGE):
-    """x[rows] of a matrix (T, D), P wide, 0 outside. EDGE: some rows may lie past T."""
+def load(x, bh, H, rows, T, D, P, EDGE=True):
+    """Rows of one head of x (B, H, T, D), given as (pointer, strides of batch, head and row). The
+    tile is P wide, 0 outside x. EDGE: some rows may lie past T."""
     cols = tl.arange(0, P)
-    at = x + rows[:, None] * stride + cols[None, :]
+    at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
     if EDGE:
         tile = tl.load(at, mask=(rows < T)[:, None] & (cols < D)[None, :], other=0.0)
     elif D < P:
@@ -165,12 +165,6 @@ def load_rows(x, stride, rows, T, D, P, EDGE):
     else:
         tile = tl.load(at)
     return tile
-
-
-@triton.jit
-def load(x, bh, H, rows, T, D, P, EDGE=True):
-    """Rows of one head of x (B, H, T, D), given as (pointer, 3 strides)."""
-    return load_rows(x[0] + bh // H * x[1] + bh % H * x[2], x[3], rows, T, D, P, EDGE)
 
 
 @triton.jit
@@ -198,9 +192,8 @@ def dropout(x, seed, bh, i, j, DROPOUT):
 
 @triton.jit
 def online_softmax(s, scale, v, row_max, row_sum, acc, seed, bh, i, j, DROPOUT):
-    """Adds a tile of keys with logits s * scale (M, N). row_sum (M,) is the sum of the weights so
-    far and acc (M, P) that of the weighted values, both relative to 2^row_max. Dropout comes after
-    the softmax: row_sum ignores it."""
+    """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, row_sum (M,), and of
+    weighted values, acc (M, P), both relative to 2^row_max. Dropout acts after the softmax."""
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
     prob = tl.exp2(s * scale - new_max[:, None])
     shrink = tl.exp2(row_max - new_max)
@@ -215,20 +208,15 @@ def online_softmax(s, scale, v, row_max, row_sum, acc, seed, bh, i, j, DROPOUT):
 
 
 @triton.jit
-def split_pairs(x, M, P):
-    """A tile of pairs (M, 2P) -> their x and their y, (M, P) each."""
-    return tl.split(x.to(tl.float32).reshape(M, P, 2))
-
-
-@triton.jit
 def phases(table, delta, rows, h, T, D, P, M):
     """Cosine and sine of rows * theta - delta, or of rows * theta if delta is None. table (T, 2D)
     and delta (H, 2D) hold pairs of cosine and sine; the addition theorem combines them."""
-    cosine, sine = split_pairs(load_rows(table, 2 * D, rows, T, 2 * D, 2 * P, True), M, P)
+    pairs = load((table, 0, 0, 2 * D), 0, 1, rows, T, 2 * D, 2 * P)
+    cosine, sine = tl.split(pairs.reshape(M, P, 2))
     if delta is not None:
         cols = tl.arange(0, 2 * P)
         turn = tl.load(delta + h * 2 * D + cols, mask=cols < 2 * D, other=0.0)
-        x, y = split_pairs(turn[None, :], 1, P)
+        x, y = tl.split(turn[None, :].reshape(1, P, 2))
         cosine, sine = cosine * x + sine * y, sine * x - cosine * y
     return cosine, sine
 
@@ -255,16 +243,16 @@ def pope_forward(v, o, q_pairs, k_pairs, lse, seed, scale, T, H, DROPOUT: conste
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * M  # long rows first, so no program lags
     i = i0 + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
-    q_pairs += bh * T * 2 * D
-    k_pairs += bh * T * 2 * D
-    q_tile = load_rows(q_pairs, 2 * D, i, T, 2 * D, 2 * P, True)
+    q_pairs = (q_pairs + bh * T * 2 * D, 0, 0, 2 * D)  # of this head, as load() wants it
+    k_pairs = (k_pairs + bh * T * 2 * D, 0, 0, 2 * D)
+    q_tile = load(q_pairs, bh, H, i, T, 2 * D, 2 * P)
     row_max, row_sum = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, P), tl.float32)
     bounds = (0, i0, tl.minimum(i0 + M, T))
     for masked in tl.static_range(2):  # first the keys that every query sees, then the diagonal
         for j0 in range(bounds[masked], bounds[masked + 1], N):
             j = j0 + tl.arange(0, N)
-            k_tile = load_rows(k_pairs, 2 * D, j, T, 2 * D, 2 * P, masked)
+            k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P, masked)
             s = matmul(q_tile, tl.trans(k_tile))  # (M, 2P) x (2P, N) -> (M, N)
             if masked:
                 s = tl.where(i[:, None] >= j[None, :], s, float("-inf"))
@@ -278,8 +266,8 @@ def pope_forward(v, o, q_pairs, k_pairs, lse, seed, scale, T, H, DROPOUT: conste
 @triton.jit
 def pope_gradient(g, pairs, table, delta, rows, h, T, SOFTPLUS, D, P, M):
     """du of entries and da of phases, (M, P) each, from the gradient g (M, 2P) of their pairs."""
-    g_x, g_y = split_pairs(g, M, P)
-    x, y = split_pairs(load_rows(pairs, 2 * D, rows, T, 2 * D, 2 * P, True), M, P)
+    g_x, g_y = tl.split(g.reshape(M, P, 2))
+    x, y = tl.split(load(pairs, 0, 1, rows, T, 2 * D, 2 * P).to(tl.float32).reshape(M, P, 2))
     if SOFTPLUS:  # mu'(u) / mu; for mu < 1e-3 by its series, as 1 - exp(-mu) would cancel
         mu = tl.sqrt(tl.maximum(x * x + y * y, 1e-30))
         slope_over_mu = tl.where(mu < 1e-3, 1 - mu / 2, (1 - tl.exp2(-mu * LOG2E)) / mu)
@@ -294,26 +282,26 @@ def pope_gradient(g, pairs, table, delta, rows, h, T, SOFTPLUS, D, P, M):
 def pope_backward_q(v, o, do, dq, q_pairs, k_pairs, ddelta, lse, do_dot_o, table, delta, seed,
                     scale, T, H, SOFTPLUS: constexpr, DROPOUT: constexpr, D: constexpr,
                     P: constexpr, M: constexpr, N: constexpr):
-    """dq of one tile of queries and its share of ddelta (B, H, tiles, D). Stores do_dot_o (B, H, T),
-    which is rowsum(dO o O), for pope_backward_kv."""
+    """dq of one tile of queries, and its share of ddelta (B, H, tiles, D). Stores rowsum(dO o O) in
+    do_dot_o (B, H, T), for pope_backward_kv."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i0 = tile * M
     i = i0 + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
-    q_pairs += bh * T * 2 * D
-    k_pairs += bh * T * 2 * D
+    q_pairs = (q_pairs + bh * T * 2 * D, 0, 0, 2 * D)  # of this head, as load() wants it
+    k_pairs = (k_pairs + bh * T * 2 * D, 0, 0, 2 * D)
     do_tile = load(do, bh, H, i, T, D, P)
     o_tile = load(o, bh, H, i, T, D, P)
     row_do_o = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     tl.store(do_dot_o + bh * T + i, row_do_o, mask=i < T)
     row_lse = tl.load(lse + bh * T + i, mask=i < T, other=float("inf"))  # past T weights are 0
-    q_tile = load_rows(q_pairs, 2 * D, i, T, 2 * D, 2 * P, True)
+    q_tile = load(q_pairs, bh, H, i, T, 2 * D, 2 * P)
     acc = tl.zeros((M, 2 * P), tl.float32)
     bounds = (0, i0, tl.minimum(i0 + M, T))
     for masked in tl.static_range(2):
         for j0 in range(bounds[masked], bounds[masked + 1], N):
             j = j0 + tl.arange(0, N)
-            k_tile = load_rows(k_pairs, 2 * D, j, T, 2 * D, 2 * P, masked)
+            k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P, masked)
             s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, 2P) x (2P, N) -> (M, N)
             prob = tl.exp2(s - row_lse[:, None])
             if masked:
@@ -328,7 +316,7 @@ def pope_backward_q(v, o, do, dq, q_pairs, k_pairs, ddelta, lse, do_dot_o, table
     store(dq, bh, H, i, du, T, D, P)
     cols = tl.arange(0, P)
     at = ddelta + (bh * tl.num_programs(0) + tile) * D + cols
-    tl.store(at, -tl.sum(da, 0), mask=cols < D)  # rows past T were loaded as 0 and add nothing
+    tl.store(at, -tl.sum(da, 0), mask=cols < D)  # rows past T were loaded as 0
 
 
 @triton.jit
@@ -339,9 +327,9 @@ def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed
     j0 = tl.program_id(0) * N
     j = j0 + tl.arange(0, N)
     bh = tl.program_id(1).to(tl.int64)
-    q_pairs += bh * T * 2 * D
-    k_pairs += bh * T * 2 * D
-    k_tile = load_rows(k_pairs, 2 * D, j, T, 2 * D, 2 * P, True)
+    q_pairs = (q_pairs + bh * T * 2 * D, 0, 0, 2 * D)  # of this head, as load() wants it
+    k_pairs = (k_pairs + bh * T * 2 * D, 0, 0, 2 * D)
+    k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P)
     v_tile = load(v, bh, H, j, T, D, P)
     acc_k, acc_v = tl.zeros((N, 2 * P), tl.float32), tl.zeros((N, P), tl.float32)
     i_unmasked = tl.minimum(tl.cdiv(j0 + N, M) * M, T)  # from here on, queries see the whole tile
@@ -349,7 +337,7 @@ def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed
         i_start = j0 // M * M if masked else i_unmasked
         for i0 in range(i_start, i_unmasked if masked else T, M):
             i = i0 + tl.arange(0, M)
-            q_tile = load_rows(q_pairs, 2 * D, i, T, 2 * D, 2 * P, True)
+            q_tile = load(q_pairs, bh, H, i, T, 2 * D, 2 * P)
             row_lse = tl.load(lse + bh * T + i, mask=i < T, other=float("inf"))
             s = matmul(k_tile, tl.trans(q_tile)) * scale  # (N, 2P) x (2P, M) -> (N, M)
             prob = tl.exp2(s - row_lse[None, :])
@@ -370,14 +358,15 @@ def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed
 
 
 # -------------------------------------------------------------------------------------------------
-# CoPE. Positions are integers that count units of 1/2048. z_pairs (B, H, T, npos) holds z[c] and
-# z[c + 1] in one word, so that a look-up is one load
+# CoPE. Positions are integers, in units of 1/2048. z_pairs (B, H, T, npos) packs z[c] and z[c + 1]
+# into one word, so that a look-up is one load
 
 BITS = constexpr(11)  # of a position's fraction: the most that leave every gate exact in float16
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
 MAGIC = constexpr(2.0**23)  # x + 2^23 is rounded to a whole number, found in the low bits of the
 MAGIC_BITS = constexpr(0x4B000000)  # float, above these: cheaper than floor and a conversion
 CHUNK = constexpr(2)  # tiles of keys between two checks whether all rows are saturated
+COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
 SATURATED, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # the picture at the top
 
 
@@ -394,7 +383,7 @@ def clamp(p, NPOS):
 
 @triton.jit
 def gates_of(logit, causal, MASK):
-    """Gates, and the same in units, whole float32 numbers. MASK: future keys count 0."""
+    """Gates, and the same rounded to units, still in float32. MASK: future keys count 0."""
     root = tl.rsqrt(1.0 + tl.exp2(-logit))
     gate = root * root  # sigmoid; Triton's division would take many instructions
     units = (gate * UNIT + MAGIC) - MAGIC
@@ -405,8 +394,8 @@ def gates_of(logit, causal, MASK):
 
 @triton.jit
 def triangle(N, DTYPE):
-    """(N, N), 1 on and under the diagonal. For x (M, N) x @ triangle sums each key and those right
-    of it, x @ triangle^T each key and those left of it: cheaper than a scan."""
+    """(N, N), 1 on and under the diagonal. x (M, N) @ triangle sums x from each key to the right,
+    x @ triangle^T from the left up to each key: cheaper than a scan."""
     return (tl.arange(0, N)[:, None] >= tl.arange(0, N)[None, :]).to(DTYPE)
 
 
@@ -426,8 +415,7 @@ def unpack(word, ZTYPE):
     else:
         floor, ceil = word.to(tl.int16), (word >> 16).to(tl.int16)
     TYPE: constexpr = ZTYPE if ZTYPE == tl.float16 else tl.float32
-    floor, ceil = floor.to(TYPE, bitcast=True), ceil.to(TYPE, bitcast=True)
-    return floor.to(tl.float32), ceil.to(tl.float32)
+    return floor.to(TYPE, bitcast=True).to(tl.float32), ceil.to(TYPE, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -455,18 +443,17 @@ def look_up(z_pairs, row, p, NPOS, ZTYPE):
 def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, saturated, seed, scale,
                  T, H, DROPOUT: constexpr, NPOS: constexpr, D: constexpr, P: constexpr,
                  M: constexpr, N: constexpr):
-    """A tile of queries walks left from the diagonal. gates: (gate_q, gate_k), or None for the
-    layer's logits. Stores o, o_residual (what 16 bits leave of o), lse (B H, T), units_total
-    (B H, T), which a row counted until its tile was saturated, and saturated (B H, tiles), the
-    number of saturated keys."""
+    """A tile of queries walks left from the diagonal. gates: (gate_q, gate_k), or None where the
+    logits serve. Stores o, what 16 bits leave of it (o_residual), the log-sum-exp lse (B H, T), the
+    units that a row counted (B H, T), and how many keys of a tile are saturated (B H, tiles)."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # long rows first, so no program lags
     i = tile * M + tl.arange(0, M)
-    row = tl.minimum(i, T - 1)
     bh = tl.program_id(1).to(tl.int64)
     z_pairs += bh * T * NPOS
     q_tile = load(q, bh, H, i, T, D, P)
     if gates is not None:
         gate_q_tile = load(gates[0], bh, H, i, T, D, P)
+    row = tl.minimum(i, T - 1)
     units_right = tl.zeros((M,), tl.int32)  # counted by the keys to the right
     row_max, row_sum = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, P), tl.float32)
@@ -477,17 +464,17 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
             stop = leftmost if masked else tl.maximum(remaining - CHUNK, 0)
             for back in range(0, remaining - stop):
                 j = (remaining - 1 - back) * N + tl.arange(0, N)
-                causal = i[:, None] >= j[None, :]
                 k_tile = load(k, bh, H, j, T, D, P, masked)
                 s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, P) x (P, N) -> (M, N)
                 gate_logit = s
                 if gates is not None:
                     gate_k_tile = load(gates[1], bh, H, j, T, D, P, masked)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
-                gate, units = gates_of(gate_logit, causal, masked)
+                causal = i[:, None] >= j[None, :]
+                _, units = gates_of(gate_logit, causal, masked)
                 suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N) x (N, N)
                 p = clamp(units_right[:, None] + round_to_int(suffix), NPOS)
-                bias, slope, w = look_up(z_pairs, row[:, None], p, NPOS, q_tile.dtype)
+                bias, _, _ = look_up(z_pairs, row[:, None], p, NPOS, q_tile.dtype)
                 units_right += tl.sum(units, 1).to(tl.int32)
                 s += bias * LOG2E
                 if masked:
@@ -497,7 +484,7 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
                                                        bh, i, j, DROPOUT)
             remaining = stop
     last = last_bias(z_pairs, row, NPOS, q_tile.dtype) * LOG2E
-    row_max -= last  # the bias of all keys that remain: leave it out until lse
+    row_max -= last  # all keys that remain have this bias: add it once, in lse
     for n in range(0, remaining):
         j = n * N + tl.arange(0, N)
         k_tile = load(k, bh, H, j, T, D, P, False)
@@ -514,18 +501,17 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
 
 
 @triton.jit
-def store_run_ends(run_ends, row, valid, column, right_column, ds, w, F_left, C_left, NPOS, N,
-                   DTYPE):
-    """Stores F and C at run_ends[row, column] of keys whose right neighbour is in another column.
-    Takes F and C (M,) at the tile's left end and returns those at its right end. They stay in
-    float32: in a row that stays in one column F nearly vanishes, as its dS add up to 0."""
+def store_run_ends(ends, row, valid, column, right_column, ds, w, F_left, C_left, NPOS, N, DTYPE):
+    """Stores F and C at ends[row, column] for keys whose right neighbour is in another column.
+    F_left, C_left (M,) are their values left of the tile; returns those at its right end. These are
+    summed in float32: if a row keeps to one column F nearly vanishes, as its dS add up to 0."""
     ds_w = ds * w
     C = prefix_sums(ds_w, C_left, N, DTYPE)
     C_left += tl.sum(ds_w, 1)
     F = prefix_sums(ds - ds_w, F_left, N, DTYPE)
     F_left += tl.sum(ds - ds_w, 1)
     is_end = (column != right_column) & valid[:, None]
-    at = run_ends + (row[:, None] * NPOS + column) * 2
+    at = ends + (row[:, None] * NPOS + column) * 2
     if ASM:  # both in one instruction
         code: constexpr = ("{ .reg .pred p; setp.ne.b32 p, $4, 0; "
                            "@p st.global.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0; }")
@@ -538,42 +524,41 @@ def store_run_ends(run_ends, row, valid, column, right_column, ds, w, F_left, C_
 
 
 @triton.jit
-def store_dz(dz, run_ends, row, valid, max_column, NPOS, COLUMNS):
+def store_dz(dz, dz_row, run_ends, row, valid, max_column, NPOS):
     """dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c]), COLUMNS at a time. A row begins in max_column
     (M,); above it F and C are 0."""
     for c0 in range(0, NPOS, COLUMNS):
-        c, top, here = c0 + tl.arange(0, COLUMNS)[None, :], max_column[:, None], valid[:, None]
+        c, here = c0 + tl.arange(0, COLUMNS)[None, :], valid[:, None]
+        has_run, next_has_run = here & (c <= max_column[:, None]), here & (c < max_column[:, None])
+        previous_has_run = here & (c > 0) & (c <= max_column[:, None] + 1)
         at = run_ends + (row[:, None] * NPOS + c) * 2
-        F_c = tl.load(at, mask=here & (c <= top), other=0.0)
-        F_next = tl.load(at + 2, mask=here & (c < top), other=0.0)
-        C_previous = tl.load(at - 1, mask=here & (c > 0) & (c <= top + 1), other=0.0)
-        C_c = tl.load(at + 1, mask=here & (c <= top) & (c > 0), other=0.0)
-        dz_c = (F_c - F_next) + C_previous - C_c
-        tl.store(dz + row[:, None] * NPOS + c, dz_c, mask=here & (c < NPOS))
+        F_run = tl.load(at, mask=has_run, other=0.0) - tl.load(at + 2, mask=next_has_run, other=0.0)
+        C_previous = tl.load(at - 1, mask=previous_has_run, other=0.0)
+        C_c = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
+        dz_c = dz + dz_row[:, None] * NPOS + c
+        tl.store(dz_c, F_run + C_previous - C_c, mask=here & (c < NPOS))
 
 
 @triton.jit(do_not_specialize=["T", "first"])
-def cope_backward_q(q, k, v, gates, z_pairs, do, saved, grads, scratch, seed, scale, T, H, first,
-                    FORWARD_M: constexpr, KV_N: constexpr, COLUMNS: constexpr,
-                    DROPOUT: constexpr, NPOS: constexpr, D: constexpr, P: constexpr,
-                    M: constexpr, N: constexpr):
-    """dq and dz of a tile of queries, which walks to the right. gates: (gate_q, gate_k, dgate_q) or
-    None. scratch is run_ends (heads, T, npos, 2) for F and C, and for cope_backward_kv do_dot_o
-    (B H, T), which is rowsum(dO o O), and two tables (heads, tiles, T) of what lies beside each
-    tile of KV_N keys: the units counted to its right, and the sum of dp to its left."""
+def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, scale, T, H, first,
+                    FORWARD_M: constexpr, KV_N: constexpr, DROPOUT: constexpr, NPOS: constexpr,
+                    D: constexpr, P: constexpr, M: constexpr, N: constexpr):
+    """A tile of queries walks right. grads: dq and, with gates, dgate_q. scratch: dz; run_ends
+    (heads, T, npos, 2) for F and C; and what cope_backward_kv reads: do_dot_o (B H, T), which is
+    rowsum(dO o O), and two tables (heads, tiles, T) that hold, for every KV_N keys and every query,
+    the units counted right of these keys and the sum of dp left of them."""
     o, o_residual, lse, units_total, saturated = saved  # by cope_forward
-    dq, dz = grads
-    run_ends, do_dot_o, units_right_at, dp_left_at = scratch
+    dz, run_ends, do_dot_o, units_right_at, dp_left_at = scratch
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i = tile * M + tl.arange(0, M)
-    row, valid = tl.minimum(i, T - 1), i < T
     slot = tl.program_id(1).to(tl.int64)  # which of the heads that share scratch
     bh = first + slot
     z_pairs += bh * T * NPOS
     run_ends += slot * T * NPOS * 2
     tables = slot * tl.cdiv(T, KV_N) * T
+    row, valid = tl.minimum(i, T - 1), i < T
 
-    # 1. what the rows need: dO o O, log-sum-exp, and the positions where they begin
+    # 1. what the rows need: rowsum(dO o O), log-sum-exp, and the columns where they begin
     q_tile = load(q, bh, H, i, T, D, P)
     do_tile = load(do, bh, H, i, T, D, P)
     o_tile = load(o, bh, H, i, T, D, P).to(tl.float32)
@@ -607,7 +592,7 @@ def cope_backward_q(q, k, v, gates, z_pairs, do, saved, grads, scratch, seed, sc
                 ds = tl.exp2(s + last[:, None]) * (dprob - row_do_o[:, None])
                 F_left += tl.sum(ds, 1)  # w = 0
             else:
-                # positions, as in cope_forward
+                # gates and positions, as in cope_forward
                 gate_logit = s
                 if gates is not None:
                     gate_k_tile = load(gates[1], bh, H, j, T, D, P, part == MASKED)
@@ -641,25 +626,24 @@ def cope_backward_q(q, k, v, gates, z_pairs, do, saved, grads, scratch, seed, sc
                     acc_gate = matmul(dg.to(k_tile.dtype), gate_k_tile, acc_gate)
             acc = matmul(ds.to(k_tile.dtype), k_tile, acc)  # (M, N) x (N, P) -> (M, P)
 
-    # 3. the gradients
-    store(dq, bh, H, i, acc * (scale * LN2), T, D, P)  # scale * LN2 = 1 / sqrt(d)
+    # 3. dq, dgate_q, and dz as differences of the run ends
+    store(grads[0], bh, H, i, acc * (scale * LN2), T, D, P)  # scale * LN2 = 1 / sqrt(d)
     if gates is not None:
-        store(gates[2], bh, H, i, acc_gate * (scale * LN2), T, D, P)
+        store(grads[1], bh, H, i, acc_gate * (scale * LN2), T, D, P)
     tl.store(run_ends + row * NPOS * 2, F_left, mask=valid)  # every row ends in column 0
     tl.store(run_ends + row * NPOS * 2 + 1, C_left, mask=valid)
     tl.debug_barrier()  # other threads stored some of the run ends
-    store_dz(dz + bh * T * NPOS, run_ends, row, valid, max_column, NPOS, COLUMNS)
+    store_dz(dz, bh * T + row, run_ends, row, valid, max_column, NPOS)
 
 
 @triton.jit(do_not_specialize=["T", "first"])
-def cope_backward_kv(q, k, v, gates, z_pairs, do, saved, grads, scratch, seed, scale, T, H, first,
+def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, scale, T, H, first,
                      FORWARD_M: constexpr, DROPOUT: constexpr, NPOS: constexpr, D: constexpr,
                      P: constexpr, M: constexpr, N: constexpr):
-    """dk and dv of a tile of keys, from all queries that see it: those under the mask, then the
-    tiles of cope_forward that still counted here, then the saturated ones. Tiles are transposed:
-    (N, M). gates: (gate_q, gate_k, dgate_k) or None. scratch: see cope_backward_q."""
+    """A tile of keys visits all queries that see it: those under the mask, then the tiles of
+    cope_forward that still counted here, then the saturated ones. Tiles are transposed: (N, M).
+    grads: dk, dv and, with gates, dgate_k. scratch: see cope_backward_q."""
     lse, saturated = saved
-    dk, dv = grads
     do_dot_o, units_right_at, dp_left_at = scratch
     j0 = tl.program_id(0) * N
     j = j0 + tl.arange(0, N)
@@ -710,7 +694,7 @@ def cope_backward_kv(q, k, v, gates, z_pairs, do, saved, grads, scratch, seed, s
                     suffix = round_to_int(matmul(upper, units.to(tl.float16)))  # (N, N) x (N, M)
                     p = tl.load(units_right_at + tables + i, mask=valid, other=0)[None, :] + suffix
                     p = clamp(p, NPOS)
-                    bias, slope, w = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
+                    bias, slope, _ = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
                     prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
                 if part == MASKED:
                     prob = tl.where(causal, prob, 0.0)
@@ -720,8 +704,8 @@ def cope_backward_kv(q, k, v, gates, z_pairs, do, saved, grads, scratch, seed, s
                 acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, P) -> (N, P)
                 ds = prob * (dprob - row_do_o[None, :])
                 if part != SATURATED:
-                    dp = (ds * slope).to(do_tile.dtype)
-                    dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
+                    lower = triangle(N, do_tile.dtype)
+                    dg = matmul(lower, (ds * slope).to(do_tile.dtype))  # (N, N) x (N, M)
                     dg += tl.load(dp_left_at + tables + i, mask=valid, other=0.0)[None, :]
                     dg *= gate - gate * gate
                     if part == MASKED:
@@ -732,22 +716,24 @@ def cope_backward_kv(q, k, v, gates, z_pairs, do, saved, grads, scratch, seed, s
                         acc_gate = matmul(dg.to(do_tile.dtype), gate_q_tile, acc_gate)
                 acc_k = matmul(ds.to(do_tile.dtype), q_tile, acc_k)  # (N, M) x (M, P) -> (N, P)
 
-    store(dk, bh, H, j, acc_k * (scale * LN2), T, D, P)
-    store(dv, bh, H, j, acc_v, T, D, P)
+    store(grads[0], bh, H, j, acc_k * (scale * LN2), T, D, P)
+    store(grads[1], bh, H, j, acc_v, T, D, P)
     if gates is not None:
-        store(gates[2], bh, H, j, acc_gate * (scale * LN2), T, D, P)
+        store(grads[2], bh, H, j, acc_gate * (scale * LN2), T, D, P)
 
 
 # -------------------------------------------------------------------------------------------------
-# launching
+# launching. Each method is a pair of PyTorch operators, forward and backward: custom_op rather than
+# triton_op, which would not take the interpreter's CPU tensors. Results are allocated by functions
+# fake_..., which torch.compile also calls alone, to learn their shapes
 
 FORWARD_M, KV_N = 64, 64  # queries in a tile of cope_forward, keys in one of cope_backward_kv
 BORROWED = 2**28  # bytes that CoPE's backward pass may borrow, or as much as one head needs
 # (M, N, warps, stages) for 16 bits and P < 128, 16 bits and P = 128, and both for float32, which
 # only tests use. Chosen from counts of compiled code. A warp wants 16 rows, or tensor cores do the
-# same work twice. Two programs share a multiprocessor and hide each other's loads. CoPE has one
-# stage, as Triton 3.6 and 3.8 cannot pipeline look-ups. Where queries are the rows N divides M: the
-# mask begins at a multiple of M
+# same work twice. Two programs share a multiprocessor: one computes while the other loads. CoPE has
+# one stage, as Triton 3.6 and 3.8 cannot pipeline look-ups. Where a program takes queries N divides
+# M, so that the mask begins with a tile of keys
 TILES = {
     "pope_forward": ((128, 64, 4, 2), (128, 32, 8, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
     "pope_backward_q": ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
@@ -768,7 +754,13 @@ def tile_options(kernel, x):
 def strided(*xs):
     """Tensors (B, H, T, d) as the kernels take them: (pointer, strides of batch, head, token)."""
     xs = [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
-    return [(x, *x.stride()[:3]) for x in xs]
+    return tuple((x, *x.stride()[:3]) for x in xs)
+
+
+def empty_heads(x):
+    """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
+    B, H, T, d = x.shape
+    return x.new_empty(B, T, H, d).transpose(1, 2)
 
 
 def launch(kernel, grid, x, *args, **options):
@@ -778,40 +770,29 @@ def launch(kernel, grid, x, *args, **options):
         kernel[grid](x, *args, **options)
 
 
-def refuse_large(*xs, reach=0):
-    """ValueError if the grid or int32 offsets do not cover tensors xs (B, H, T, d). reach: the
-    largest offset into another tensor."""
-    B, H, T, d = xs[0].shape
+def check(reach=0, **xs):
+    """ValueError if tensors (B, H, T, d) differ from xs["q"] in shape or dtype, or if the grid or
+    int32 offsets do not cover them. reach: the largest offset into a head of another tensor."""
+    q = xs["q"]
+    B, H, T, d = q.shape
+    for name, x in xs.items():
+        if x.shape != q.shape or x.dtype != q.dtype or d > 128:
+            raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; the kernels take the shape "
+                             "and dtype of q, at most 128 wide")
     if B * H > 65535:
         raise ValueError(f"{B} x {H} heads are more than the kernels' 65535; use a smaller batch")
-    # a token of o is H d numbers after the last one, a token of q' 2 d
-    if max(reach, T * d * max(H, 2), *(T * x.stride(2) for x in xs if x is not None)) >= 2**31:
+    # a token's stride is H d in o and 2 d in q'
+    if max(reach, T * d * max(H, 2), *(T * x.stride(2) for x in xs.values())) >= 2**31:
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
 
 
 def draw_seed(x, dropout):
-    """int64 (1,) from PyTorch's generator, so that torch.manual_seed repeats it; (0,) if unused."""
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+    """int64 (1,), or (0,) without dropout, by PyTorch's generator: torch.manual_seed repeats it."""
     return torch.randint(2**62, (1 if dropout else 0,), device=x.device)
-
-
-# -------------------------------------------------------------------------------------------------
-# PoPE for PyTorch: custom_op, not triton_op, which would not take the interpreter's CPU tensors.
-# A fake allocates an op's results; torch.compile uses it to learn their shapes
 
 
 def cos_sin(angle):
     return torch.stack((angle.cos(), angle.sin()), -1).float()
-
-
-def rotate(x, pairs, table, delta, softplus):
-    """x (B, H, T, d) -> pairs (B, H, T, 2d). table (T, d, 2) and delta (H, d, 2) come from cos_sin."""
-    B, H, T, d = x.shape
-    P = triton.next_power_of_2(d)
-    M = 2048 // P
-    launch(pope_rotate, (triton.cdiv(T, M), B * H), *strided(x, pairs), table, delta, T, H,
-           SOFTPLUS=softplus, D=d, P=P, M=M, num_warps=4, num_stages=1)
 
 
 @torch.library.custom_op("pope::forward", mutates_args=())
@@ -819,8 +800,10 @@ def pope_op(q: Tensor, k: Tensor, v: Tensor, delta: Tensor, table: Tensor, seed:
             softplus: bool, dropout: float) -> list[Tensor]:
     o, lse, q_pairs, k_pairs = results = fake_pope(q)
     B, H, T, d = q.shape
-    rotate(q, q_pairs, table, cos_sin(delta), softplus)
-    rotate(k, k_pairs, table, None, softplus)
+    P = triton.next_power_of_2(d)
+    for x, pairs, turn in ((q, q_pairs, cos_sin(delta)), (k, k_pairs, None)):
+        launch(pope_rotate, (triton.cdiv(T, 2048 // P), B * H), *strided(x, pairs), table, turn, T,
+               H, SOFTPLUS=softplus, D=d, P=P, M=2048 // P, num_warps=4, num_stages=1)
     options = tile_options(pope_forward, q)
     launch(pope_forward, (triton.cdiv(T, options["M"]), B * H), *strided(v, o), q_pairs, k_pairs,
            lse, seed, d**-0.5 / math.log(2), T, H, DROPOUT=dropout, **options)
@@ -831,7 +814,7 @@ def pope_op(q: Tensor, k: Tensor, v: Tensor, delta: Tensor, table: Tensor, seed:
 def fake_pope(q, *_):
     q_pairs = q.new_empty(*q.shape[:3], 2 * q.size(3))
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    return [torch.empty_like(q), lse, q_pairs, torch.empty_like(q_pairs)]
+    return [empty_heads(q), lse, q_pairs, torch.empty_like(q_pairs)]
 
 
 @torch.library.custom_op("pope::backward", mutates_args=())
@@ -857,7 +840,7 @@ def pope_backward_op(do: Tensor, saved: list[Tensor], softplus: bool,
 @pope_backward_op.register_fake
 def fake_pope_backward(do, saved, *_):
     v, delta, *_ = saved
-    return [torch.empty_like(v), torch.empty_like(v), torch.empty_like(v), torch.empty_like(delta)]
+    return [empty_heads(v), empty_heads(v), empty_heads(v), torch.empty_like(delta)]
 
 
 def save_pope(ctx, inputs, output):
@@ -876,26 +859,20 @@ pope_op.register_autograd(differentiate_pope, setup_context=save_pope)
 def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
     """Causal PoPE attention (eq. 5), differentiable in q, k, v and delta.
 
-    q, k, v   (B, H, T, d) as projected, d <= 128, of one dtype: float16, bfloat16 or float32
-    delta     (H, d) in radians, None for 0;  base: theta_c = base^(-c/d)
+    q, k, v   (B, H, T, d) as projected, d <= 128, float16, bfloat16 or float32
+    delta     (H, d) in radians, or None for 0
+    base      theta_c = base^(-c/d)
     softplus  False: magnitudes are q and k themselves
     dropout   the share of attention weights that are set to 0, drawn anew by every call
     returns   o (B, H, T, d). ValueError if shapes or dtypes differ, or the input is too large"""
-    if not q.shape == k.shape == v.shape or not q.dtype == k.dtype == v.dtype:
-        shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, k, v))
-        raise ValueError(f"pope_attention wants q, k, v of one shape and dtype, got {shapes}")
-    refuse_large(q, k, v)
+    check(q=q, k=k, v=v)
     T, d = q.shape[2:]
-    # float64, as a float32 angle is off by 1e-3 at position 16,384; model.py must also run where
-    # there is no float64. It turns keys by delta, we turn queries by -delta: the same difference
+    # float64: a float32 angle is off by 1e-3 at position 16,384. model.py has to run where there is
+    # no float64. It turns keys by delta; we turn queries by -delta, and q'.k' sees the difference
     theta = base ** (-torch.arange(d, device=q.device, dtype=torch.float64) / d)
     angle = torch.arange(T, device=q.device, dtype=torch.float64)[:, None] * theta  # (T, d)
     delta = torch.zeros(q.size(1), d, device=q.device) if delta is None else delta.float()
     return pope_op(q, k, v, delta, cos_sin(angle), draw_seed(q, dropout), softplus, dropout)[0]
-
-
-# -------------------------------------------------------------------------------------------------
-# CoPE for PyTorch
 
 
 @torch.library.custom_op("cope::forward", mutates_args=())
@@ -903,7 +880,7 @@ def cope_op(z: Tensor, q: Tensor, k: Tensor, v: Tensor, gates: list[Tensor], z_p
             seed: Tensor, scale: float, dropout: float) -> list[Tensor]:
     """gates: [gate_q, gate_k] or []. z stands here for its gradient; the kernels read z_pairs."""
     o, o_residual, lse, units_total, saturated = results = fake_cope(z, q)
-    launch(cope_forward, saturated.shape[::-1], *strided(q, k, v), tuple(strided(*gates)) or None,
+    launch(cope_forward, saturated.shape[::-1], *strided(q, k, v), strided(*gates) or None,
            *strided(o, o_residual), z_pairs, lse, units_total, saturated, seed,
            scale / math.log(2), q.size(2), q.size(1), DROPOUT=dropout, NPOS=z.size(3),
            **tile_options(cope_forward, q))
@@ -916,7 +893,7 @@ def fake_cope(z, q, *_):
     lse = q.new_empty(B * H, T, dtype=torch.float32)
     units_total = torch.empty_like(lse, dtype=torch.int32)
     saturated = units_total.new_empty(B * H, math.ceil(T / FORWARD_M))
-    return [torch.empty_like(q), torch.empty_like(q), lse, units_total, saturated]
+    return [empty_heads(q), empty_heads(q), lse, units_total, saturated]
 
 
 @torch.library.custom_op("cope::backward", mutates_args=())
@@ -928,27 +905,25 @@ def cope_backward_op(do: Tensor, saved: list[Tensor], scale: float,
     tiles = math.ceil(T / KV_N)
     heads = min(B * H, max(1, BORROWED // (8 * T * (tiles + npos))))  # at a time
     do_dot_o, run_ends = torch.empty_like(lse), lse.new_empty(heads, T, npos, 2)
-    tables = units_total.new_empty(heads, tiles, T), lse.new_empty(heads, tiles, T)
+    for_kv = do_dot_o, units_total.new_empty(heads, tiles, T), lse.new_empty(heads, tiles, T)
+    inputs = *strided(q, k, v), strided(*gates) or None, *strided(do)
     saved = *strided(o, o_residual), lse, units_total, saturated
-    gates_q, gates_kv = (tuple(strided(*gates, x)) for x in dgates) if gates else (None, None)
-    switches = dict(FORWARD_M=FORWARD_M, DROPOUT=dropout, NPOS=npos)
-    C = min(64, triton.next_power_of_2(npos))
+    constants = dict(FORWARD_M=FORWARD_M, DROPOUT=dropout, NPOS=npos)
     options_q, options_kv = tile_options(cope_backward_q, q), tile_options(cope_backward_kv, q)
     for first in range(0, B * H, heads):
         n, numbers = min(heads, B * H - first), (seed, scale / math.log(2), T, H, first)
-        launch(cope_backward_q, (triton.cdiv(T, options_q["M"]), n), *strided(q, k, v), gates_q,
-               z_pairs, *strided(do), saved, (*strided(dq), dz), (run_ends, do_dot_o, *tables),
-               *numbers, KV_N=KV_N, COLUMNS=C, **switches, **options_q)
-        launch(cope_backward_kv, (tiles, n), *strided(q, k, v), gates_kv, z_pairs, *strided(do),
-               (lse, saturated), tuple(strided(dk, dv)), (do_dot_o, *tables), *numbers, **switches,
-               **options_kv)
+        launch(cope_backward_q, (triton.cdiv(T, options_q["M"]), n), *inputs,
+               strided(dq, *dgates[:1]), z_pairs, saved, (dz, run_ends, *for_kv), *numbers,
+               KV_N=KV_N, **constants, **options_q)
+        launch(cope_backward_kv, (tiles, n), *inputs, strided(dk, dv, *dgates[1:]), z_pairs,
+               (lse, saturated), for_kv, *numbers, **constants, **options_kv)
     return grads
 
 
 @cope_backward_op.register_fake
 def fake_cope_backward(do, saved, *_):
     z_pairs, qkv_and_gates = saved[0], saved[7:]
-    return [do.new_empty(z_pairs.shape), *map(torch.empty_like, qkv_and_gates)]
+    return [do.new_empty(z_pairs.shape), *map(empty_heads, qkv_and_gates)]
 
 
 def save_cope(ctx, inputs, output):
@@ -967,41 +942,35 @@ cope_op.register_autograd(differentiate_cope, setup_context=save_cope)
 def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0, scale=None):
     """Causal CoPE attention (Listing 1), differentiable in all tensors.
 
-    q, k     (B, H, T, d), d <= 128, float16, bfloat16 or float32; rotated, beside a rotation
-    v        (B, H, T, d or less): beside PoPE, which makes q and k twice as wide
+    q, k     (B, H, T, d), d <= 128, float16, bfloat16 or float32; rotated, if there is a rotation
+    v        (B, H, T, d), or narrower: PoPE makes q and k twice as wide as v
     z        (B, H, T, npos), npos >= 2: q @ e of the unrotated q; cast to q's dtype
-    gate_q, gate_k  (B, H, T, d or less): what the gates compare. By default q and k, whose logits
-             then serve twice; gate_k = v for value gates, a projection for separate keys
+    gate_q   (B, H, T, d), by default q
+    gate_k   (B, H, T, d), by default k; v for value gates, a projection for separate keys. Both may
+             be as narrow as v. Without them the gates come from the layer's own logits, for free
     dropout  the share of attention weights that are set to 0, drawn anew by every call
-    scale    of the logits, also the gates'; None: 1 / sqrt(v's width)
+    scale    of the logits and of the gates' own; by default 1 / sqrt(width of v)
     returns  o like v. ValueError if shapes or dtypes do not fit, or the input is too large"""
-    d, width = q.size(3), v.size(3)
+    width, scale = v.size(3), v.size(3) ** -0.5 if scale is None else scale
+    gates = {}
     if gate_q is not None or gate_k is not None:
-        gate_q, gate_k = q if gate_q is None else gate_q, k if gate_k is None else gate_k
-    for name, x, partner in (("q", q, q), ("k", k, q), ("v", v, v), ("gate_q", gate_q, gate_q),
-                             ("gate_k", gate_k, gate_q)):
-        if x is not None and (x.shape[:3] != q.shape[:3] or x.size(3) != partner.size(3)
-                              or not x.size(3) <= d <= 128 or x.dtype != q.dtype):
-            raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; CoPE's kernels take the shape "
-                             "and dtype of q, at most 128 wide")
-    if z.shape[:3] != q.shape[:3] or z.size(-1) < 2:
-        raise ValueError(f"z is {tuple(z.shape)}; it must be {tuple(q.shape[:3])} by npos >= 2")
+        gates = dict(gate_q=q if gate_q is None else gate_q, gate_k=k if gate_k is None else gate_k)
+    if width < q.size(3):  # zeros make v as wide, and both gates, and change no product
+        zeros = (0, q.size(3) - width)
+        v = F.pad(v, zeros)
+        if all(x.size(3) == width for x in gates.values()):
+            gates = {name: F.pad(x, zeros) for name, x in gates.items()}
     T, npos = z.shape[2:]
-    gates = [] if gate_q is None else [gate_q, gate_k]
-    refuse_large(q, k, v, *gates, reach=T * max(2048, 2 * npos, math.ceil(T / KV_N)))
-    # zeros make narrow tensors as wide as q, and change no product
-    v, *gates = (x if x.size(3) == d else F.pad(x, (0, d - x.size(3))) for x in (v, *gates))
+    check(T * max(2048, 2 * npos, math.ceil(T / KV_N)), q=q, k=k, v=v, **gates)
+    if z.shape[:3] != q.shape[:3] or npos < 2:
+        raise ValueError(f"z is {tuple(z.shape)}; it must be {tuple(q.shape[:3])} by npos >= 2")
     z = z.to(q.dtype)
     # the last column needs no right neighbour: a clamped position is whole
     z_pairs = torch.stack((z.detach(), F.pad(z.detach()[..., 1:], (0, 1))), -1)
     z_pairs = z_pairs.view(torch.int32 if z.element_size() == 2 else torch.int64).squeeze(-1)
-    scale = width**-0.5 if scale is None else scale
-    o = cope_op(z, q, k, v, gates, z_pairs, draw_seed(q, dropout), scale, dropout)[0]
+    seed = draw_seed(q, dropout)
+    o = cope_op(z, q, k, v, [*gates.values()], z_pairs, seed, scale, dropout)[0]
     return o[..., :width]
-
-
-# -------------------------------------------------------------------------------------------------
-# may a layer use them?
 
 
 def why_not(pe, head_dim, device, dtype, hard_attention=False):
@@ -1009,7 +978,7 @@ def why_not(pe, head_dim, device, dtype, hard_attention=False):
     methods, such as "cope+rope"."""
     device, names = torch.device(device), set(pe.split("+"))
     mix = names - {"nope", "learned", "sinusoidal", "expe", "exqpe"}  # what acts on q, k or logits
-    width = 2 * head_dim if mix == {"cope", "pope"} else head_dim  # of v, padded to that of q and k
+    wide = 2 if mix == {"cope", "pope"} else 1  # PoPE widens q and k, and CoPE's kernels pad v
     if not names & {"pope", "cope"}:
         return "no kernel for it"
     if mix != {"pope"} and mix - {"rope", "carope", "pope"} != {"cope"} or len(mix) > 2:
@@ -1020,14 +989,12 @@ def why_not(pe, head_dim, device, dtype, hard_attention=False):
         return "no triton"
     if tuple(map(int, triton.__version__.split(".")[:2])) < TRITON:
         return f"triton {triton.__version__}, older than {'.'.join(map(str, TRITON))}"
-    if not INTERPRET:
-        if device.type != "cuda":
-            return "no GPU"
-        if torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
-            return "no NVIDIA GPU of compute capability 8.0 or later"
-    if width not in WIDTHS:
-        widths = (x * head_dim // width for x in WIDTHS)
-        return f"head width {head_dim} is none of {', '.join(map(str, widths))}"
+    if not INTERPRET and device.type != "cuda":
+        return "no GPU"
+    if not INTERPRET and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
+        return "no NVIDIA GPU of compute capability 8.0 or later"
+    if wide * head_dim not in WIDTHS:
+        return f"head width {head_dim} is none of {', '.join(str(x // wide) for x in WIDTHS)}"
     if dtype == torch.float32 and not INTERPRET:
         return "float32"  # right, but without tensor cores and with registers spilled
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -1039,5 +1006,5 @@ if __name__ == "__main__":
     if triton.__version__ is None:
         sys.exit("kernels.py needs triton (Linux, x86-64): pip install triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"kernels on this machine: {why_not('pope', 64, device, torch.bfloat16) or 'yes'}. Checks: "
-          "python -m pytest tests/test_kernels.py; times: python tests/bench.py")
+    print(f"kernels on this machine: {why_not('pope', 64, device, torch.bfloat16) or 'yes'}.",
+          "Checks: python -m pytest tests/test_kernels.py; times: python tests/bench.py")
