@@ -180,7 +180,7 @@ def on_cpu():
         layer = gpt("cope", T).h[0].attn
         layer.pes[0].e.data.copy_(e.data)
         pos = torch.arange(T)
-        dense = median_ms(lambda: layer.attend(q, k, v, None, pos, None).sum().backward())
+        dense = median_ms(lambda: layer.attention(q, k, v, None, pos, {}).sum().backward())
         listed = median_ms(lambda: listing1(q, k, v, e).sum().backward())
         print(f"CoPE's attention, 4 x {T} tokens: dense path {dense:.1f} ms, Listing 1 {listed:.1f} ms")
     for pe in ("rope", "pope", "cope"):
