@@ -402,7 +402,8 @@ def triangle(N, DTYPE):
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
     """Running sums of x (M, N) along the keys; left (M,): the sum of the tiles before."""
-    return left[:, None] + matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N)
+    sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
+    return left[:, None] + sums
 
 
 @triton.jit
@@ -467,12 +468,13 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
                 k_tile = load(k, bh, H, j, T, D, P, masked)
                 s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, P) x (P, N) -> (M, N)
                 gate_logit = s
-                if gates is not None:
+                if gates is not None:  # (M, P) x (P, N) -> (M, N)
                     gate_k_tile = load(gates[1], bh, H, j, T, D, P, masked)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 causal = i[:, None] >= j[None, :]
                 _, units = gates_of(gate_logit, causal, masked)
-                suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N) x (N, N)
+                lower = triangle(N, tl.float16)
+                suffix = matmul(units.to(tl.float16), lower)  # (M, N) x (N, N) -> (M, N)
                 p = clamp(units_right[:, None] + round_to_int(suffix), NPOS)
                 bias, _, _ = look_up(z_pairs, row[:, None], p, NPOS, q_tile.dtype)
                 units_right += tl.sum(units, 1).to(tl.int32)
@@ -594,7 +596,7 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
             else:
                 # gates and positions, as in cope_forward
                 gate_logit = s
-                if gates is not None:
+                if gates is not None:  # (M, P) x (P, N) -> (M, N)
                     gate_k_tile = load(gates[1], bh, H, j, T, D, P, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
@@ -602,7 +604,8 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
                 tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KV_N // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
                 tl.store(units_right_at + table, units_right, mask=valid)  # the last of KV_N stays
-                suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N) x (N, N)
+                lower = triangle(N, tl.float16)
+                suffix = matmul(units.to(tl.float16), lower)  # (M, N) x (N, N) -> (M, N)
                 p = units_right[:, None] + round_to_int(suffix)
                 column = clamp(p, NPOS) >> BITS
                 right_column = clamp(p - round_to_int(units), NPOS) >> BITS
@@ -686,12 +689,13 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
                     prob = tl.exp2(s + last[None, :])
                 else:
                     gate_logit = s
-                    if gates is not None:
+                    if gates is not None:  # (N, P) x (P, M) -> (N, M)
                         gate_q_tile = load(gates[0], bh, H, i, T, D, P)
                         gate_logit = matmul(gate_k_tile, tl.trans(gate_q_tile)) * scale
                     gate, units = gates_of(gate_logit, causal, part == MASKED)
                     upper = tl.trans(triangle(N, tl.float16))
-                    suffix = round_to_int(matmul(upper, units.to(tl.float16)))  # (N, N) x (N, M)
+                    suffix = matmul(upper, units.to(tl.float16))  # (N, N) x (N, M) -> (N, M)
+                    suffix = round_to_int(suffix)
                     p = tl.load(units_right_at + tables + i, mask=valid, other=0)[None, :] + suffix
                     p = clamp(p, NPOS)
                     bias, slope, _ = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
@@ -704,8 +708,8 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
                 acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, P) -> (N, P)
                 ds = prob * (dprob - row_do_o[None, :])
                 if part != SATURATED:
-                    lower = triangle(N, do_tile.dtype)
-                    dg = matmul(lower, (ds * slope).to(do_tile.dtype))  # (N, N) x (N, M)
+                    dp = (ds * slope).to(do_tile.dtype)
+                    dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
                     dg += tl.load(dp_left_at + tables + i, mask=valid, other=0.0)[None, :]
                     dg *= gate - gate * gate
                     if part == MASKED:

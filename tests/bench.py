@@ -70,17 +70,19 @@ def attentions(B, H, T, d):
     delta, e = torch.rand(H, d, device="cuda"), torch.randn(d, 64, device="cuda", dtype=torch.bfloat16)
     idle = q.clone()  # gates of CoPE that hardly count, so that no row is ever saturated
     idle[..., 0], gate_k = -5 * d**0.5, torch.ones_like(k)
-    half, whole = table(T, d, 2, "cuda"), table(T, d, 1, "cuda")
+    rope_table, pope_table = table(T, d, 2, "cuda"), table(T, d, 1, "cuda")
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cuda")
 
     def rope(backend):
-        return lambda q, k, v: sdpa(backend, turn(q, *half), turn(k, *half), v)
+        return lambda q, k, v: sdpa(backend, turn(q, *rope_table), turn(k, *rope_table), v)
 
     def padded(q, k, v):
-        return sdpa("FLASH_ATTENTION", widen(q, *whole), widen(k, *whole), F.pad(v, (0, d)))[..., :d]
+        q, k = widen(q, *pope_table), widen(k, *pope_table)
+        return sdpa("FLASH_ATTENTION", q, k, F.pad(v, (0, d)))[..., :d]
 
     def flex(q, k, v):
-        return flex_attention(widen(q, *whole), widen(k, *whole), v, block_mask=mask, scale=d**-0.5)
+        q, k = widen(q, *pope_table), widen(k, *pope_table)
+        return flex_attention(q, k, v, block_mask=mask, scale=d**-0.5)
 
     return {
         "rope, sdpa flash": (rope("FLASH_ATTENTION"), (q, k, v)),
