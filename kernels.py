@@ -124,7 +124,6 @@ LOG2E, LN2 = constexpr(math.log2(math.e)), constexpr(math.log(2))
 # -------------------------------------------------------------------------------------------------
 # both methods in PyTorch: what the kernels compute, with T x T tensors
 
-
 def naive_pope(q, k, v, delta, base=10000.0):
     """PoPE eq. 5, with a cosine per distance. q, k, v (B, H, T, d), delta (H, d) -> (B, H, T, d)"""
     T, d = q.shape[2:]
@@ -134,7 +133,6 @@ def naive_pope(q, k, v, delta, base=10000.0):
     cos = (distance[:, :, None] * theta + delta[:, None, None]).cos()  # (H, T, T, d)
     s = torch.einsum("bhic, bhjc, hijc -> bhij", F.softplus(q), F.softplus(k), cos) * d**-0.5
     return s.masked_fill(distance > 0, -math.inf).softmax(-1) @ v
-
 
 def naive_cope(q, k, v, z):
     """CoPE's Listing 1. q, k, v (B, H, T, d), z (B, H, T, npos) -> (B, H, T, d)"""
@@ -151,7 +149,6 @@ def naive_cope(q, k, v, z):
 # shared by all kernels. A program takes M queries or N keys of head bh = 0 .. B H - 1. D is the
 # head width, P the power of two that holds it. scale is log2(e) / sqrt(d): the hardware has exp2
 
-
 @triton.jit
 def load(x, bh, H, rows, T, D, P, EDGE=True):
     """Rows of one head of x (B, H, T, D), given as (pointer, strides of batch, head and row). The
@@ -166,18 +163,15 @@ def load(x, bh, H, rows, T, D, P, EDGE=True):
         tile = tl.load(at)
     return tile
 
-
 @triton.jit
 def store(x, bh, H, rows, tile, T, D, P):
     cols = tl.arange(0, P)
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
     tl.store(at, tile.to(x[0].dtype.element_ty), mask=(rows < T)[:, None] & (cols < D)[None, :])
 
-
 @triton.jit
 def matmul(a, b, acc=None):
     return tl.dot(a, b, acc, input_precision="ieee")  # no tf32 where the inputs are float32
-
 
 @triton.jit
 def dropout(x, seed, bh, i, j, DROPOUT):
@@ -188,7 +182,6 @@ def dropout(x, seed, bh, i, j, DROPOUT):
         uniform = (bits >> 9 | 0x3F800000).to(tl.float32, bitcast=True)  # a float in [1, 2)
         x = tl.where(uniform >= 1.0 + DROPOUT, x, 0.0) * (1 / (1 - DROPOUT))
     return x
-
 
 @triton.jit
 def online_softmax(s, scale, v, row_max, row_sum, acc, seed, bh, i, j, DROPOUT):
@@ -206,7 +199,6 @@ def online_softmax(s, scale, v, row_max, row_sum, acc, seed, bh, i, j, DROPOUT):
 # -------------------------------------------------------------------------------------------------
 # PoPE. First pope_rotate writes q' and k' (B, H, T, 2D), a pair's cosine and sine side by side
 
-
 @triton.jit
 def phases(table, delta, rows, h, T, D, P, M):
     """Cosine and sine of rows * theta - delta, or of rows * theta if delta is None. table (T, 2D)
@@ -219,7 +211,6 @@ def phases(table, delta, rows, h, T, D, P, M):
         x, y = tl.split(turn[None, :].reshape(1, P, 2))
         cosine, sine = cosine * x + sine * y, sine * x - cosine * y
     return cosine, sine
-
 
 @triton.jit
 def pope_rotate(x, pairs, table, delta, T, H, SOFTPLUS: constexpr, D: constexpr, P: constexpr,
@@ -234,7 +225,6 @@ def pope_rotate(x, pairs, table, delta, T, H, SOFTPLUS: constexpr, D: constexpr,
         mu = tl.maximum(mu, 0.0) + (tl.log(u) + (e - (u - 1.0)) / u)
     cosine, sine = phases(table, delta, rows, bh % H, T, D, P, M)
     store(pairs, bh, H, rows, tl.interleave(mu * cosine, mu * sine), T, 2 * D, 2 * P)
-
 
 @triton.jit
 def pope_forward(v, o, q_pairs, k_pairs, lse, seed, scale, T, H, DROPOUT: constexpr, D: constexpr,
@@ -262,7 +252,6 @@ def pope_forward(v, o, q_pairs, k_pairs, lse, seed, scale, T, H, DROPOUT: conste
     store(o, bh, H, i, acc / row_sum[:, None], T, D, P)
     tl.store(lse + bh * T + i, row_max + tl.log2(row_sum), mask=i < T)
 
-
 @triton.jit
 def pope_gradient(g, pairs, table, delta, rows, h, T, SOFTPLUS, D, P, M):
     """du of entries and da of phases, (M, P) each, from the gradient g (M, 2P) of their pairs."""
@@ -276,7 +265,6 @@ def pope_gradient(g, pairs, table, delta, rows, h, T, SOFTPLUS, D, P, M):
         cosine, sine = phases(table, delta, rows, h, T, D, P, M)
         du = g_x * cosine + g_y * sine
     return du, g_y * x - g_x * y
-
 
 @triton.jit
 def pope_backward_q(v, o, do, dq, q_pairs, k_pairs, ddelta, lse, do_dot_o, table, delta, seed,
@@ -317,7 +305,6 @@ def pope_backward_q(v, o, do, dq, q_pairs, k_pairs, ddelta, lse, do_dot_o, table
     cols = tl.arange(0, P)
     at = ddelta + (bh * tl.num_programs(0) + tile) * D + cols
     tl.store(at, -tl.sum(da, 0), mask=cols < D)  # rows past T were loaded as 0
-
 
 @triton.jit
 def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed, scale, T, H,
@@ -369,17 +356,14 @@ CHUNK = constexpr(2)  # tiles of keys between two checks whether all rows are sa
 COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
 SATURATED, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # the picture at the top
 
-
 @triton.jit
 def round_to_int(x):
     return (x + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
-
 
 @triton.jit
 def clamp(p, NPOS):
     """To 0 .. npos - 1. Below 0 is p where two kernels rounded a gate differently."""
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
-
 
 @triton.jit
 def gates_of(logit, causal, MASK):
@@ -391,20 +375,17 @@ def gates_of(logit, causal, MASK):
         units = tl.where(causal, units, 0.0)
     return gate, units
 
-
 @triton.jit
 def triangle(N, DTYPE):
     """(N, N), 1 on and under the diagonal. x (M, N) @ triangle sums x from each key to the right,
     x @ triangle^T from the left up to each key: cheaper than a scan."""
     return (tl.arange(0, N)[:, None] >= tl.arange(0, N)[None, :]).to(DTYPE)
 
-
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
     """Running sums of x (M, N) along the keys; left (M,): the sum of the tiles before."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums
-
 
 @triton.jit
 def unpack(word, ZTYPE):
@@ -418,12 +399,10 @@ def unpack(word, ZTYPE):
     TYPE: constexpr = ZTYPE if ZTYPE == tl.float16 else tl.float32
     return floor.to(TYPE, bitcast=True).to(tl.float32), ceil.to(TYPE, bitcast=True).to(tl.float32)
 
-
 @triton.jit
 def last_bias(z_pairs, row, NPOS, ZTYPE):
     """z[npos - 1], the bias of saturated keys."""
     return unpack(tl.load(z_pairs + row * NPOS + NPOS - 1), ZTYPE)[0]
-
 
 @triton.jit
 def look_up(z_pairs, row, p, NPOS, ZTYPE):
@@ -438,7 +417,6 @@ def look_up(z_pairs, row, p, NPOS, ZTYPE):
     # the bits of the fraction as a float in [1, 2), less 1
     w = ((p << 12) & 0x7FF000 | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
     return floor + w * (ceil - floor), tl.where(w > 0, ceil - floor, 0.0), w
-
 
 @triton.jit(do_not_specialize=["T"])
 def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, saturated, seed, scale,
@@ -501,7 +479,6 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
     tl.store(units_total + bh * T + i, units_right, mask=i < T)
     tl.store(saturated + bh * tl.num_programs(0) + tile, remaining * N)
 
-
 @triton.jit
 def store_run_ends(ends, row, valid, column, right_column, ds, w, F_left, C_left, NPOS, N, DTYPE):
     """Stores F and C at ends[row, column] for keys whose right neighbour is in another column.
@@ -524,7 +501,6 @@ def store_run_ends(ends, row, valid, column, right_column, ds, w, F_left, C_left
         tl.store(at + 1, C, mask=is_end)
     return F_left, C_left
 
-
 @triton.jit
 def store_dz(dz, dz_row, run_ends, row, valid, max_column, NPOS):
     """dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c]), COLUMNS at a time. A row begins in max_column
@@ -539,7 +515,6 @@ def store_dz(dz, dz_row, run_ends, row, valid, max_column, NPOS):
         C_c = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
         dz_c = dz + dz_row[:, None] * NPOS + c
         tl.store(dz_c, F_run + C_previous - C_c, mask=here & (c < NPOS))
-
 
 @triton.jit(do_not_specialize=["T", "first"])
 def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, scale, T, H, first,
@@ -637,7 +612,6 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
     tl.store(run_ends + row * NPOS * 2 + 1, C_left, mask=valid)
     tl.debug_barrier()  # other threads stored some of the run ends
     store_dz(dz, bh * T + row, run_ends, row, valid, max_column, NPOS)
-
 
 @triton.jit(do_not_specialize=["T", "first"])
 def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, scale, T, H, first,
@@ -747,32 +721,27 @@ TILES = {
     "cope_backward_kv": 4 * ((32, KV_N, 4, 1),),
 }
 
-
 def tile_options(kernel, x):
     """The kernel's constants and options for heads like those of x (B, H, T, d)."""
     P = triton.next_power_of_2(x.size(-1))
     M, N, warps, stages = TILES[kernel.__name__][2 * (x.dtype == torch.float32) + (P > 64)]
     return dict(D=x.size(-1), P=P, M=M, N=N, num_warps=warps, num_stages=stages)
 
-
 def strided(*xs):
     """Tensors (B, H, T, d) as the kernels take them: (pointer, strides of batch, head, token)."""
     xs = [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
     return tuple((x, *x.stride()[:3]) for x in xs)
-
 
 def empty_heads(x):
     """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
     B, H, T, d = x.shape
     return x.new_empty(B, T, H, d).transpose(1, 2)
 
-
 def launch(kernel, grid, x, *args, **options):
     """x: the first argument, strided. Triton launches on the current device, so make it x's."""
     options["enable_fp_fusion"] = True  # s * scale - row_max in one instruction, in all versions
     with torch.cuda.device_of(x[0]):
         kernel[grid](x, *args, **options)
-
 
 def check(reach=0, **xs):
     """ValueError if tensors (B, H, T, d) differ from xs["q"] in shape or dtype, or if the grid or
@@ -789,15 +758,12 @@ def check(reach=0, **xs):
     if max(reach, T * d * max(H, 2), *(T * x.stride(2) for x in xs.values())) >= 2**31:
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
 
-
 def draw_seed(x, dropout):
     """int64 (1,), or (0,) without dropout, by PyTorch's generator: torch.manual_seed repeats it."""
     return torch.randint(2**62, (1 if dropout else 0,), device=x.device)
 
-
 def cos_sin(angle):
     return torch.stack((angle.cos(), angle.sin()), -1).float()
-
 
 @torch.library.custom_op("pope::forward", mutates_args=())
 def pope_op(q: Tensor, k: Tensor, v: Tensor, delta: Tensor, table: Tensor, seed: Tensor,
@@ -819,7 +785,6 @@ def fake_pope(q, *_):
     q_pairs = q.new_empty(*q.shape[:3], 2 * q.size(3))
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     return [empty_heads(q), lse, q_pairs, torch.empty_like(q_pairs)]
-
 
 @torch.library.custom_op("pope::backward", mutates_args=())
 def pope_backward_op(do: Tensor, saved: list[Tensor], softplus: bool,
@@ -846,11 +811,9 @@ def fake_pope_backward(do, saved, *_):
     v, delta, *_ = saved
     return [empty_heads(v), empty_heads(v), empty_heads(v), torch.empty_like(delta)]
 
-
 def save_pope(ctx, inputs, output):
     q, k, *tensors, ctx.softplus, ctx.dropout = inputs  # q' and k' replace q and k
     ctx.save_for_backward(*tensors, *output)
-
 
 def differentiate_pope(ctx, grads):
     found = pope_backward_op(grads[0], list(ctx.saved_tensors), ctx.softplus, ctx.dropout)
@@ -858,7 +821,6 @@ def differentiate_pope(ctx, grads):
 
 
 pope_op.register_autograd(differentiate_pope, setup_context=save_pope)
-
 
 def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
     """Causal PoPE attention (eq. 5), differentiable in q, k, v and delta.
@@ -877,7 +839,6 @@ def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
     angle = torch.arange(T, device=q.device, dtype=torch.float64)[:, None] * theta  # (T, d)
     delta = torch.zeros(q.size(1), d, device=q.device) if delta is None else delta.float()
     return pope_op(q, k, v, delta, cos_sin(angle), draw_seed(q, dropout), softplus, dropout)[0]
-
 
 @torch.library.custom_op("cope::forward", mutates_args=())
 def cope_op(z: Tensor, q: Tensor, k: Tensor, v: Tensor, gates: list[Tensor], z_pairs: Tensor,
@@ -898,7 +859,6 @@ def fake_cope(z, q, *_):
     units_total = torch.empty_like(lse, dtype=torch.int32)
     saturated = units_total.new_empty(B * H, math.ceil(T / FORWARD_M))
     return [empty_heads(q), empty_heads(q), lse, units_total, saturated]
-
 
 @torch.library.custom_op("cope::backward", mutates_args=())
 def cope_backward_op(do: Tensor, saved: list[Tensor], scale: float,
@@ -929,11 +889,9 @@ def fake_cope_backward(do, saved, *_):
     z_pairs, qkv_and_gates = saved[0], saved[7:]
     return [do.new_empty(z_pairs.shape), *map(empty_heads, qkv_and_gates)]
 
-
 def save_cope(ctx, inputs, output):
     z, *qkv, gates, z_pairs, seed, ctx.scale, ctx.dropout = inputs
     ctx.save_for_backward(z_pairs, seed, *output, *qkv, *gates)
-
 
 def differentiate_cope(ctx, grads):
     found = cope_backward_op(grads[0], list(ctx.saved_tensors), ctx.scale, ctx.dropout)
@@ -941,7 +899,6 @@ def differentiate_cope(ctx, grads):
 
 
 cope_op.register_autograd(differentiate_cope, setup_context=save_cope)
-
 
 def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0, scale=None):
     """Causal CoPE attention (Listing 1), differentiable in all tensors.
@@ -975,7 +932,6 @@ def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0, scale=None
     seed = draw_seed(q, dropout)
     o = cope_op(z, q, k, v, [*gates.values()], z_pairs, seed, scale, dropout)[0]
     return o[..., :width]
-
 
 def why_not(pe, head_dim, device, dtype, hard_attention=False):
     """Why no kernel computes a layer's attention, in a few words; None if one does. pe: the layer's
