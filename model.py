@@ -363,8 +363,8 @@ class Learned(PE):
         return x + self.wpe(pos)
 
 def frequencies(base, n, x):
-    """theta_c = base^(-c/n), c = 0..n-1, (n,), in precise(x). Not a buffer: model.bfloat16() would
-    round it, and phases would be off by radians."""
+    """theta_c = base^(-c/n), c = 0..n-1, (n,), in precise(x): not every device has the float64 of
+    kernels.py. Not a buffer: model.bfloat16() would round it, and phases would be off by radians."""
     return base ** (-torch.arange(n, device=x.device, dtype=precise(x)) / n)
 
 class Sinusoidal(PE):

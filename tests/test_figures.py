@@ -188,7 +188,7 @@ def test_maps_are_marked_where_lines_end():
     figure = figures.draw_maps(None, maps, "3.1,2.3", words)
     assert [ax.get_title() for ax in figure.axes[:2]] == ["layer 3, head 1", "layer 2, head 3"]
     assert (figure.axes[0].images[0].get_array() == maps[2][0].numpy()).all()
-    with pytest.raises(ValueError, match="heads='1.1' is unknown; choose one of 2.1, 2.2, 2.3, "):
+    with pytest.raises(ValueError, match="heads='1.1' is unknown; choose one of 3.1, 2.1, "):
         figures.draw_maps(None, maps, "3.1,1.1", words)
     starts, ends, sizes = figures.marks(["text\n", " = A heading = \n", " = = Another =", " =\n"])
     assert ends == [0, 1, 3] and sizes == [20, 80, 80]
