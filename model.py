@@ -364,7 +364,7 @@ class Learned(PE):
 
 def frequencies(base, n, x):
     """theta_c = base^(-c/n), c = 0..n-1, (n,), in precise(x): not every device has the float64 of
-    kernels.py. Not a buffer: model.bfloat16() would round it, and phases would be off by radians."""
+    kernels.py. Not a buffer: model.bfloat16() would round it, with phases off by radians."""
     return base ** (-torch.arange(n, device=x.device, dtype=precise(x)) / n)
 
 class Sinusoidal(PE):
@@ -427,7 +427,7 @@ class CARoPE(PE):
             log_f = -torch.log1p(y).transpose(1, 2)[..., None]  # (B, H, T, 1)
             c = torch.arange(self.d // 2, device=x.device)
             phi = (log_f * c).exp().cumsum(2)  # (B, H, T, d/2)
-        phi = phi + cache.get("phi", 0.0)
+        phi = phi + cache["phi"] if "phi" in cache else phi
         cache["phi"] = phi[:, :, -1:] % (2 * math.pi)  # modulo: a large phase would lose digits
         cos, sin = phi.cos(), phi.sin()
         return turn(q, cos, sin), turn(k, cos, sin)

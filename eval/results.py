@@ -49,7 +49,7 @@ def commit():
     return done.stdout.decode().strip()
 
 def records(folder, name):
-    """The dicts of a file of JSON lines, but for lines that a kill or a full disk cut short."""
+    """The dicts of a file of JSON lines. Lines cut short by a kill or a full disk are skipped."""
     path = os.path.join(folder, name)
     refuse(not os.path.isfile(path), f"there is no {path}; train the run, or evaluate it, first")
     with open(path, encoding="utf-8", errors="replace") as file:

@@ -46,7 +46,7 @@ def drawn(monkeypatch):
     return found
 
 
-# what the heads learned
+# learned attention patterns
 
 
 @torch.no_grad()
