@@ -45,7 +45,7 @@ def parameters(cfg):
 
 def length(cfg):
     """Tokens of a training sequence."""
-    return 767 if cfg.data == "selective_copy" else cfg.block_size  # whose block_size is for its test rows
+    return 767 if cfg.data.startswith("selective_copy") else cfg.block_size  # whose block_size is for its test rows
 
 
 GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
