@@ -37,7 +37,7 @@ warm-up 2000, weight decay 0.1, betas 0.9, 0.95 (its AdamW has eps 1e-5, ours Py
 the MLP's width (5632 gives 1.36B); 64 positions, or 65 if the paper's 64 is the last one.
 
 Memory: weights, gradients and AdamW's two moments take 1.36G x 16 bytes = 22 GB, and a pass over
-one sequence keeps 39 GB when PyTorch computes CoPE, 15 GB for RoPE: 61 and 37 GB. The exchange
+one sequence keeps 34 GB when PyTorch computes CoPE, 15 GB for RoPE: 56 and 37 GB. The exchange
 of gradients under torchrun takes 5 GB more.
 """
 data = "data/c4_llama"

@@ -29,8 +29,9 @@ The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 to
 4096, "other parameters" as in pre-training: cosine to a tenth and 2,000 steps of warm-up, here a
 third of the run. Open, and ours: NLL is the mean over the answer's tokens; examples are packed into
 rows of 4096. Figures 8 and 9, by the length of a story, are not drawn.
-Memory of a 1.4B model with CoPE: 62 GB at one sequence a pass where PyTorch computes CoPE, and
-under torchrun 5 GB more for the exchange of gradients; RoPE 37 GB.
+Memory of a 1.4B model with CoPE: 58 GB at one sequence a pass where PyTorch computes CoPE, and
+under torchrun 5 GB more for the exchange of gradients; RoPE 38 GB. Each process also reads the
+16 GB of --init_from into RAM.
 """
 data = "data/wordcount_llama"
 block_size = 4096
