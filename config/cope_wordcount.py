@@ -22,13 +22,15 @@ A try on a laptop, from the quickstart and any folder of *.txt:
         --out=data/wordcount_bytes
     python train.py config/cope_wordcount.py --init_from=out/quickstart_cope \
         --data=data/wordcount_bytes \
-        --batch_size=4 --max_iters=200 --eval_interval=100 --out_dir=out/trial
+        --batch_size=4 --max_iters=200 --warmup_iters=20 --eval_interval=100 --out_dir=out/trial
     python sample.py out/trial    # answers, marked right or wrong
 
 The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 tokens a step, context
 4096, "other parameters" as in pre-training: cosine to a tenth and 2,000 steps of warm-up, here a
 third of the run. Open, and ours: NLL is the mean over the answer's tokens; examples are packed into
-rows of 4096. Figures 8 and 9, by the length of a story, are not drawn.
+rows of 4096. Figure 8, the lengths of the stories, and Figure 9, accuracy by the number of
+sentences, are not drawn.
+
 Memory of a 1.4B model with CoPE: 58 GB at one sequence a pass where PyTorch computes CoPE, and
 under torchrun 5 GB more for the exchange of gradients; RoPE 38 GB. Each process also reads the
 16 GB of --init_from into RAM.
