@@ -30,8 +30,8 @@ for "ARC" the paper cites ConceptARC. Compare acc, of ARC-challenge:
 
 Llama 3's blocks: RMSNorm, SwiGLU (2048 wide, which gives 135M with separate input and output
 embeddings), no biases. Llama 3 shares keys among heads; the paper gives one number of heads, so
-each has its own. 10B tokens in steps of half a million. The tokenizer is gated: it asks for a
-Hugging Face login. Memory, 32 sequences a pass: 16 GB.
+each has its own. 10B tokens (train has 9.8B) in steps of half a million. The tokenizer is gated: it
+asks for a Hugging Face login. Memory, 32 sequences a pass: 16 GB.
 """
 data = "data/fineweb_edu_mistral"
 pe = "expe"

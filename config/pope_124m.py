@@ -43,8 +43,8 @@ Table 5, accuracy in percent, without examples; the last column is the mean of t
     RoPE    28.74    77.55  38.80  29.55      60.28  37.08  45.33
     PoPE    27.67    77.75  44.43  29.18      59.58  38.52  46.19
 
-Compare acc. For HellaSwag, PIQA and ARC-E the harness also prints acc_norm, per byte of the answer;
-the paper says only "accuracy".
+Compare acc. For HellaSwag, PIQA and ARC-E the harness also prints acc_norm, which divides by the
+length of the answer; the paper says only "accuracy".
 
 Figures 3 and 4, which frequencies queries and keys use, mean over the heads and ten sonnets of
 Shakespeare. Which ten is open. Put each into a file of its own; without --text it is ten stretches
