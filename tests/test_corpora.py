@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import contents, fails, one_line
+from test_data import forked
 
 from data import c4, code, fineweb, fineweb_edu, openwebtext, pg19, shards, tinystories, wikitext103
 from data import text as text_corpora
@@ -119,12 +120,6 @@ def death_at(monkeypatch, moment, after=False):
             yield died
         except KeyboardInterrupt:
             died.append(True)
-
-def forked(function, *args):
-    """A process that calls a function, without the time that imports take."""
-    process = multiprocessing.get_context("fork").Process(target=function, args=args)
-    process.start()
-    return process
 
 # writing
 

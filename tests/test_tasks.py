@@ -103,7 +103,8 @@ def test_flip_flop(tmp_path):
         # independent of the neighbour and of the place in the row
         noise = {True: p_i, False: 1 - p_i}
         pairs = ((a == "i", b == "i") for row in between for a, b in zip(row[::2], row[1::2]))
-        fit(Counter(pairs), {(a, b): 9 * len(rows) * noise[a] * noise[b] for a in noise for b in noise})
+        both = {(a, b): noise[a] * noise[b] for a in noise for b in noise}
+        fit(Counter(pairs), {key: 9 * len(rows) * chance for key, chance in both.items()})
         for which in "wr":
             places = (t for row in between for t, k in enumerate(row) if k == which)
             uniform(Counter(places), range(18))
