@@ -28,8 +28,10 @@ A try on a laptop, from the quickstart and any folder of *.txt:
 The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 tokens a step, context
 4096, "other parameters" as in pre-training: cosine to a tenth and 2,000 steps of warm-up, here a
 third of the run. Open, and ours: NLL is the mean over the answer's tokens; examples are packed into
-rows of 4096. Figure 8, the lengths of the stories, and Figure 9, accuracy by the number of
-sentences, are not drawn.
+rows of 4096. Figure 8: `sentences` and `words` of the set's meta.json, {length: stories}. Figure 9
+(splits k1, k2, ... of val, for each k with ten examples or more):
+
+    python sample.py out/wordcount_cope out/wordcount_rope --evaluate=k1,k2,k3,k4,k5,k10,k15
 
 Memory of a 1.4B model with CoPE: 58 GB at one sequence a pass where PyTorch computes CoPE, and
 under torchrun 5 GB more for the exchange of gradients; RoPE 38 GB. Each process also reads the
