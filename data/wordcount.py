@@ -35,11 +35,9 @@ from data.text import hub, load_encoding, workers
 DOWNLOAD = True
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
-
 def load():
     """The stories, a datasets.Dataset with a column "text"."""
     return hub("roneneldan/TinyStories", split="train")
-
 
 def read_folder(folder):
     """The stories of a folder's *.txt files, [{"text": story}, ...]. ValueError: there are none."""
@@ -61,10 +59,8 @@ def read_folder(folder):
         raise ValueError(f"no *.txt with text in {folder}; name a folder of stories")
     return stories
 
-
 def words(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
-
 
 def question(story, sentences, random):
     """(prompt, answer) about a story. `sentences` cuts a text into sentences, `random` is a numpy
@@ -74,11 +70,9 @@ def question(story, sentences, random):
     k = int(random.integers(1, len(parts) + 1))
     return PROMPT.format(story, word, k), f" {sum(words(part).count(word) for part in parts[-k:])}"
 
-
 def start_worker(*state):
     global worker
     worker = state
-
 
 def work(groups):
     """Groups of stories, numbers (n, join) -> examples, (tokens, how many are the answer)."""
@@ -92,7 +86,6 @@ def work(groups):
             examples.append(([*prompt, *answer, encoding.eot_token], len(answer) + 1))
     return examples
 
-
 def pack(examples, length, end):
     """Yields rows, tokens and mask, both (1, length): as many whole examples as fit, then `end`."""
     tokens, mask = [], []
@@ -105,10 +98,8 @@ def pack(examples, length, end):
     if tokens:
         yield pad(tokens, length, end), pad(mask, length, 0)
 
-
 def pad(values, length, end):
     return np.array([values + [end] * (length - len(values))])
-
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0, load=load):
@@ -148,7 +139,6 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             writer.write("train", *row)
         print()
         writer.finish(encoding.n_vocab, tokenizer, end)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)
