@@ -76,7 +76,7 @@ def main(argv):
     choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
     choose("kernels", cfg.kernels, ("auto", "off"))
     for key in ("batch_size", "eval_interval", "log_interval"):
-        refuse(getattr(cfg, key) < 1, f"{key}=0 is too small; use 1 or more")
+        refuse(getattr(cfg, key) < 1, f"{key}={getattr(cfg, key)} is too small; use 1 or more")
     folder = locate(cfg.data)
     stem = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
     seed = f"_seed{cfg.seed}" if cfg.seed != TrainConfig.seed else ""
