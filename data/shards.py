@@ -1,4 +1,4 @@
-"""The format that all data sets share: its reader, its writer, and the command line of the scripts.
+"""The format that all data sets share, its reader and its writer.
 
 data/<name>/, which is data/<name>.part/ until it is complete, holds
 
