@@ -20,7 +20,6 @@ DOWNLOAD = True
 SUFFIXES = (".c .cc .cpp .cs .cu .go .h .hpp .java .jl .js .kt .lua .php .pl .py .rb .rs .scala "
             ".sh .sql .swift .ts").split()
 
-
 def files(folder):
     """The paths of a folder's source code, sorted. ValueError: there is none."""
     every = sorted(Path(folder).rglob("*"))
@@ -29,7 +28,6 @@ def files(folder):
         known = " ".join(SUFFIXES)
         raise ValueError(f"source={folder!r} has no source code, no file with one of {known}")
     return paths
-
 
 def load(source, column):
     """-> the number of files, and a function: number of a file -> its text. ValueError: the data
@@ -45,7 +43,6 @@ def load(source, column):
         known = ", ".join(corpus.column_names)
         raise ValueError(f"column={column!r} is not in {source}; it has: {known}")
     return len(corpus), lambda i: corpus[i][column]
-
 
 def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: str = "content",
             limit: int = None, tokenizer: str = "hf-internal-testing/llama-tokenizer"):
@@ -63,7 +60,6 @@ def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: s
 
     origin = {"sha256": digest(files(source)[:limit])} if Path(source).is_dir() else {}
     write_documents(folder, splits, tokenizer, limit=limit, source=source, column=column, **origin)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -29,11 +29,9 @@ TOKENS = 120_000_000
 FILES = {"train": "train", "val": "valid", "test": "test"}
 ON_THE_HUB = {"train": "train", "val": "validation", "test": "test"}
 
-
 def load():
     """The corpus, a datasets.DatasetDict with a column "text", a line in each row."""
     return hub("Salesforce/wikitext", "wikitext-103-raw-v1")
-
 
 def files(source):
     """A folder -> {split: its file}. FileNotFoundError: there is none."""
@@ -51,11 +49,9 @@ def files(source):
             print(f"{source} has no {split} file; that split is left out")
     return splits
 
-
 def lines_of(rows):
     """The lines of a split of the hub. It has "" where the files have an empty line, " \\n"."""
     return (row["text"] or " \n" for row in rows)
-
 
 def sections(lines):
     """Lines, joined up to the next heading. A tokenizer that splits off " =" gives the same tokens
@@ -68,7 +64,6 @@ def sections(lines):
         section.append(line)
     if section:
         yield "".join(section)
-
 
 def prepare(folder, source: str = "", limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from at most `limit` sections of each split."""
@@ -91,7 +86,6 @@ def prepare(folder, source: str = "", limit: int = None, tokenizer: str = "gpt2"
     origin = {"sha256": {split: digest([paths[split]]) for split in paths}} if source else {}
     write_documents(folder, splits, tokenizer, separator=None, expect=expect, limit=limit,
                     source=source, **origin)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

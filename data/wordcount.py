@@ -37,11 +37,9 @@ from data.text import hub, load_encoding, workers
 DOWNLOAD = True
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
-
 def load():
     """The stories, a datasets.Dataset with a column "text"."""
     return hub("roneneldan/TinyStories", split="train")
-
 
 def read_folder(folder):
     """The stories of a folder's *.txt files, [{"text": story}, ...]. ValueError: there are none."""
@@ -63,10 +61,8 @@ def read_folder(folder):
         raise ValueError(f"no *.txt with text in {folder}; name a folder of stories")
     return stories
 
-
 def words(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
-
 
 def question(story, sentences, random):
     """(prompt, answer, k, number of sentences) of a story. `sentences` cuts a text into sentences,
@@ -77,11 +73,9 @@ def question(story, sentences, random):
     answer = f" {sum(words(part).count(word) for part in parts[-k:])}"
     return PROMPT.format(story, word, k), answer, k, len(parts)
 
-
 def start_worker(*state):
     global worker
     worker = state
-
 
 def work(groups):
     """Groups of stories, numbers (n, join) -> examples: (tokens, how many are the answer, k, number
@@ -97,7 +91,6 @@ def work(groups):
             examples.append((tokens, len(answer) + 1, k, parts, len(words(story))))
     return examples
 
-
 def pack(examples, length, end):
     """Yields rows, tokens and mask, both (1, length): as many whole examples as fit, then `end`."""
     tokens, mask = [], []
@@ -110,10 +103,8 @@ def pack(examples, length, end):
     if tokens:
         yield pad(tokens, length, end), pad(mask, length, 0)
 
-
 def pad(values, length, end):
     return np.array([values + [end] * (length - len(values))])
-
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0, load=load):
@@ -158,7 +149,6 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             writer.write("train", *row)
         print()
         writer.finish(encoding.n_vocab, tokenizer, end, **lengths)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -398,7 +398,7 @@ def test_command_names_the_set_after_its_options(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["flip_flop.py", *flags])
     with pytest.raises(SystemExit) as stop:
         data.command(flip_flop.prepare, "")
-    assert stop.value.code is None and "is whole already" in capsys.readouterr().out
+    assert stop.value.code is None and "is complete" in capsys.readouterr().out
     flip_flop.prepare(tmp_path / "direct", **options)
     named = tmp_path / f"flip_flop@{','.join(flags).replace('--', '')}"
     assert contents(named) == contents(tmp_path / "set") == contents(tmp_path / "direct")
