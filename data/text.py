@@ -212,6 +212,14 @@ def download(url, folder, sha256=None):
     return path
 
 
+def digest(paths):
+    """A hash of the contents of files. If it is in `asked`, a second start notices an edit."""
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
 def read(path):
     """The text of a file. ValueError: it is not UTF-8."""
     try:
@@ -227,11 +235,8 @@ def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
     top, is_hidden = Path(source), re.compile(r"(.*/)?\.").match
     paths = sorted(path for path in top.rglob("*")
                    if path.is_file() and not is_hidden(path.relative_to(top).as_posix()))
-    paths, size, digest = [top] if top.is_file() else paths, 0, hashlib.sha256()
-    for path in paths:  # all of them, before anything is written
-        content = read(path).encode()
-        size += len(content)
-        digest.update(hashlib.sha256(content).digest())
+    paths = [top] if top.is_file() else paths
+    size = sum(len(read(path).encode()) for path in paths)  # all, before anything is written
     if not size:
         raise ValueError(f"source={source!r} holds no text; name a file, or a folder of files")
 
@@ -243,7 +248,7 @@ def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
     write_documents(folder, lambda: {"train": functools.partial(documents, True),
                                      "val": functools.partial(documents, False)},
                     tokenizer, expect=size if tokenizer == "bytes" else size // 4,
-                    source=str(top.resolve()), bytes=size, val=val, sha256=digest.hexdigest())
+                    source=str(top.resolve()), bytes=size, val=val, sha256=digest(paths))
     name, folder = Path(folder).name, Path(folder).resolve()
     data = name if folder == locate(name).resolve() else f"{folder}{os.sep}"
     flags = f"--data={data} --out_dir=out/{name}"

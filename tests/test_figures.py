@@ -160,16 +160,12 @@ def test_maps_are_marked_where_lines_end():
         signs = ax.collections[0]
         assert signs.get_offsets().tolist() == [[2, 2], [3, 3], [10, 10], [11, 11], [29, 29]]
         assert (signs.get_sizes() > 50).tolist() == [False, True, False, True, False]
-        for at, axis in ((h == 0, ax.yaxis), (i == 2, ax.xaxis)):
-            letters = ["def f:", "pass", "last line, unf"] if at else []
-            assert [text.get_text() for text in axis.get_ticklabels()] == letters
-            assert list(axis.get_ticklocs()) == [0, 4, 12]
     figure = figures.draw_maps(None, maps, "3.1,2.3", words)
     assert [ax.get_title() for ax in figure.axes[:2]] == ["layer 3, head 1", "layer 2, head 3"]
     assert (figure.axes[0].images[0].get_array() == maps[2][0].numpy()).all()
     with pytest.raises(ValueError, match="heads='1.1' is unknown; choose one of 3.1, 2.1, "):
         figures.draw_maps(None, maps, "3.1,1.1", words)
-    starts, ends, sizes = figures.marks(["text\n", " = A heading = \n", " = = Another =", " =\n"])
+    ends, sizes = figures.line_ends(["text\n", " = A heading = \n", " = = Another =", " =\n"])
     assert ends == [0, 1, 3] and sizes == [20, 80, 80]
 
 # curves

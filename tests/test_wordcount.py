@@ -45,7 +45,8 @@ def examples(folder, split):
         for end in [t + 1 for t, target in enumerate(targets) if target == 256]:
             answer = [target for target in targets[begin:end] if target != -1]
             assert answer == tokens[end + 1 - len(answer) : end] + [256] and answer[0] == ord(" ")
-            questions.append((decode(tokens[begin : end + 1 - len(answer)]), int(decode(answer[1:-1]))))
+            prompt = decode(tokens[begin : end + 1 - len(answer)])
+            questions.append((prompt, int(decode(answer[1:-1]))))
             begin = end + 1
         assert set(tokens[begin:]) <= {256} and set(targets[begin:]) <= {-1}
     return questions, data
@@ -66,8 +67,8 @@ def test_answers(stories, tmp_path, join):
             assert data.row_length == 1001
         for text, answer in questions:
             story, word, k = re.fullmatch(
-                r"\[INST\] (.*) How many times word '(.*)' mentioned in the last '(\d+)' sentences\? "
-                r"\[/INST\]",
+                r"\[INST\] (.*) How many times word '(.*)' mentioned in the last '(\d+)' "
+                r"sentences\? \[/INST\]",
                 text,
                 re.S,
             ).groups()
@@ -132,3 +133,21 @@ def test_wrong_input(stories, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "nltk.tokenize", None)
     with pytest.raises(ImportError, match="pip install nltk"):
         wordcount.prepare(tmp_path / "a", stories=str(stories))
+
+
+def test_splits_by_k_and_lengths(tmp_path):
+    """Figures 8 and 9: val's examples by the number of sentences, and the lengths of stories."""
+    (tmp_path / "a.txt").write_text("<|endoftext|>".join(
+        f"Story{i} began. " + "It went on. " * (i % 3) for i in range(3000)))
+    wordcount.prepare(tmp_path / "set", stories=str(tmp_path), tokenizer="bytes", length=300)
+    val, data = examples(tmp_path / "set", "val")
+    by_k = collections.defaultdict(list)
+    for text, answer in val:
+        by_k[f"k{re.search(r'last .(.)', text)[1]}"].append((text, answer))
+    wanted = {k for k in by_k if len(by_k[k]) >= 10}
+    assert {name.partition("_")[0] for name in data.meta["shards"]} == {"train", "val"} | wanted
+    assert wanted and wanted < set(by_k)
+    for k in wanted:
+        assert examples(tmp_path / "set", k)[0] == by_k[k]
+    assert data.meta["sentences"] == {"1": 1000, "2": 1000, "3": 1000}
+    assert data.meta["words"] == {"2": 1000, "5": 1000, "8": 1000}
