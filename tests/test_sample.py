@@ -18,6 +18,7 @@ import train
 from data.shards import Split, Writer
 from eval import figures, losses, results
 
+
 @pytest.fixture(scope="module")
 def runs(stream, tmp_path_factory):
     """Run directories of tiny models, trained for a few steps at 16 tokens."""
@@ -137,16 +138,6 @@ def test_a_masked_stream_is_divided_by_its_targets(tmp_path):
         assert got["run", f"{m}x"] == pytest.approx(terms[mask == 1].mean(), abs=1e-5)
     assert near["run", "1x"] == got["run", "1x"] > 1
 
-def no_matplotlib(monkeypatch):
-    class Finder:
-        def find_spec(name, *_):
-            if name == "matplotlib":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    for name in ("matplotlib", "matplotlib.figure"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
-
 def colours(path):
     """The share of pixels that have a colour; axes and letters have none."""
     imread = pytest.importorskip("matplotlib.image").imread
@@ -161,13 +152,14 @@ def test_pictures_of_losses(runs, tmp_path, monkeypatch, capsys):
     assert colours(tmp_path / "ex.png") > 0.001
     capsys.readouterr()
     (tmp_path / "ex.png").unlink()
-    no_matplotlib(monkeypatch)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     sample.main(words)
     missing = "no picture without matplotlib; pip install matplotlib\n"
     assert capsys.readouterr().out.endswith(missing)
     assert not (tmp_path / "ex.png").exists()
     line = fails("sample.py", str(runs / "cope"), "--figure=gates", f"--out={tmp_path / 'x'}")
-    assert line == "ModuleNotFoundError: No module named 'matplotlib'; pip install matplotlib"
+    assert line.startswith("ModuleNotFoundError: ") and line.endswith("; pip install matplotlib")
 
 def test_long_work_says_how_far_it_is(monkeypatch, capsys):
     now = iter(range(0, 100, 4))
@@ -223,16 +215,6 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
         assert lines[1 + 2 * i] == f"--- row {i + 1}, {right} of 2 right"
         assert lines[2 + 2 * i] == " ".join(text[:5] + words)
     assert len(seen) > 1, "the test needs right and wrong answers"
-
-def test_a_row_without_a_target(tmp_path, capsys):
-    writer = Writer(tmp_path / "data")
-    for split in ("train", "val"):
-        writer.write(split, np.tile(np.arange(6), (8, 1)), np.eye(8, 6)[::-1])  # two rows have none
-    writer.finish(vocab_size=6, tokenizer={"symbols": list("abcdef")})
-    words = [f"--data={tmp_path / 'data'}", f"--out_dir={tmp_path / 'run'}"]
-    train.main([*words, *TINY, "--max_iters=1"])
-    sample.main([str(tmp_path / "run"), "--num_samples=8", "--device=cpu"])
-    assert "--- row 1, 0 of 0 right\na b c d e\n" in capsys.readouterr().out
 
 # whole splits, and what is kept
 
@@ -343,8 +325,6 @@ def test_digits_that_the_spread_warrants(numbers, cell):
     ("", "no run directory given; e.g. python sample.py out/quickstart_pope"),
     ("RUN/ckpt.pt", "is not a directory with a ckpt.pt"),
     ("RUN --temperature=-1", "temperature=-1.0 is negative; use 0 or more"),
-    ("RUN@rope_scale=2", "unknown key 'rope_scale' in "),
-    ("RUN@rope_scaling=cubic", "rope_scaling='cubic' is unknown; choose one of linear, "),
     ("RUN@n_embd=1000000000", "n_embd in RUN@n_embd=1000000000 is fixed by the weights"),
     ("RUN@pe=cope", "holds another architecture"),
     ("RUN@pe=ropee", "pe='ropee' in RUN@pe=ropee is unknown; did you mean 'rope'?"),
@@ -358,11 +338,9 @@ def test_digits_that_the_spread_warrants(numbers, cell):
     ("RUN --figure=gates --evaluate=val", "--evaluate and --figure exclude each other; keep one"),
     ("RUN --evaluate=val --split=val", "--split does nothing for evaluate; leave it out"),
     ("RUN --figure=distance --heads=1.1", "--heads does nothing for distance; leave it out"),
-    ("TASK --prompt=a", "--prompt does nothing for answers; leave it out"),
     ("RUN TASK --heads=1.1", "--heads does nothing for text and answers; leave it out"),
     ("EMPTY --report=EMPTY/r", "there is no EMPTY/results.jsonl; train the run, or "),
     ("RUN --figure=curves --keys=los", "keys='los' is unknown; choose one of loss, "),
-    ("RUN --figure=gate", "figure='gate' is unknown; choose one of gates, "),
     ("RUN --figure=gates", "figure='gates' has nothing to show of pe='rope'"),
     ("RUN --figure=distance --text=x --split=val", "text='x' takes the place of "),
     ("RUN EXPE --figure=distance --out=EMPTY/d", "one picture, and there are 2 runs"),
@@ -427,7 +405,6 @@ def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
         (runs / "rope@rope_scaling=ntk,rope_factor=2", "frequency", ["--split=train"],
          tokens_of(stream, "train")[:16].tolist()),
         (runs / "rope", "frequency", ["--text=text,short"], [3, 1]),
-        (runs / "cope", "positions", ["--text=text"], [3, 1, 4] * 5 + [3]),
         (runs / "cope@block_size=20", "gates", ["--text=text"], [3, 1, 4] * 6 + [3, 1]),
         (runs / "rope", "distance", [], val[:64]),
         (runs / "learned", "distance", [], val[:16]),

@@ -111,11 +111,6 @@ def test_evaluating_does_not_change_training(stream, tmp_path):
     want = [(step, split) for step in (0, 3, 6, 8) for split in ("val", "train")]
     assert [(record["step"], record["split"]) for record in evals] == want
 
-def test_it_learns(stream, tmp_path):
-    run(stream, tmp_path / "a", "--max_iters=150", "--eval_interval=150", "--dropout=0.0")
-    evals = losses(tmp_path / "a")[1]
-    assert evals[0]["loss"] > 3.2 and evals[-1]["loss"] < 1.9  # from ln 29 towards ln 3
-
 @pytest.mark.parametrize("data", ["stream", "rows"])
 def test_micro_batches_add_up(data, request, tmp_path):
     """Also where they carry different numbers of targets, as those of rows do."""
@@ -424,12 +419,11 @@ def test_speed(rows, tmp_path, monkeypatch):
 
 def test_bfloat16_is_close_to_float32(stream, tmp_path):
     """--dtype decides; the parameters stay float32."""
-    found, flags = [], ["--max_iters=3", "--dropout=0.0", "--log_interval=1"]
-    for dtype in ("float32", "bfloat16"):
+    flags, dtypes = ["--max_iters=3", "--dropout=0.0", "--log_interval=1"], ("float32", "bfloat16")
+    for dtype in dtypes:
         checkpoint = run(stream, tmp_path / dtype, *flags, f"--dtype={dtype}")
         assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
-        found.append(losses(tmp_path / dtype)[0])
-    a, b = found
+    a, b = (losses(tmp_path / dtype)[0] for dtype in dtypes)
     assert all(0 < abs(a[step] - b[step]) < 0.03 for step in a)
 
 def test_kernels_can_be_switched_off(stream, tmp_path, monkeypatch, capsys):
@@ -544,7 +538,8 @@ def test_what_changes_on_resuming(stream, tmp_path, capsys):
         (0.5, (0.8, 0.95), 3e-3), (0.0, (0.8, 0.95), 3e-3)]
 
 def test_best_evaluation(stream, tmp_path, capsys):
-    """The last line, the last record and the last checkpoint have it, over interruptions."""
+    """The last line, the last record and the last checkpoint have it, over interruptions. What
+    follows a pattern is learned, so the last of the first run is the best."""
     out = tmp_path / "a"
     run(stream, out, "--max_iters=20", "--eval_interval=5")
     evals = losses(out)[1]
@@ -590,12 +585,9 @@ def test_signs_of_life(stream, tmp_path, monkeypatch, capsys):
     ("--n_layers=3", "unknown key 'n_layers' in --n_layers=3; did you mean 'n_layer'?"),
     ("--pe=zope", "pe='zope' is unknown; choose one of rope, pope, nope, cope,"),
     ("--n_head=3", "n_embd=16 is not divisible by n_head=3"),
-    ("--n_head=16 --pe=rope", "n_embd / n_head = 1 is odd"),
     ("--schedule=step", "schedule='step' is unknown; choose one of "),
-    ("--kernels=on", "kernels='on' is unknown; choose one of off, auto"),
     ("--device=tpu", "device='tpu' is unknown; choose one of cpu, "),
     ("--eval_splits=dev", "has no split 'dev'; it has: train, val; change --eval_splits"),
-    ("--block_size=0", "block_size=0 must be positive"),
     ("--batch_size=0", "batch_size=0 is too small; use 1 or more"),
     ("--log_interval=0", "log_interval=0 is too small; use 1 or more"),
     ("--data=nonesuch/", "no meta.json in"),
@@ -687,19 +679,16 @@ def test_a_checkpoint_reaches_the_disk_before_its_name_does(stream, tmp_path, mo
 
 def test_no_room_for_a_checkpoint(stream, tmp_path):
     """Here a limit on the size of files; tests/torture.py has a full disk."""
-    words = [f"--data={stream}", *TINY, "--max_iters=2"]
+    words = [f"--data={stream}", *TINY, "--max_iters=2", f"--out_dir={tmp_path / 'a'}"]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limits[1]))
     try:
-        line = fails("train.py", *words, f"--out_dir={tmp_path / 'a'}")
+        line = fails("train.py", *words)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "step 2 could not be written to" in line and "make room, then continue" in line
     assert "[Errno 27] File too large" in line  # the system's reason, not PyTorch's
     assert os.listdir(tmp_path / "a") == ["log.jsonl"]
-    (tmp_path / "file").touch()
-    line = fails("train.py", *words, f"--out_dir={tmp_path / 'file' / 'a'}")
-    assert "NotADirectoryError" in line
 
 def test_a_line_cut_short_in_the_log(stream, tmp_path):
     """Is dropped on resuming: every line is JSON again."""
@@ -716,8 +705,6 @@ def test_out_of_memory(stream, tmp_path):
     words = [f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}"]
     line = fails("train.py", *words, "--mlp_width=1e13")  # beyond any address space
     assert "out of memory" in line and "try a smaller --micro_batch" in line
-    line = train.last_words(RuntimeError("Storage size calculation overflowed with sizes=[4, 2]"))
-    assert "out of memory" in line
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
     assert train.last_words(error) == (
         "out of memory (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.); "
