@@ -352,7 +352,7 @@ def cope_evaluate(f, x, do, gates, dtype, **options):
     x = {name: a.to(dtype).detach().requires_grad_() for name, a in x.items()}
     extra = dict(gate_q=x["q"], gate_k=x["v"]) if gates == "values" else {}
     if gates == "polar":
-        extra = dict(scale=0.15)
+        extra = dict(scale=x["v"].size(3) ** -0.5)
     o = f(**x, **extra, **options)
     grads = torch.autograd.grad(o, list(x.values()), do.to(dtype))
     return dict(zip(("o", *x), (a.detach().double() for a in (o, *grads))))
@@ -368,7 +368,7 @@ def cope_errors(case, dtype, device="cpu"):
 
     def kernel(gate_q=None, scale=None, **rest):
         gate_q = None if gates == "values" else gate_q  # it may be left out
-        return kernels.cope_attention(gate_q=gate_q, scale=scale, **rest)
+        return kernels.cope_attention(gate_q=gate_q, **rest)  # it finds the scale by itself
 
     mine = cope_evaluate(kernel, x, do, gates, dtype)
     if T < 100 or device != "cpu":
@@ -830,13 +830,10 @@ def test_why_not(monkeypatch):
 
 
 def test_without_triton():
-    """A machine that has no Triton can import the module, ask, and read what to install."""
-    code = ("import runpy, sys; sys.modules['triton'] = None; import kernels; "
-            "assert kernels.why_not('pope', 64, 'cuda', None) == 'no triton'; "
-            "runpy.run_path('kernels.py', run_name='__main__')")
-    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert out.returncode == 1
-    assert out.stderr == "kernels.py needs triton (Linux, x86-64): pip install triton\n"
+    """A machine that has no Triton can import the module, and ask."""
+    code = ("import sys; sys.modules['triton'] = None; import kernels; "
+            "assert kernels.why_not('pope', 64, 'cuda', None) == 'no triton'")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_phases_of_late_tokens(monkeypatch):
@@ -864,7 +861,6 @@ def meta(B=1, H=1, T=1, d=64, stride=None):
 
 
 @pytest.mark.parametrize("fine, wrong, words", [
-    (dict(B=13107, H=5), dict(B=8192, H=8), "8192 x 8 heads .* smaller batch"),
     (dict(T=2**21 - 1, stride=1024), dict(T=2**21, stride=1024), "2097152 tokens .* shorten"),
     (dict(H=32, T=2**20 - 1), dict(H=32, T=2**20), "1048576 tokens"),  # o is (B, T, H, d)
     (dict(T=2**24 - 1), dict(T=2**24), "16777216 tokens")])  # and q' is 2d wide
