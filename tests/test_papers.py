@@ -41,7 +41,7 @@ def parameters(cfg):
 
 def length(cfg):
     """Tokens of a training sequence."""
-    return 767 if cfg.data == "selective_copy" else cfg.block_size  # its test rows are longer
+    return 767 if cfg.data.startswith("selective_copy") else cfg.block_size  # test rows are longer
 
 
 GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
@@ -63,6 +63,11 @@ GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
     ("expe_35m", [], "35"), ("expe_135m", [], "135"), ("expe_342m", [], "342"),
     ("expe_135m", ["--pe=exqpe"], "135"), ("expe_342m", ["--pe=rope"], "342"),
     ("carope_124m", [], "124"), ("carope_124m", ["--pe=rope"], "124"),
+    ("carope_124m", ["--pe=learned"], "124"), ("carope_124m", ["--pe=sinusoidal"], "124"),
+    ("pope_124m", [GPT2, "--pope_softplus=False"], "124"),
+    ("pope_124m", [GPT2, "--pope_delta=none"], "124"), ("pope_253m", [GPT2, "--pe=rope"], "253"),
+    ("expe_35m", ["--pe=rope"], "35"), ("expe_35m", ["--pe=sinusoidal"], "35"),
+    ("expe_135m", ["--pe=rope"], "135"), ("expe_342m", ["--pe=exqpe"], "342"),
 ])
 def test_parameters_of_the_papers(name, flags, printed):
     digits = len(printed.partition(".")[2])
@@ -75,15 +80,19 @@ def test_parameters_of_counting():
     assert parameters(cope) - parameters(relative) == 4 * 64 * 513 - 64 * 511
 
 def test_parameters_that_the_papers_print_otherwise():
-    """Where ours differ in the last digit."""
-    pope = parameters(load("pope_774m", GPT2))
-    assert round(pope / 1e6) == 772  # 774 is GPT-2's count, with biases and positions
-    assert round(parameters(load("carope_44m")) / 1e6, 1) == 44.7  # the paper: 44
+    """Where ours differ in the last digit, and by how much."""
+    for pe in ("pope", "rope"):
+        assert round(parameters(load("pope_774m", GPT2, f"--pe={pe}")) / 1e6) == 772
+    as_gpt2 = parameters(load("pope_774m", GPT2, "--pe=learned", "--norm=layernorm", "--bias=True"))
+    assert round(as_gpt2 / 1e6) == 774
+    for pe, ours in (("carope", 44.7), ("rope", 44.7), ("sinusoidal", 44.7), ("learned", 44.9)):
+        assert round(parameters(load("carope_44m", f"--pe={pe}")) / 1e6, 1) == ours  # the paper: 44
     keys = parameters(load("cope_wikitext103"))
     sep_keys = parameters(load("cope_wikitext103", "--cope_gates=sep-keys"))
     assert sep_keys - keys == 12 * (768 * 768 + 768)  # a projection a layer; Table 9: 130.8 - 123.7
     assert round(sep_keys / 1e6, 1) == 130.7
-    assert round(parameters(load("cope_1b4")) / 1e9, 1) == 1.4
+    for pe in (load("cope_1b4").pe, "rope"):
+        assert round(parameters(load("cope_1b4", f"--pe={pe}")) / 1e9, 1) == 1.4
 
 def test_tables_of_cope_add_what_the_paper_says():
     """Section 5.7: 4 layers of 64 positions of 2048, 0.04% of all. Table 6: 4096 x 256, as many as
@@ -107,6 +116,7 @@ def test_tables_of_cope_add_what_the_paper_says():
     ("carope_124m", (6e-4, 6e-5, 750, 19_000, 524_288 // 512)),
     ("carope_44m", (6e-4, 6e-5, 750, 19_000, 524_288 // 512)),
     ("cope_flip_flop", (3e-4, 0.0, 50, 10_000, 16)),
+    ("cope_wordcount", (1e-4, 1e-5, 2000, 5722, 262_144 // 4096)),  # warm-up as in cope_1b4
     ("expe_35m", (1e-3, 3e-6, round(0.1 * 2289), 2289, 512)),
     ("expe_135m", (6e-4, 6e-5, round(0.05 * 19_073), 19_073, 1024)),
     ("expe_342m", (3e-4, 3e-5, round(0.05 * 19_073), 19_073, 1024)),
@@ -198,15 +208,23 @@ def test_cost_in_the_readme(name):
     cfg = load(name)
     a_token = 6 * parameters(cfg) + 12 * cfg.n_layer * cfg.n_embd * length(cfg)
     flops = a_token * trained_tokens(cfg)
+
+    def hours(peak):
+        return rounded(flops / (0.4 * peak) / 3600, 2)
+
     expected = {
         "config": name,
         "parameters, M": rounded(parameters(cfg) / 1e6, 4),
-        "steps": f"{cfg.max_iters:,}",
         "tokens, 10⁹": rounded(trained_tokens(cfg) / 1e9, 3),
         "FLOPs": f"{flops:.1e}".replace("e+", "e"),
-        "H100 hours": rounded(flops / (0.4 * 989e12) / 3600, 2),
+        "H100, hours": hours(989e12),
+        "8 H100": "–" if cfg.batch_size % 8 else hours(8 * 989e12),
+        "A100": hours(312e12),
+        "RTX 4090": "–" if parameters(cfg) > 1e9 else hours(165.2e12),
     }
     assert table("What a run costs")[name] == expected
+    checkpoint = table("What a run needs")[name]["checkpoint, GB"]
+    assert checkpoint == rounded(12 * parameters(cfg) / 1e9, 2)
 
 def kept_by_autograd(cfg, monkeypatch):
     """Bytes that a forward pass of micro_batch sequences leaves for the backward pass, with
