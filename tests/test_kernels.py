@@ -32,7 +32,12 @@ if "ttsem" in sys.modules:  # an emulator of compiled kernels, from PyPI; it run
 
 needs_triton = pytest.mark.skipif(kernels.triton.__version__ is None, reason="no triton")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-DTYPES = ("float32", "float16", "bfloat16")
+
+def devices(interpreted, gpu):
+    """Cases of both. A GPU takes every dtype; the interpreter computes bfloat16 wrongly."""
+    return [("cpu", *case) for case in interpreted] + [
+        pytest.param("cuda", *case, dtype, marks=[pytest.mark.gpu, needs_gpu])
+        for case in gpu for dtype in ("float32", "float16", "bfloat16")]
 
 class Child:
     """A process that calls functions of this file in the interpreter."""
@@ -80,11 +85,21 @@ def patch_once():
     interpreter._patch_lang = once
 
 @pytest.fixture(scope="module")
-def interpreted():
-    child = Child()
-    yield child
-    child.process.stdin.close()
-    child.process.wait()
+def run():
+    """run(device, name, *args) calls a function of this file, on the CPU in the interpreter."""
+    children = []
+
+    def call(device, name, *args):
+        if device == "cuda":
+            return globals()[name](*args, device=device)
+        if not children:
+            children.append(Child())
+        children[0](name, *args)
+
+    yield call
+    for child in children:
+        child.process.stdin.close()
+        child.process.wait()
 
 def results(f, x, do):
     """The output of f(**x) and its gradients by every tensor of x, by name."""
@@ -170,20 +185,12 @@ def check_pope(T, d, delta, softplus, dtype, device="cpu"):
         assert mean <= 2 * dense_mean + 2e-6, f"{name}: rms {mean:.2g}, dense {dense_mean:.2g}"
         assert top <= 4 * dense_top + 2e-6, f"{name}: largest {top:.2g}, dense {dense_top:.2g}"
 
-# the interpreter computes bfloat16 wrongly
-INTERPRETED = [(*case, "float16") for case in POPE] + [(*POPE[i], "float32") for i in (1, 4)]
-
 @needs_triton
-@pytest.mark.parametrize("case", INTERPRETED, ids=str)
-def test_pope(interpreted, case):
-    interpreted("check_pope", *case)
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", POPE + [(1025, 64, "uniform", True)], ids=str)
-def test_pope_on_gpu(case, dtype):
-    check_pope(*case, dtype, "cuda")
+@pytest.mark.parametrize("device, T, d, delta, softplus, dtype", devices(
+    [(*case, "float16") for case in POPE] + [(*POPE[i], "float32") for i in (1, 4)],
+    POPE + [(1025, 64, "uniform", True)]))
+def test_pope(run, device, T, d, delta, softplus, dtype):
+    run(device, "check_pope", T, d, delta, softplus, dtype)
 
 def check_pope_details(device="cpu"):
     # with cosines and sines of 1, k' holds the kernel's softplus twice
@@ -208,13 +215,10 @@ def check_pope_details(device="cpu"):
                 results(kernels.pope_attention, x, torch.ones_like(do)))
 
 @needs_triton
-def test_pope_details(interpreted):
-    interpreted("check_pope_details")
-
-@pytest.mark.gpu
-@needs_gpu
-def test_pope_details_on_gpu():
-    check_pope_details("cuda")
+@pytest.mark.parametrize("device", [
+    "cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+def test_pope_details(run, device):
+    run(device, "check_pope_details")
 
 def test_phases_of_late_tokens(monkeypatch):
     """A float32 angle would be off by 1e-3 at the end."""
@@ -340,21 +344,13 @@ def check_cope(case, dtype, device="cpu"):
         assert rounding <= price, f"{name}: rounding costs {rounding / rms:.1e}"
         assert far <= 2 * slow + price, f"{name}: rms {far:.1e}, dense {slow:.1e}"
 
-# in float32 tiles have the same size, but z's words 64 bits
-INTERPRETED_COPE = [(case, "float16") for case in COPE if "never" not in case] + [
-    ("63, padded head", "float32"), ("separate, half saturated", "float32")]
-
 @needs_triton
-@pytest.mark.parametrize("case, dtype", INTERPRETED_COPE)
-def test_cope(interpreted, case, dtype):
-    interpreted("check_cope", case, dtype)
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", COPE)
-def test_cope_on_gpu(case, dtype):
-    check_cope(case, dtype, "cuda")
+@pytest.mark.parametrize("device, case, dtype", devices(
+    [(case, "float16") for case in COPE if "never" not in case]
+    + [("63, padded head", "float32"), ("separate, half saturated", "float32")],
+    [(case,) for case in COPE]))
+def test_cope(run, device, case, dtype):
+    run(device, "check_cope", case, dtype)
 
 def check_cope_variants():
     x, do = cope_inputs(63, 48, 16, "keys", 0, "float16", H=3)
@@ -366,8 +362,8 @@ def check_cope_variants():
     kernels.BORROWED = 2**28
 
 @needs_triton
-def test_cope_in_a_graph_and_with_little_memory(interpreted):
-    interpreted("check_cope_variants")
+def test_cope_in_a_graph_and_with_little_memory(run):
+    run("cpu", "check_cope_variants")
 
 @needs_triton
 def test_cope_shapes_without_data():
@@ -461,17 +457,11 @@ def check_dropout(method, dtype, device="cpu"):
         assert error <= bound, f"{name}: off by {error:.1e} of {largest:.1e}"
 
 @needs_triton
-@pytest.mark.parametrize("method, dtype", [
-    ("pope", "float32"), ("pope", "float16"), ("cope", "float16"), ("cope, separate", "float16")])
-def test_dropout(interpreted, method, dtype):
-    interpreted("check_dropout", method, dtype)
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", ["pope", "cope", "cope, separate"])
-def test_dropout_on_gpu(method, dtype):
-    check_dropout(method, dtype, "cuda")
+@pytest.mark.parametrize("device, method, dtype", devices(
+    [("pope", "float16"), ("cope", "float16"), ("cope, separate", "float32")],
+    [("pope",), ("cope",), ("cope, separate",)]))
+def test_dropout(run, device, method, dtype):
+    run(device, "check_dropout", method, dtype)
 
 
 # --- in a model -----------------------------------------------------------------------------------
@@ -506,8 +496,8 @@ def check_model(pe, gates, said):
     ("cope", "sep-keys", "triton cope"),
     ("cope+rope", "keys", "triton cope+rope"), ("cope+rope", "values", "triton cope+rope"),
     ("cope+pope", "keys", "triton cope+pope")])
-def test_models_use_the_kernels(interpreted, pe, gates, said):
-    interpreted("check_model", pe, gates, said)
+def test_models_use_the_kernels(run, pe, gates, said):
+    run("cpu", "check_model", pe, gates, said)
 
 def test_why_not(monkeypatch):
     """What keeps a layer from its kernel, in the words that the training log prints."""
@@ -620,7 +610,8 @@ def check_compiled(target, kernel, args, options):
 
 @needs_triton
 @pytest.mark.parametrize("target, method, d, T, dropout", [
-    (90, "pope", 64, 1024, 0.0), (90, "cope", 64, 1024, 0.0), (90, "cope, separate", 128, 1024, 0.0),
+    (90, "pope", 64, 1024, 0.0), (90, "cope", 64, 1024, 0.0),
+    (90, "cope, separate", 128, 1024, 0.0),
     # 1000 is no multiple of a tile, or of 16
     (80, "pope", 64, 1000, 0.1), (80, "cope", 64, 1000, 0.1)])
 def test_compiles_for(target, method, d, T, dropout, monkeypatch):
