@@ -309,7 +309,8 @@ def test_one_run_at_a_time(stream, tmp_path):
     first = start(printed, words)
     wait_for_text(printed, "step 20/")
     before = (out / "log.jsonl").read_bytes()
-    assert f"another process is training in {out}; end it first" in fails("train.py", *words)
+    line = fails("train.py", *words, "--max_iters=1")
+    assert f"another process is training in {out}; end it first" in line
     first.kill()
     first.join()
     assert (out / "log.jsonl").read_bytes().startswith(before)
