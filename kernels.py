@@ -1,42 +1,37 @@
 """
-Optional fast paths: PoPE and CoPE attention as Triton kernels, without any T x T matrix in memory.
-After this derivation come both methods in ten lines of PyTorch, PoPE's kernels, CoPE's kernels, and
-the operators that launch them. tests/test_kernels.py checks them, tests/bench.py times them.
+Optional fast paths: PoPE and CoPE attention as Triton kernels. No T x T matrix is materialised.
+First the derivation, then both methods in ten lines of PyTorch, the kernels, and their launches.
 
 Attention. i is a query, j and t are keys, d is the head width. dX is the gradient of the loss by X,
 o multiplies entry by entry. The logits S are -inf where j > i.
 
     P = softmax(S)    O = P V
-    dV = P^T dO       dP = dO V^T       dS_ij = P_ij (dP_ij - sum_t P_it dP_it)
+    dV = P^T dO       dP = dO V^T
+    dS = P o (dP - rowsum(P o dP)) = P o (dP - rowsum(dO o O))
 
-That sum is sum_t P_it (dO_i . V_t) = dO_i . O_i, so it needs no pass over the row:
-
-    dS = P o (dP - rowsum(dO o O))
-
-The forward pass stores the log-sum-exp L of each row; the backward pass computes P = exp(S - L)
-again, tile by tile. Dropout puts the same mask on P and dP, and changes nothing else.
+The two sums are equal: sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The forward pass
+stores the log-sum-exp L of each row. The backward pass recomputes P = exp(S - L) tile by tile.
+Dropout puts one mask on P and dP, and changes nothing else.
 
 PoPE (arXiv:2509.10534, eq. 5). mu is softplus or the identity, theta_c = base^(-c/d):
 
     S_ij = sum_c mu(q_ic) mu(k_jc) cos((j - i) theta_c + delta_c) / sqrt(d)
 
-The cosine of a difference is a dot product of unit vectors. So each entry of q and k becomes a
-pair, and S is one product of vectors 2d wide. v stays d wide.
+The cosine of a difference is the dot product of two unit vectors. So each entry of q and k becomes
+a pair, and S is a product of vectors 2d wide. v stays d wide.
 
     q'_ic = mu(q_ic) (cos a, sin a),  a = i theta_c - delta_c
     k'_jc = mu(k_jc) (cos a, sin a),  a = j theta_c
 
-Backward: dq' = dS k' / sqrt(d), dk' = dS^T q' / sqrt(d). Let (g_x, g_y) be the gradient of one pair
-(x, y) = mu(u) (cos a, sin a). Along the pair lies the gradient of mu, across it that of the phase:
+Backward: dq' = dS k' / sqrt(d), dk' = dS^T q' / sqrt(d). Let (g_x, g_y) be the gradient of a pair
+(x, y) = mu(u) (cos a, sin a). Its part along the pair goes to mu, its part across it to the phase:
 
     dmu = g_x cos a + g_y sin a = (g_x x + g_y y) / mu
-    da  = g_y x - g_x y
-    du  = dmu mu'(u), where softplus has mu'(u) = sigmoid(u) = 1 - exp(-mu)
+    da  = g_y x - g_x y        ddelta is the sum of -da over the queries
+    du  = dmu mu'(u)           softplus has mu'(u) = sigmoid(u) = 1 - exp(-mu)
 
-So the stored pair is enough: no u, no cosine, no sine. ddelta is the sum of -da over the queries.
-
-CoPE (arXiv:2405.18719, section 4, Listing 1). The bias of a logit depends on how many of the keys j
-to i the query counts. z_i = q_i e, npos long, is the bias at whole positions.
+CoPE (arXiv:2405.18719, section 4, Listing 1). The bias of a logit depends on how many of the keys
+j to i the query counts. z_i = q_i e, npos long, is the bias at whole positions.
 
     g_ij = sigmoid(S_ij)                      the gate: does query i count key j?
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
@@ -52,11 +47,11 @@ clamped or whole. The gate g_ij is a term of p_it for t = j and for every t left
 dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over those in column c - 1. That needs
 no scatter-add: from left to right p falls, by at most 1 a key, so the keys of a column are one run.
 Let F and C (floor, ceil) be the running sums of dS (1 - w) and dS w, and F[c], C[c] their values at
-the last key of run c. The run before it is column c + 1's, so a run's own sum is a difference:
+the last key of run c. Run c + 1 ends where run c begins, so a run's own sum is a difference:
 
-    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])    without terms outside 0 .. npos - 1
+    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])    F[npos] is 0, dz[0] only F[0] - F[1]
 
-For example, six keys as query 5 sees them, npos = 4, z = (0, 2, 1, 3), and dS that sum to 0:
+For example, the row of query 5: six keys, npos = 4, z = (0, 2, 1, 3), and dS that sum to 0:
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75
@@ -72,7 +67,7 @@ For example, six keys as query 5 sees them, npos = 4, z = (0, 2, 1, 3), and dS t
     dz          -2    -1     2     1                dz[2] = (1 + 2) + (2 - 3)
 
 One tile of queries, i0 to i0 + M - 1. Once all its rows have counted to npos - 1, the keys further
-left have the bias z_i[npos - 1]: plain attention, without gates or look-ups.
+left all have the bias z_i[npos - 1]: plain attention, without gates or look-ups.
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
@@ -82,25 +77,18 @@ left have the bias z_i[npos - 1]: plain attention, without gates or look-ups.
        <---------------------------------------------------------  cope_forward sums p
        --------------------------------------------------------->  cope_backward_q sums dg, F and C
 
-cope_backward_kv takes a tile of keys down the queries, with sums that cope_backward_q stored.
+Rounding. The passes add the gates in different orders, and inexact sums would disagree about
+floor(p). So gates are rounded to multiples of 1/2048, whose sums are exact. Gradients ignore it. A
+gate below 1/4096 counts as 0 here, but not in model.py, which decodes. Two kernels may round one
+gate to neighbours; then p differs by 1/2048. Against exact gates in float64, rounding costs 0.13 ..
+0.24% of o, 0.24 .. 0.6% of dz and 6 .. 13% of the gates' gradients (T = 1024, npos = 64, normal q,
+k and z, mean gates of 0.5 .. 0.02). PyTorch in bfloat16 costs 0.6%, 1.2% and 9 .. 19%.
 
-Rounding. Gates are rounded to multiples of 1/2048: the passes add them in different orders, and
-inexact sums would disagree about floor(p). Gradients ignore it. A gate below 1/4096 counts as 0
-here, but not in model.py, which decodes. Two kernels may compute a logit in different orders and
-round its gate to neighbours; then p differs by 1/2048. Against exact gates in float64 rounding
-costs (T = 1024, npos = 64, q and k unit-normal, z white noise, mean gates of 0.5 .. 0.02) 0.13 ..
-0.24% of o, 0.24 .. 0.6% of dz and 6 .. 13% of the gates' gradients, where bfloat16 costs PyTorch's
-dense path 0.6%, 1.2% and 9 .. 19%.
-
-Limits. Tested with heads 32, 48, 64 and 128 wide, in float16, bfloat16 and float32. Any T, as many
-queries as keys; PyTorch decodes. B H <= 65,535, and offsets in a head must fit 32 bits. No atomics:
-the same input gives the same bits. No second derivatives. CoPE's backward pass borrows 8 npos + T/8
-bytes a row, for as many heads at a time as fit in 256 MB. No kernel has run on a GPU yet; README
-says which numbers are measured, emulated and modelled.
+Limits. As many queries as keys; PyTorch decodes. B H <= 65,535. Offsets in a head must fit 32 bits.
+No atomics: the same input gives the same bits. No second derivatives. Not yet run on any GPU.
 """
 import math
 import os
-import sys
 from types import SimpleNamespace
 
 import torch
@@ -117,12 +105,9 @@ except ImportError:  # this module still imports, so that why_not can name what 
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it when it is imported
 ASM = constexpr(not INTERPRET)  # the interpreter cannot run inline assembly
-WIDTHS = (32, 48, 64, 128)  # head widths that are tested
-TRITON = (3, 6)  # the oldest version known to compile every kernel
 LOG2E, LN2 = constexpr(math.log2(math.e)), constexpr(math.log(2))
 
-# -------------------------------------------------------------------------------------------------
-# both methods in PyTorch: what the kernels compute, with T x T tensors
+# --- both methods in PyTorch, with T x T tensors --------------------------------------------------
 
 def naive_pope(q, k, v, delta, base=10000.0):
     """PoPE eq. 5, with a cosine per distance. q, k, v (B, H, T, d), delta (H, d) -> (B, H, T, d)"""
@@ -144,10 +129,9 @@ def naive_cope(q, k, v, z):
     bias = (1 - w) * z.gather(-1, p.floor().long()) + w * z.gather(-1, p.ceil().long())
     return (s + bias).masked_fill(future, -math.inf).softmax(-1) @ v
 
-
-# -------------------------------------------------------------------------------------------------
-# shared by all kernels. A program takes M queries or N keys of head bh = 0 .. B H - 1. D is the
-# head width, P the power of two that holds it. scale is log2(e) / sqrt(d): the hardware has exp2
+# --- shared by all kernels ------------------------------------------------------------------------
+# A program takes M queries or N keys of head bh = 0 .. B H - 1. D is the head width, P the power of
+# two that holds it. scale is log2(e) / sqrt(d): the hardware has exp2
 
 @triton.jit
 def load(x, bh, H, rows, T, D, P, EDGE=True):
@@ -164,14 +148,21 @@ def load(x, bh, H, rows, T, D, P, EDGE=True):
     return tile
 
 @triton.jit
-def store(x, bh, H, rows, tile, T, D, P):
-    cols = tl.arange(0, P)
+def store(x, bh, H, rows, tile, T, D):
+    cols = tl.arange(0, tile.shape[1])
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
     tl.store(at, tile.to(x[0].dtype.element_ty), mask=(rows < T)[:, None] & (cols < D)[None, :])
 
 @triton.jit
 def matmul(a, b, acc=None):
     return tl.dot(a, b, acc, input_precision="ieee")  # no tf32 where the inputs are float32
+
+@triton.jit
+def mask_future(x, i, j, MASKED, value=0.0):
+    """MASKED: puts value where key j comes after query i."""
+    if MASKED:
+        x = tl.where(i >= j, x, value)
+    return x
 
 @triton.jit
 def dropout(x, seed, bh, i, j, DROPOUT):
@@ -195,9 +186,7 @@ def online_softmax(s, scale, v, row_max, row_sum, acc, seed, bh, i, j, DROPOUT):
     acc = matmul(prob.to(v.dtype), v, acc * shrink[:, None])  # (M, N) x (N, P) -> (M, P)
     return new_max, row_sum, acc
 
-
-# -------------------------------------------------------------------------------------------------
-# PoPE. First pope_rotate writes q' and k' (B, H, T, 2D), a pair's cosine and sine side by side
+# --- PoPE -----------------------------------------------------------------------------------------
 
 @triton.jit
 def phases(table, delta, rows, h, T, D, P, M):
@@ -215,7 +204,7 @@ def phases(table, delta, rows, h, T, D, P, M):
 @triton.jit
 def pope_rotate(x, pairs, table, delta, T, H, SOFTPLUS: constexpr, D: constexpr, P: constexpr,
                 M: constexpr):
-    """x (B, H, T, D) -> pairs (B, H, T, 2D), mu(x) (cos a, sin a): q' with delta, k' without."""
+    """x (B, H, T, D) -> pairs (B, H, T, 2D), (x, y) side by side: q' with delta, k' without."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
     mu = load(x, bh, H, rows, T, D, P).to(tl.float32)
@@ -224,7 +213,7 @@ def pope_rotate(x, pairs, table, delta, T, H, SOFTPLUS: constexpr, D: constexpr,
         u = 1.0 + e
         mu = tl.maximum(mu, 0.0) + (tl.log(u) + (e - (u - 1.0)) / u)
     cosine, sine = phases(table, delta, rows, bh % H, T, D, P, M)
-    store(pairs, bh, H, rows, tl.interleave(mu * cosine, mu * sine), T, 2 * D, 2 * P)
+    store(pairs, bh, H, rows, tl.interleave(mu * cosine, mu * sine), T, 2 * D)
 
 @triton.jit
 def pope_forward(v, o, q_pairs, k_pairs, lse, seed, scale, T, H, DROPOUT: constexpr, D: constexpr,
@@ -244,12 +233,11 @@ def pope_forward(v, o, q_pairs, k_pairs, lse, seed, scale, T, H, DROPOUT: conste
             j = j0 + tl.arange(0, N)
             k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P, masked)
             s = matmul(q_tile, tl.trans(k_tile))  # (M, 2P) x (2P, N) -> (M, N)
-            if masked:
-                s = tl.where(i[:, None] >= j[None, :], s, float("-inf"))
+            s = mask_future(s, i[:, None], j[None, :], masked, float("-inf"))
             v_tile = load(v, bh, H, j, T, D, P, masked)
             row_max, row_sum, acc = online_softmax(s, scale, v_tile, row_max, row_sum, acc, seed,
                                                    bh, i, j, DROPOUT)
-    store(o, bh, H, i, acc / row_sum[:, None], T, D, P)
+    store(o, bh, H, i, acc / row_sum[:, None], T, D)
     tl.store(lse + bh * T + i, row_max + tl.log2(row_sum), mask=i < T)
 
 @triton.jit
@@ -292,8 +280,7 @@ def pope_backward_q(v, o, do, dq, q_pairs, k_pairs, ddelta, lse, do_dot_o, table
             k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P, masked)
             s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, 2P) x (2P, N) -> (M, N)
             prob = tl.exp2(s - row_lse[:, None])
-            if masked:
-                prob = tl.where(i[:, None] >= j[None, :], prob, 0.0)
+            prob = mask_future(prob, i[:, None], j[None, :], masked)
             v_tile = load(v, bh, H, j, T, D, P, masked)
             dprob = matmul(do_tile, tl.trans(v_tile))  # (M, P) x (P, N) -> (M, N)
             dprob = dropout(dprob, seed, bh, i[:, None], j[None, :], DROPOUT)
@@ -301,7 +288,7 @@ def pope_backward_q(v, o, do, dq, q_pairs, k_pairs, ddelta, lse, do_dot_o, table
             acc = matmul(ds.to(k_tile.dtype), k_tile, acc)  # (M, N) x (N, 2P) -> (M, 2P)
     acc *= scale * LN2  # 1 / sqrt(d)
     du, da = pope_gradient(acc, q_pairs, table, delta, i, bh % H, T, SOFTPLUS, D, P, M)
-    store(dq, bh, H, i, du, T, D, P)
+    store(dq, bh, H, i, du, T, D)
     cols = tl.arange(0, P)
     at = ddelta + (bh * tl.num_programs(0) + tile) * D + cols
     tl.store(at, -tl.sum(da, 0), mask=cols < D)  # rows past T were loaded as 0
@@ -328,8 +315,7 @@ def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed
             row_lse = tl.load(lse + bh * T + i, mask=i < T, other=float("inf"))
             s = matmul(k_tile, tl.trans(q_tile)) * scale  # (N, 2P) x (2P, M) -> (N, M)
             prob = tl.exp2(s - row_lse[None, :])
-            if masked:
-                prob = tl.where(i[None, :] >= j[:, None], prob, 0.0)
+            prob = mask_future(prob, i[None, :], j[:, None], masked)
             do_tile = load(do, bh, H, i, T, D, P)
             dprob = matmul(v_tile, tl.trans(do_tile))  # (N, P) x (P, M) -> (N, M)
             row_do_o = tl.load(do_dot_o + bh * T + i, mask=i < T, other=0.0)
@@ -340,13 +326,12 @@ def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed
             acc_k = matmul(ds.to(q_tile.dtype), q_tile, acc_k)  # (N, M) x (M, 2P) -> (N, 2P)
     acc_k *= scale * LN2  # 1 / sqrt(d)
     du, _ = pope_gradient(acc_k, k_pairs, table, None, j, bh % H, T, SOFTPLUS, D, P, N)
-    store(dk, bh, H, j, du, T, D, P)
-    store(dv, bh, H, j, acc_v, T, D, P)
+    store(dk, bh, H, j, du, T, D)
+    store(dv, bh, H, j, acc_v, T, D)
 
-
-# -------------------------------------------------------------------------------------------------
-# CoPE. Positions are integers, in units of 1/2048. z_pairs (B, H, T, npos) packs z[c] and z[c + 1]
-# into one word, so that a look-up is one load
+# --- CoPE -----------------------------------------------------------------------------------------
+# Positions are integers, in units of 1/2048. z_pairs (B, H, T, npos) packs z[c] and z[c + 1] into
+# one word, so that a look-up is one load
 
 BITS = constexpr(11)  # of a position's fraction: the most that leave every gate exact in float16
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
@@ -366,14 +351,11 @@ def clamp(p, NPOS):
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit
-def gates_of(logit, causal, MASK):
-    """Gates, and the same rounded to units, still in float32. MASK: future keys count 0."""
+def gates_of(logit, i, j, MASKED):
+    """Gates, and the same rounded to units, still in float32."""
     root = tl.rsqrt(1.0 + tl.exp2(-logit))
     gate = root * root  # sigmoid; Triton's division would take many instructions
-    units = (gate * UNIT + MAGIC) - MAGIC
-    if MASK:
-        units = tl.where(causal, units, 0.0)
-    return gate, units
+    return gate, mask_future((gate * UNIT + MAGIC) - MAGIC, i, j, MASKED)
 
 @triton.jit
 def triangle(N, DTYPE):
@@ -383,9 +365,10 @@ def triangle(N, DTYPE):
 
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
-    """Running sums of x (M, N) along the keys; left (M,): the sum of the tiles before."""
+    """Running sums of x (M, N) along the keys, and their last column. left (M,): their start. It
+    is summed in float32: the dS of a row add up to 0, so F nearly vanishes if it has one column."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
-    return left[:, None] + sums
+    return left[:, None] + sums, left + tl.sum(x, 1)
 
 @triton.jit
 def unpack(word, ZTYPE):
@@ -423,8 +406,8 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
                  T, H, DROPOUT: constexpr, NPOS: constexpr, D: constexpr, P: constexpr,
                  M: constexpr, N: constexpr):
     """A tile of queries walks left from the diagonal. gates: (gate_q, gate_k), or None where the
-    logits serve. Stores o, what 16 bits leave of it (o_residual), the log-sum-exp lse (B H, T), the
-    units that a row counted (B H, T), and how many keys of a tile are saturated (B H, tiles)."""
+    logits serve. Stores o and its rounding error, the log-sum-exp and the counted units of each
+    row (B H, T), and how many keys of each tile are saturated (B H, tiles)."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # long rows first, so no program lags
     i = tile * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
@@ -449,16 +432,13 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
                 if gates is not None:  # (M, P) x (P, N) -> (M, N)
                     gate_k_tile = load(gates[1], bh, H, j, T, D, P, masked)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
-                causal = i[:, None] >= j[None, :]
-                _, units = gates_of(gate_logit, causal, masked)
+                _, units = gates_of(gate_logit, i[:, None], j[None, :], masked)
                 lower = triangle(N, tl.float16)
                 suffix = matmul(units.to(tl.float16), lower)  # (M, N) x (N, N) -> (M, N)
                 p = clamp(units_right[:, None] + round_to_int(suffix), NPOS)
                 bias, _, _ = look_up(z_pairs, row[:, None], p, NPOS, q_tile.dtype)
                 units_right += tl.sum(units, 1).to(tl.int32)
-                s += bias * LOG2E
-                if masked:
-                    s = tl.where(causal, s, float("-inf"))
+                s = mask_future(s + bias * LOG2E, i[:, None], j[None, :], masked, float("-inf"))
                 v_tile = load(v, bh, H, j, T, D, P, masked)
                 row_max, row_sum, acc = online_softmax(s, 1.0, v_tile, row_max, row_sum, acc, seed,
                                                        bh, i, j, DROPOUT)
@@ -473,33 +453,23 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
         row_max, row_sum, acc = online_softmax(s, scale, v_tile, row_max, row_sum, acc, seed,
                                                bh, i, j, DROPOUT)
     acc /= row_sum[:, None]
-    store(o, bh, H, i, acc, T, D, P)
-    store(o_residual, bh, H, i, acc - acc.to(q_tile.dtype).to(tl.float32), T, D, P)
+    store(o, bh, H, i, acc, T, D)
+    store(o_residual, bh, H, i, acc - acc.to(q_tile.dtype).to(tl.float32), T, D)
     tl.store(lse + bh * T + i, row_max + last + tl.log2(row_sum), mask=i < T)
     tl.store(units_total + bh * T + i, units_right, mask=i < T)
     tl.store(saturated + bh * tl.num_programs(0) + tile, remaining * N)
 
 @triton.jit
-def store_run_ends(ends, row, valid, column, right_column, ds, w, F_left, C_left, NPOS, N, DTYPE):
-    """Stores F and C at ends[row, column] for keys whose right neighbour is in another column.
-    F_left, C_left (M,) are their values left of the tile; returns those at its right end. These are
-    summed in float32: if a row keeps to one column F nearly vanishes, as its dS add up to 0."""
-    ds_w = ds * w
-    C = prefix_sums(ds_w, C_left, N, DTYPE)
-    C_left += tl.sum(ds_w, 1)
-    F = prefix_sums(ds - ds_w, F_left, N, DTYPE)
-    F_left += tl.sum(ds - ds_w, 1)
-    is_end = (column != right_column) & valid[:, None]
-    at = ends + (row[:, None] * NPOS + column) * 2
-    if ASM:  # both in one instruction
+def store_two(at, x, y, mask):
+    """Stores x and y side by side. Assembly does it in one instruction."""
+    if ASM:
         code: constexpr = ("{ .reg .pred p; setp.ne.b32 p, $4, 0; "
                            "@p st.global.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0; }")
-        tl.inline_asm_elementwise(code, "=r,l,f,f,r", [at.to(tl.int64), F, C, is_end.to(tl.int32)],
+        tl.inline_asm_elementwise(code, "=r,l,f,f,r", [at.to(tl.int64), x, y, mask.to(tl.int32)],
                                   dtype=tl.int32, is_pure=False, pack=1)
     else:
-        tl.store(at, F, mask=is_end)
-        tl.store(at + 1, C, mask=is_end)
-    return F_left, C_left
+        tl.store(at, x, mask=mask)
+        tl.store(at + 1, y, mask=mask)
 
 @triton.jit
 def store_dz(dz, dz_row, run_ends, row, valid, max_column, NPOS):
@@ -521,9 +491,8 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
                     FORWARD_M: constexpr, KV_N: constexpr, DROPOUT: constexpr, NPOS: constexpr,
                     D: constexpr, P: constexpr, M: constexpr, N: constexpr):
     """A tile of queries walks right. grads: dq and, with gates, dgate_q. scratch: dz; run_ends
-    (heads, T, npos, 2) for F and C; and what cope_backward_kv reads: do_dot_o (B H, T), which is
-    rowsum(dO o O), and two tables (heads, tiles, T) that hold, for every KV_N keys and every query,
-    the units counted right of these keys and the sum of dp left of them."""
+    (heads, T, npos, 2), with F and C; do_dot_o (B H, T), which is rowsum(dO o O); and two tables
+    (heads, tiles of KV_N keys, T) of the units counted right and the sum of dp left of a tile."""
     o, o_residual, lse, units_total, saturated = saved  # by cope_forward
     dz, run_ends, do_dot_o, units_right_at, dp_left_at = scratch
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -559,7 +528,6 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
     for part in tl.static_range(3):
         for n in range(bounds[part], bounds[part + 1]):
             j = n * N + tl.arange(0, N)
-            causal = i[:, None] >= j[None, :]
             k_tile = load(k, bh, H, j, T, D, P, part == MASKED)
             s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, P) x (P, N) -> (M, N)
             v_tile = load(v, bh, H, j, T, D, P, part == MASKED)
@@ -574,7 +542,7 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
                 if gates is not None:  # (M, P) x (P, N) -> (M, N)
                     gate_k_tile = load(gates[1], bh, H, j, T, D, P, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
-                gate, units = gates_of(gate_logit, causal, part == MASKED)
+                gate, units = gates_of(gate_logit, i[:, None], j[None, :], part == MASKED)
                 table = tables + n // (KV_N // N) * T + i
                 tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KV_N // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
@@ -587,17 +555,14 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
                 bias, slope, w = look_up(z_pairs, row[:, None], clamp(p, NPOS), NPOS, q_tile.dtype)
                 # dS, and its sums for dz
                 ds = tl.exp2(s + bias * LOG2E - row_lse[:, None]) * (dprob - row_do_o[:, None])
-                if part == MASKED:
-                    ds = tl.where(causal, ds, 0.0)
-                F_left, C_left = store_run_ends(run_ends, row, valid, column, right_column, ds, w,
-                                                F_left, C_left, NPOS, N, k_tile.dtype)
+                ds = mask_future(ds, i[:, None], j[None, :], part == MASKED)
+                C, C_left = prefix_sums(ds * w, C_left, N, k_tile.dtype)
+                F, F_left = prefix_sums(ds - ds * w, F_left, N, k_tile.dtype)
+                is_end = (column != right_column) & valid[:, None]
+                store_two(run_ends + (row[:, None] * NPOS + column) * 2, F, C, is_end)
                 # the gates' gradient, from the running sum of dp
-                dp = ds * slope
-                dg = prefix_sums(dp, dp_left, N, k_tile.dtype)
-                dp_left += tl.sum(dp, 1)
-                dg *= gate - gate * gate
-                if part == MASKED:
-                    dg = tl.where(causal, dg, 0.0)
+                dg, dp_left = prefix_sums(ds * slope, dp_left, N, k_tile.dtype)
+                dg = mask_future(dg * (gate - gate * gate), i[:, None], j[None, :], part == MASKED)
                 if gates is None:
                     ds += dg
                 else:  # (M, N) x (N, P) -> (M, P)
@@ -605,9 +570,9 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
             acc = matmul(ds.to(k_tile.dtype), k_tile, acc)  # (M, N) x (N, P) -> (M, P)
 
     # 3. dq, dgate_q, and dz as differences of the run ends
-    store(grads[0], bh, H, i, acc * (scale * LN2), T, D, P)  # scale * LN2 = 1 / sqrt(d)
+    store(grads[0], bh, H, i, acc * (scale * LN2), T, D)  # scale * LN2 = 1 / sqrt(d)
     if gates is not None:
-        store(grads[1], bh, H, i, acc_gate * (scale * LN2), T, D, P)
+        store(grads[1], bh, H, i, acc_gate * (scale * LN2), T, D)
     tl.store(run_ends + row * NPOS * 2, F_left, mask=valid)  # every row ends in column 0
     tl.store(run_ends + row * NPOS * 2 + 1, C_left, mask=valid)
     tl.debug_barrier()  # other threads stored some of the run ends
@@ -652,7 +617,6 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
             for i0 in range(i_start, i_end, M):
                 i = i0 + tl.arange(0, M)
                 row, valid = tl.minimum(i, T - 1), i < T
-                causal = i[None, :] >= j[:, None]
                 q_tile = load(q, bh, H, i, T, D, P)
                 do_tile = load(do, bh, H, i, T, D, P)
                 row_lse = tl.load(lse + i, mask=valid, other=float("inf"))
@@ -666,7 +630,7 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
                     if gates is not None:  # (N, P) x (P, M) -> (N, M)
                         gate_q_tile = load(gates[0], bh, H, i, T, D, P)
                         gate_logit = matmul(gate_k_tile, tl.trans(gate_q_tile)) * scale
-                    gate, units = gates_of(gate_logit, causal, part == MASKED)
+                    gate, units = gates_of(gate_logit, i[None, :], j[:, None], part == MASKED)
                     upper = tl.trans(triangle(N, tl.float16))
                     suffix = matmul(upper, units.to(tl.float16))  # (N, N) x (N, M) -> (N, M)
                     suffix = round_to_int(suffix)
@@ -674,8 +638,7 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
                     p = clamp(p, NPOS)
                     bias, slope, _ = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
                     prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
-                if part == MASKED:
-                    prob = tl.where(causal, prob, 0.0)
+                prob = mask_future(prob, i[None, :], j[:, None], part == MASKED)
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, P) x (P, M) -> (N, M)
                 dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
                 kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
@@ -686,32 +649,27 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
                     dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
                     dg += tl.load(dp_left_at + tables + i, mask=valid, other=0.0)[None, :]
                     dg *= gate - gate * gate
-                    if part == MASKED:
-                        dg = tl.where(causal, dg, 0.0)
+                    dg = mask_future(dg, i[None, :], j[:, None], part == MASKED)
                     if gates is None:
                         ds += dg
                     else:  # (N, M) x (M, P) -> (N, P)
                         acc_gate = matmul(dg.to(do_tile.dtype), gate_q_tile, acc_gate)
                 acc_k = matmul(ds.to(do_tile.dtype), q_tile, acc_k)  # (N, M) x (M, P) -> (N, P)
-
-    store(grads[0], bh, H, j, acc_k * (scale * LN2), T, D, P)
-    store(grads[1], bh, H, j, acc_v, T, D, P)
+    store(grads[0], bh, H, j, acc_k * (scale * LN2), T, D)
+    store(grads[1], bh, H, j, acc_v, T, D)
     if gates is not None:
-        store(grads[2], bh, H, j, acc_gate * (scale * LN2), T, D, P)
+        store(grads[2], bh, H, j, acc_gate * (scale * LN2), T, D)
 
-
-# -------------------------------------------------------------------------------------------------
-# launching. Each method is a pair of PyTorch operators, forward and backward: custom_op rather than
-# triton_op, which would not take the interpreter's CPU tensors. Results are allocated by functions
-# fake_..., which torch.compile also calls alone, to learn their shapes
+# --- launching ------------------------------------------------------------------------------------
+# Each method is a pair of PyTorch operators, forward and backward: custom_op, as triton_op does not
+# take the interpreter's CPU tensors. fake_... allocate results, and tell torch.compile the shapes
 
 FORWARD_M, KV_N = 64, 64  # queries in a tile of cope_forward, keys in one of cope_backward_kv
 BORROWED = 2**28  # bytes that CoPE's backward pass may borrow, or as much as one head needs
-# (M, N, warps, stages) for 16 bits and P < 128, 16 bits and P = 128, and both for float32, which
-# only tests use. Chosen from counts of compiled code. A warp wants 16 rows, or tensor cores do the
-# same work twice. Two programs share a multiprocessor: one computes while the other loads. CoPE has
-# one stage, as Triton 3.6 and 3.8 cannot pipeline look-ups. Where a program takes queries N divides
-# M, so that the mask begins with a tile of keys
+# (M, N, warps, stages): 16 bits and P < 128, 16 bits and P = 128, and both for float32, which only
+# tests use. Chosen by counting instructions. A warp wants 16 rows, or tensor cores do the same work
+# twice. Two programs share a multiprocessor: one computes while the other loads. CoPE has one
+# stage: Triton 3.6 and 3.8 cannot pipeline look-ups. Where a program takes queries, N divides M
 TILES = {
     "pope_forward": ((128, 64, 4, 2), (128, 32, 8, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
     "pope_backward_q": ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
@@ -734,8 +692,7 @@ def strided(*xs):
 
 def empty_heads(x):
     """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
-    B, H, T, d = x.shape
-    return x.new_empty(B, T, H, d).transpose(1, 2)
+    return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 def launch(kernel, grid, x, *args, **options):
     """x: the first argument, strided. Triton launches on the current device, so make it x's."""
@@ -743,19 +700,15 @@ def launch(kernel, grid, x, *args, **options):
     with torch.cuda.device_of(x[0]):
         kernel[grid](x, *args, **options)
 
-def check(reach=0, **xs):
-    """ValueError if tensors (B, H, T, d) differ from xs["q"] in shape or dtype, or if the grid or
-    int32 offsets do not cover them. reach: the largest offset into a head of another tensor."""
-    q = xs["q"]
-    B, H, T, d = q.shape
-    for name, x in xs.items():
+def check(q, reach=0, **others):
+    """ValueError if tensors (B, H, T, d) differ from q in shape or dtype, or if they are too large
+    for int32 offsets. reach: the largest offset into a head of another tensor."""
+    _, H, T, d = q.shape
+    for name, x in others.items():
         if x.shape != q.shape or x.dtype != q.dtype or d > 128:
-            raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; the kernels take the shape "
-                             "and dtype of q, at most 128 wide")
-    if B * H > 65535:
-        raise ValueError(f"{B} x {H} heads are more than the kernels' 65535; use a smaller batch")
+            raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; make it like q, d <= 128")
     # a token's stride is H d in o and 2 d in q'
-    if max(reach, T * d * max(H, 2), *(T * x.stride(2) for x in xs.values())) >= 2**31:
+    if max(reach, T * d * max(H, 2), *(T * x.stride(2) for x in (q, *others.values()))) >= 2**31:
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
 
 def draw_seed(x, dropout):
@@ -778,7 +731,6 @@ def pope_op(q: Tensor, k: Tensor, v: Tensor, delta: Tensor, table: Tensor, seed:
     launch(pope_forward, (triton.cdiv(T, options["M"]), B * H), *strided(v, o), q_pairs, k_pairs,
            lse, seed, d**-0.5 / math.log(2), T, H, DROPOUT=dropout, **options)
     return results
-
 
 @pope_op.register_fake
 def fake_pope(q, *_):
@@ -805,7 +757,6 @@ def pope_backward_op(do: Tensor, saved: list[Tensor], softplus: bool,
            q_pairs, k_pairs, lse, do_dot_o, table, seed, scale, T, H, **switches, **options)
     return grads
 
-
 @pope_backward_op.register_fake
 def fake_pope_backward(do, saved, *_):
     v, delta, *_ = saved
@@ -819,7 +770,6 @@ def differentiate_pope(ctx, grads):
     found = pope_backward_op(grads[0], list(ctx.saved_tensors), ctx.softplus, ctx.dropout)
     return *found, None, None, None, None
 
-
 pope_op.register_autograd(differentiate_pope, setup_context=save_pope)
 
 def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
@@ -831,10 +781,10 @@ def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
     softplus  False: magnitudes are q and k themselves
     dropout   the share of attention weights that are set to 0, drawn anew by every call
     returns   o (B, H, T, d). ValueError if shapes or dtypes differ, or the input is too large"""
-    check(q=q, k=k, v=v)
+    check(q, k=k, v=v)
     T, d = q.shape[2:]
-    # float64: a float32 angle is off by 1e-3 at position 16,384. model.py has to run where there is
-    # no float64. It turns keys by delta; we turn queries by -delta, and q'.k' sees the difference
+    # A float32 angle is off by 1e-3 at position 16,384, but model.py has to run without float64. It
+    # turns keys by delta. We turn queries by -delta: q'.k' depends on the difference alone
     theta = base ** (-torch.arange(d, device=q.device, dtype=torch.float64) / d)
     angle = torch.arange(T, device=q.device, dtype=torch.float64)[:, None] * theta  # (T, d)
     delta = torch.zeros(q.size(1), d, device=q.device) if delta is None else delta.float()
@@ -851,7 +801,6 @@ def cope_op(z: Tensor, q: Tensor, k: Tensor, v: Tensor, gates: list[Tensor], z_p
            **tile_options(cope_forward, q))
     return results
 
-
 @cope_op.register_fake
 def fake_cope(z, q, *_):
     B, H, T, _ = q.shape
@@ -861,8 +810,7 @@ def fake_cope(z, q, *_):
     return [empty_heads(q), empty_heads(q), lse, units_total, saturated]
 
 @torch.library.custom_op("cope::backward", mutates_args=())
-def cope_backward_op(do: Tensor, saved: list[Tensor], scale: float,
-                     dropout: float) -> list[Tensor]:
+def cope_backward_op(do: Tensor, saved: list[Tensor], scale: float, dropout: float) -> list[Tensor]:
     dz, dq, dk, dv, *dgates = grads = fake_cope_backward(do, saved)
     z_pairs, seed, o, o_residual, lse, units_total, saturated, q, k, v, *gates = saved
     B, H, T, npos = z_pairs.shape
@@ -883,11 +831,9 @@ def cope_backward_op(do: Tensor, saved: list[Tensor], scale: float,
                (lse, saturated), for_kv, *numbers, **constants, **options_kv)
     return grads
 
-
 @cope_backward_op.register_fake
 def fake_cope_backward(do, saved, *_):
-    z_pairs, qkv_and_gates = saved[0], saved[7:]
-    return [do.new_empty(z_pairs.shape), *map(empty_heads, qkv_and_gates)]
+    return [do.new_empty(saved[0].shape), *map(empty_heads, saved[7:])]  # z; q, k, v and gates
 
 def save_cope(ctx, inputs, output):
     z, *qkv, gates, z_pairs, seed, ctx.scale, ctx.dropout = inputs
@@ -897,23 +843,19 @@ def differentiate_cope(ctx, grads):
     found = cope_backward_op(grads[0], list(ctx.saved_tensors), ctx.scale, ctx.dropout)
     return *found[:4], found[4:], None, None, None, None
 
-
 cope_op.register_autograd(differentiate_cope, setup_context=save_cope)
 
-def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0, scale=None):
+def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0):
     """Causal CoPE attention (Listing 1), differentiable in all tensors.
 
     q, k     (B, H, T, d), d <= 128, float16, bfloat16 or float32; rotated, if there is a rotation
     v        (B, H, T, d), or narrower: PoPE makes q and k twice as wide as v
     z        (B, H, T, npos), npos >= 2: q @ e of the unrotated q; cast to q's dtype
-    gate_q   (B, H, T, d), by default q
-    gate_k   (B, H, T, d), by default k; v for value gates, a projection for separate keys. Both may
-             be as narrow as v. Without them the gates come from the layer's own logits, for free
+    gate_q   (B, H, T, d) or as narrow as v, by default q
+    gate_k   the same, by default k. Without both, the gates come from the layer's logits, for free
     dropout  the share of attention weights that are set to 0, drawn anew by every call
-    scale    of the logits and of the gates' own; by default 1 / sqrt(width of v)
     returns  o like v. ValueError if shapes or dtypes do not fit, or the input is too large"""
-    width, scale = v.size(3), v.size(3) ** -0.5 if scale is None else scale
-    gates = {}
+    width, gates = v.size(3), {}
     if gate_q is not None or gate_k is not None:
         gates = dict(gate_q=q if gate_q is None else gate_q, gate_k=k if gate_k is None else gate_k)
     if width < q.size(3):  # zeros make v as wide, and both gates, and change no product
@@ -922,49 +864,37 @@ def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0, scale=None
         if all(x.size(3) == width for x in gates.values()):
             gates = {name: F.pad(x, zeros) for name, x in gates.items()}
     T, npos = z.shape[2:]
-    check(T * max(2048, 2 * npos, math.ceil(T / KV_N)), q=q, k=k, v=v, **gates)
+    check(q, T * max(2048, 2 * npos, math.ceil(T / KV_N)), k=k, v=v, **gates)
     if z.shape[:3] != q.shape[:3] or npos < 2:
         raise ValueError(f"z is {tuple(z.shape)}; it must be {tuple(q.shape[:3])} by npos >= 2")
     z = z.to(q.dtype)
     # the last column needs no right neighbour: a clamped position is whole
     z_pairs = torch.stack((z.detach(), F.pad(z.detach()[..., 1:], (0, 1))), -1)
     z_pairs = z_pairs.view(torch.int32 if z.element_size() == 2 else torch.int64).squeeze(-1)
-    seed = draw_seed(q, dropout)
-    o = cope_op(z, q, k, v, [*gates.values()], z_pairs, seed, scale, dropout)[0]
-    return o[..., :width]
+    seed, gates = draw_seed(q, dropout), [*gates.values()]
+    return cope_op(z, q, k, v, gates, z_pairs, seed, width**-0.5, dropout)[0][..., :width]
 
 def why_not(pe, head_dim, device, dtype, hard_attention=False):
-    """Why no kernel computes a layer's attention, in a few words; None if one does. pe: the layer's
-    methods, such as "cope+rope"."""
+    """Why no kernel computes a layer with these methods ("cope+rope"), or None if one does."""
     device, names = torch.device(device), set(pe.split("+"))
     mix = names - {"nope", "learned", "sinusoidal", "expe", "exqpe"}  # what acts on q, k or logits
-    wide = 2 if mix == {"cope", "pope"} else 1  # PoPE widens q and k, and CoPE's kernels pad v
+    widths = (16, 24, 32, 64) if mix == {"cope", "pope"} else (32, 48, 64, 128)  # that are tested
     if not names & {"pope", "cope"}:
         return "no kernel for it"
-    if mix != {"pope"} and mix - {"rope", "carope", "pope"} != {"cope"} or len(mix) > 2:
+    if mix not in ({"pope"}, {"cope"}, {"cope", "rope"}, {"cope", "carope"}, {"cope", "pope"}):
         return "mixed"
     if hard_attention:
         return "hard attention"
     if triton.__version__ is None:
         return "no triton"
-    if tuple(map(int, triton.__version__.split(".")[:2])) < TRITON:
-        return f"triton {triton.__version__}, older than {'.'.join(map(str, TRITON))}"
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
+        return f"triton {triton.__version__}, older than 3.6"  # the oldest that was tried
     if not INTERPRET and device.type != "cuda":
         return "no GPU"
     if not INTERPRET and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
         return "no NVIDIA GPU of compute capability 8.0 or later"
-    if wide * head_dim not in WIDTHS:
-        return f"head width {head_dim} is none of {', '.join(str(x // wide) for x in WIDTHS)}"
-    if dtype == torch.float32 and not INTERPRET:
-        return "float32"  # right, but without tensor cores and with registers spilled
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"{dtype} inputs"
+    if head_dim not in widths:
+        return f"head width {head_dim} is none of {', '.join(map(str, widths))}"
+    if dtype not in (torch.float16, torch.bfloat16) and not (INTERPRET and dtype == torch.float32):
+        return f"{dtype} inputs"  # float32 would be right, but slow: it spills registers
     return None
-
-
-if __name__ == "__main__":
-    if triton.__version__ is None:
-        sys.exit("kernels.py needs triton (Linux, x86-64): pip install triton")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"kernels on this machine: {why_not('pope', 64, device, torch.bfloat16) or 'yes'}.",
-          "Checks: python -m pytest tests/test_kernels.py; times: python tests/bench.py")

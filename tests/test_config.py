@@ -1,4 +1,4 @@
-"""The configurator: what files and flags may say, and what they are told when they may not."""
+"""The configurator: what files and flags may say, and the errors for what they may not."""
 import dataclasses
 import glob
 import importlib
@@ -180,8 +180,8 @@ def build(cfg):
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_config_files_train(path, stream, rows, tmp_path, capsys):
-    """A step at a shrunk size, on a generated stream, or on masked rows if the config's data are
-    rows. The docstring names the file."""
+    """A step at a small size, on generated data of the config's kind, a stream or masked rows. The
+    file's docstring names it."""
     assert os.path.basename(path) in open(path).read().split('"""')[1]
     cfg = config.load(TrainConfig, [path])
     tasks = "flip", "copy", "counting", "indirect", "wordcount", "jsb"

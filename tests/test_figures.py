@@ -52,7 +52,7 @@ def drawn(monkeypatch):
     (dict(pe="pope,nope", pope_softplus=False), [0, 2]),
 ])
 def test_norms(options, layers, monkeypatch):
-    """Of q and k at each frequency, in the layers that turn them."""
+    """Magnitudes of q and k at each frequency, in the layers that rotate them."""
     net, idx, params = small(**options)
     calls = record(monkeypatch, "score")  # a call per layer and head, with q and k before rotation
     oracles.gpt(net.cfg, params, idx[0].numpy())
@@ -76,7 +76,7 @@ def test_norms(options, layers, monkeypatch):
     (dict(pe="cope_alibi", cope_slopes="learned"), [0, 1, 2]),
 ])
 def test_maps(options, layers, monkeypatch):
-    """Gates, and attention from positions alone, in the layers that have CoPE."""
+    """Gates, and attention from position alone, in the layers that have CoPE."""
     net, idx, params = small(**options)
     gates, biases = record(monkeypatch, "gates"), record(monkeypatch, "bias")
     oracles.gpt(net.cfg, params, idx[0].numpy())
@@ -100,7 +100,7 @@ def test_maps(options, layers, monkeypatch):
     dict(pe="learned", hard_attention=True),
 ], ids=str)
 def test_weights_by_distance(options, monkeypatch):
-    """The oracle's scores and biases, made weights, mean over each diagonal."""
+    """The oracle's attention weights, averaged over each diagonal."""
     net, idx, params = small(**options | dict(block_size=23))
     calls = record(monkeypatch, "score", "bias")
     texts, want = torch.cat((idx, idx.flip(1))), np.zeros((3, 2, 23))
@@ -148,7 +148,7 @@ def test_a_line_for_each_head_and_side():
             assert line.get_xdata() == pytest.approx(want)
 
 def test_maps_are_marked_where_lines_end():
-    """A sign ends a line, a larger one a paragraph or a heading. Letters stand at the edge."""
+    """A larger sign ends a paragraph or a heading. --heads picks maps and their order."""
     pytest.importorskip("matplotlib")
     maps = {1: torch.rand(3, 30, 30), 2: torch.rand(3, 30, 30)}
     words = ["def", " f", ":\n", "\n", *"  pass", "\n  ", "x\n\n", *"last line, unfin", " = A",
@@ -220,8 +220,8 @@ def test_curves_of_seeds_and_methods(drawn):
     assert [16, 16] in dashed
 
 def test_a_panel_for_each_set_of_lengths(drawn):
-    """Losses of two splits and errors. What was measured at one length alone is no panel, and a
-    whole split has other windows than a multiple. Runs of other steps have a curve of their own."""
+    """Losses of two splits, and errors. A single length makes no panel. A whole split is no
+    multiple: its windows differ. Runs of other steps have a curve of their own."""
     lines = []
     for config, metric, splits in (
         ("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 4}),

@@ -1,5 +1,4 @@
-"""Tasks of the lm-evaluation-harness, as sample.py runs them, against float64 sums token by
-token."""
+"""The lm-evaluation-harness in sample.py, against float64 sums token by token."""
 import functools
 import json
 import os
@@ -30,7 +29,7 @@ PAIRS = [("", "a"), ("", "def f():"), ("print", "(a)"), (LONG, "r"), (LONG, "six
 
 @pytest.fixture
 def own_tasks(monkeypatch):
-    """Without the harness's own task files, which it takes 6 s to read."""
+    """Skip the harness's own task files: reading them takes 6 s."""
     manager = functools.partial(tasks.TaskManager, include_defaults=False)
     monkeypatch.setattr(tasks, "TaskManager", manager)
 
@@ -54,8 +53,8 @@ def ask(kind, arguments):
     return [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
 
 def logps(net, context, targets):
-    """Of each target, by a forward pass of its own in float64, and whether it is the likeliest:
-    (n,), (n,). The window ends with the last target and is 16 tokens wide, without that target."""
+    """Each target's log-probability, by a forward pass of its own, and whether it is the likeliest.
+    The model sees the 16 tokens before the last target."""
     tokens, found = context + targets, []
     for at in range(len(context), len(tokens)):
         inputs = tokens[max(0, len(tokens) - 17) : at]
@@ -73,8 +72,7 @@ def by_hand(net, context, continuation):
 
 @pytest.mark.parametrize("pe", ["learned", "cope+rope"])
 def test_log_likelihood(pe):
-    """Of contexts longer than the model reads at once, empty ones, and continuations of any
-    length, whatever else is in the batch."""
+    """Of empty and long contexts and continuations, whatever else is in the batch."""
     torch.manual_seed(0)
     net = GPT(GPTConfig(16, 257, 2, 2, 16, pe=pe)).eval()
     torch.nn.init.normal_(net.lm_head.weight, std=0.5)  # far from uniform
@@ -136,8 +134,8 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     assert printed.startswith(run) and "three_questions" in printed and "|acc" in printed
 
 def test_cbt(run, net, own_tasks, monkeypatch):
-    """Small rows, where the mean per token decides otherwise than a sum would. The space before a
-    word, if there is one, is scored with it."""
+    """The mean per token decides, here otherwise than a sum would. The space before a word, if
+    there is one, is scored with it."""
     tale = [f"line {i} of a tale ." for i in range(20)]
     rows = [dict(sentences=tale, question="The XXXXX 's .", options=["for a in", "a", "print", ""]),
             dict(sentences=tale, question="`` XXXXX ?", options=["end='", "é", "in range(3)"])]

@@ -30,7 +30,7 @@ def runs(stream, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    """A run of a task half learned: after 7 come two answers, the first of them easy."""
+    """A run of a half-learned task: after 7 come two answers, the first of them easy."""
     folder, rng = tmp_path_factory.mktemp("task"), np.random.default_rng(0)
     writer = Writer(folder / "data")
     for split, n, T in (("train", 256, 8), ("val", 40, 8), ("long", 24, 12)):
@@ -79,7 +79,7 @@ def values(path, metric="loss"):
     (131072, [(0, 599)], (1, 2.5, 4)),
 ])
 def test_extrapolation(runs, stream, tmp_path, monkeypatch, capsys, eval_tokens, spans, multiples):
-    """Every multiple has the same targets. window_loss: its windows overlap by half."""
+    """Every multiple has the same targets. The windows of window_loss overlap by half."""
     monkeypatch.setattr(losses, "SEGMENT", 20)  # so that 32 and 64 tokens use the cache
     tokens, names = tokens_of(stream, "val"), ["pope", "learned", "expe@expe_scale=0.5"]
     out, asked = tmp_path / "new" / "ex.csv", ",".join(map(str, multiples))
@@ -145,7 +145,7 @@ def colours(path):
     return ((pixels.max(-1) - pixels.min(-1)) > 0.1).mean()
 
 def test_pictures_of_losses(runs, tmp_path, monkeypatch, capsys):
-    """Without matplotlib the numbers are there, and a line says what is missing."""
+    """Without matplotlib the numbers are still printed, and a line says what to install."""
     words = [str(runs / "pope"), "--extrapolate=1,2", "--eval_tokens=512",
              f"--out={tmp_path / 'ex'}"]
     sample.main(words)
@@ -172,7 +172,7 @@ def test_long_work_says_how_far_it_is(monkeypatch, capsys):
 # text and answers
 
 def test_text(runs, capsys):
-    """Samples differ, a seed repeats, and the separator is not printed."""
+    """Samples differ, a seed repeats them, and the separator is not printed."""
     def texts(*words):
         sample.main([*words, "--device=cpu"])
         lines = capsys.readouterr().out.splitlines()
@@ -219,7 +219,7 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
 # whole splits, and what is kept
 
 def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
-    """Wrong rows of a task are those that greedy decoding gets wrong."""
+    """sequence_error counts the rows that greedy decoding gets wrong."""
     capsys.readouterr()
     sample.main([str(task / "run"), "--evaluate=val,long", f"--out={tmp_path / 'ev'}"])
     header, names, row, wrote = capsys.readouterr().out.splitlines()[:4]
@@ -245,7 +245,7 @@ def test_evaluate_whole_splits(task, runs, stream, tmp_path, capsys):
     assert values(tmp_path / "ev.csv")["pope", "val"] == pytest.approx(loss, abs=1e-4)
 
 def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
-    """In results.jsonl and the CSV file; one of other data says so."""
+    """In results.jsonl and in the CSV file. A number on other data names them."""
     pope, rope, other = str(runs / "pope"), str(task / "run"), str(tmp_path / "other")
     shutil.copytree(task / "data", other)
     loss, errors = ["window_loss", "loss", "ppl"], "loss ppl token_error sequence_error".split()
@@ -357,7 +357,7 @@ def test_wrong_input(runs, task, tmp_path, monkeypatch, capsys, words, message):
     assert capsys.readouterr().out == ""
 
 def test_a_mistyped_run(tmp_path, monkeypatch):
-    """The runs there are, nearest first."""
+    """The error names the runs there are, nearest first."""
     for name in ("quickstart_rope", "quickstart_pope", "other"):
         (tmp_path / "out" / name).mkdir(parents=True)
         (tmp_path / "out" / name / "ckpt.pt").touch()
@@ -385,7 +385,7 @@ def test_ctrl_c_is_one_line(runs, tmp_path, monkeypatch):
 # figures from the command line
 
 def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
-    """Which tokens each is drawn on, and where it is written."""
+    """The tokens that each is drawn on, and the file that it writes."""
     pytest.importorskip("matplotlib")
     seen, drawn, measure, save = [], [], figures.measure_layers, figures.save
 

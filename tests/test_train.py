@@ -1,5 +1,5 @@
-"""train.py: a run is the same run however it is cut, resumed or shared out, and no end loses it.
-Its numbers are checked against sums done by hand."""
+"""train.py: a run that is stopped, resumed or shared out is the same run, and no end loses it. Its
+numbers are checked against sums done by hand."""
 import json
 import math
 import multiprocessing
@@ -20,17 +20,16 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, contents, fails
+from conftest import SIGNALS, TINY, contents, fails
 
 import train
 from data.shards import Split, Writer
 from model import GPT
 from train import load_weights, model_config, read_checkpoint
 
-# processes are forks of one that has imported torch but not used it: each starts at once
+# Each process is forked from a server that has imported torch but not used it, so it starts at once
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["train", "torch._dynamo", "pytest"])
-SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 def run(data, out, *flags):
@@ -55,7 +54,7 @@ def losses(out):
     return steps, [record for record in records if "split" in record]
 
 def start(printed, words, setup=int, **environ):
-    """A process that trains with these words. What it prints is added to the file `printed`."""
+    """A process that trains with these words. Its output is appended to the file `printed`."""
     process = FORKS.Process(target=child, args=(str(printed), words, setup, environ), daemon=True)
     process.start()
     return process
@@ -90,7 +89,7 @@ def alone_among_two(monkeypatch, all_reduce):
 # the same run
 
 def test_resuming_is_exact(stream, tmp_path):
-    """Weights, moments and step; the run directory holds two files."""
+    """The same weights and moments. The run directory holds two files."""
     whole = run(stream, tmp_path / "a", "--max_iters=12")
     half = run(stream, tmp_path / "b", "--max_iters=6")
     assert half["step"] == 6 and not same(whole, half)
@@ -113,7 +112,7 @@ def test_evaluating_does_not_change_training(stream, tmp_path):
 
 @pytest.mark.parametrize("data", ["stream", "rows"])
 def test_micro_batches_add_up(data, request, tmp_path):
-    """Also where they carry different numbers of targets, as those of rows do."""
+    """In rows, each has another number of targets."""
     folder = request.getfixturevalue(data)
     flags = ["--max_iters=5", "--dropout=0.0", "--log_interval=1", "--grad_clip=0.0"]
     a = run(folder, tmp_path / "a", *flags)
@@ -124,7 +123,7 @@ def test_micro_batches_add_up(data, request, tmp_path):
     assert (moments(a) - moments(b)).norm() < 1e-3 * moments(a).norm()
 
 def signal_to_the_second():
-    """SIGTERM, as the batch of step 6 is read."""
+    """SIGTERM, while it reads the batch of step 6."""
     def batch(self, step, *rest, real=train.Split.batch):
         if step == 6 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
@@ -134,8 +133,8 @@ def signal_to_the_second():
 
 @pytest.mark.parametrize("data", ["stream", "rows"])
 def test_two_processes_are_one(data, request, tmp_path):
-    """The same losses, gradients and evaluations. A signal to either ends both with a checkpoint,
-    which one process resumes."""
+    """The same losses, gradients and evaluations. A signal to one ends both, with a checkpoint that
+    a single process resumes."""
     folder, two, printed = request.getfixturevalue(data), tmp_path / "two", tmp_path / "printed"
     flags = ["--dropout=0.0", "--log_interval=1", "--micro_batch=1", "--eval_interval=3",
              "--grad_clip=0.0"]
@@ -162,7 +161,7 @@ def test_two_processes_are_one(data, request, tmp_path):
     assert max((a["model"][k] - b["model"][k]).abs().max() for k in a["model"]) < 1e-3
 
 def test_dropout_differs_by_step_and_process(tmp_path, monkeypatch):
-    """On a text of one token, at a learning rate of 0, nothing else makes a loss differ."""
+    """The text is one token and the learning rate 0, so only dropout makes losses differ."""
     writer = Writer(tmp_path / "data")
     for split in ("train", "val"):
         writer.write(split, np.zeros(100, dtype=int))
@@ -186,7 +185,7 @@ def test_dropout_differs_by_step_and_process(tmp_path, monkeypatch):
 # signals and kills
 
 def test_a_signal_during_a_collective_is_not_forgotten(stream, tmp_path, monkeypatch):
-    """It comes after this process has told the others that there is none."""
+    """It arrives after this process has told the others that there is none."""
     told, ended = [], []
 
     def all_reduce(tensor, op):
@@ -206,7 +205,7 @@ def test_a_signal_during_a_collective_is_not_forgotten(stream, tmp_path, monkeyp
     assert checkpoint["step"] < 30
 
 def test_nohup(stream, tmp_path):
-    """A signal that the shell has ignored stays ignored."""
+    """A signal that the shell ignores stays ignored."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     run(stream, tmp_path / "a", "--max_iters=1")
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -219,7 +218,7 @@ def close_terminal():
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_the_run_with_a_checkpoint(stream, tmp_path, number):
-    """From which the run goes on as if nothing had been. SIGHUP comes from a closed terminal."""
+    """Resuming it gives the uncut run. SIGHUP comes from a closed terminal."""
     flags, printed = ["--log_interval=1", "--eval_interval=4000"], tmp_path / "printed"
     words = [f"--data={stream}", f"--out_dir={tmp_path / 'cut'}", *TINY, *flags]
     gone = number == signal.SIGHUP
@@ -241,7 +240,7 @@ def endless_evaluation():
     train.error_sums = lambda *_: print("begun", flush=True) or time.sleep(3600)
 
 def test_a_second_ctrl_c_ends_at_once_and_a_second_sigterm_does_not(stream, tmp_path):
-    """SIGTERM comes twice where a scheduler signals torchrun, which passes it on."""
+    """A scheduler signals all processes, and torchrun passes its signal on: SIGTERM comes twice."""
     printed, words = tmp_path / "printed", [f"--data={stream}", f"--out_dir={tmp_path / 'a'}"]
     process = start(printed, [*words, *TINY], endless_evaluation)
     wait_for_text(printed, "begun")
@@ -262,20 +261,21 @@ def slow_evaluation():
     train.scores = lambda *_: sys.exit("evaluated to the end")
 
 def test_a_long_evaluation_loses_nothing(stream, tmp_path):
-    """The checkpoint comes before the evaluation, and a signal ends it between two batches."""
+    """The checkpoint is written first, and a signal stops the evaluation after its batch."""
     out, printed = tmp_path / "a", tmp_path / "printed"
     run(stream, out, "--max_iters=2")
     words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--eval_interval=3", "--resume=True"]
     process = start(printed, [*words, "--eval_batches=8"], slow_evaluation)
     wait_for_text(printed, "begun")
+    assert read_checkpoint(str(out))["step"] == 3
     os.kill(process.pid, signal.SIGTERM)
     process.join(60)
     assert process.exitcode == -signal.SIGTERM
     assert "stopped by a signal at step 3" in printed.read_text()
-    assert read_checkpoint(str(out))["step"] == 3
 
 def kill_often(data, folder, kills):
-    """The steps that a run had reached when SIGKILL came, at random moments, and it resumed."""
+    """Kill a run at random moments and resume it each time. It must end as an uncut run does.
+    Returns the steps of its checkpoints."""
     out, dice, reached = folder / "cut", random.Random(0), []
     flags = ["--checkpoint_interval=2", "--eval_interval=100000", "--log_interval=100"]
     words = [f"--data={data}", f"--out_dir={out}", *TINY, *flags, "--resume=True"]
@@ -298,18 +298,19 @@ def kill_often(data, folder, kills):
     return reached
 
 def test_killed_at_random_moments(stream, tmp_path):
-    """SIGKILL leaves no time to tidy up: a checkpoint must be whole at every instant."""
-    assert len(set(kill_often(stream, tmp_path, 12))) > 3  # it did get on between kills
+    """SIGKILL leaves no time to tidy up: the checkpoint must be complete at every instant."""
+    assert len(set(kill_often(stream, tmp_path, 12))) > 3  # it made progress between kills
 
 def test_one_run_at_a_time(stream, tmp_path):
-    """A second process in a run directory is refused and changes nothing. A kill ends the lock."""
+    """A second process in a run directory is refused and changes nothing. A kill frees it."""
     out, printed = tmp_path / "a", tmp_path / "printed"
     flags = ["--log_interval=1", "--checkpoint_interval=5", "--resume=True"]
     words = [f"--data={stream}", f"--out_dir={out}", *TINY, *flags, "--max_iters=100000"]
     first = start(printed, words)
     wait_for_text(printed, "step 20/")
     before = (out / "log.jsonl").read_bytes()
-    assert f"another process is training in {out}; end it first" in fails("train.py", *words)
+    line = fails("train.py", *words, "--max_iters=1")
+    assert f"another process is training in {out}; end it first" in line
     first.kill()
     first.join()
     assert (out / "log.jsonl").read_bytes().startswith(before)
@@ -319,7 +320,7 @@ def test_one_run_at_a_time(stream, tmp_path):
     assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
 
 def test_broken_pipe(stream, tmp_path):
-    """`| head -1`: the run goes on without its screen."""
+    """`| head -1`: the run continues without its screen."""
     words = [f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--max_iters=30"]
     process = subprocess.Popen([sys.executable, "train.py", *words, "--log_interval=1"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -473,7 +474,7 @@ def test_first_step_is_adamw(rows, tmp_path):
 # what a run starts from, says and keeps
 
 def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
-    """At step 0. The model's options come along, unless they are given; the run's do not."""
+    """From step 0. It takes the model's options, unless they are given, and no others."""
     first, origin = run(stream, tmp_path / "a", "--max_iters=3"), f"--init_from={tmp_path / 'a'}"
     tuned = run(stream, tmp_path / "b", "--max_iters=0", origin, "--dropout=0.3")
     assert same(first, tuned) and tuned["step"] == 0
@@ -487,7 +488,7 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     assert "holds another architecture" in line
 
 def test_weights_of_a_shared_tensor(stream, tmp_path):
-    """A table for each layer does not load as one that the layers share."""
+    """One table a layer does not load as a table that the layers share."""
     own = run(stream, tmp_path / "own", "--max_iters=3", "--pe=cope", "--cope_shared=False")
     with pytest.raises(ValueError, match="e of its own, which layers share in this model"):
         load_weights(GPT(model_config(own, cope_shared=True)), own, "own")
@@ -500,7 +501,7 @@ def test_runs_have_directories_of_their_own(stream, tmp_path, monkeypatch):
     assert sorted(os.listdir("out")) == ["some_pope", "some_pope_seed7", "some_rope"]
 
 def test_wandb(stream, tmp_path, monkeypatch):
-    """Every record goes there, and a resumed run into the same wandb run."""
+    """It gets every record, and a resumed run keeps its wandb run."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError) as error:
         run(stream, tmp_path / "a", "--max_iters=1", "--wandb_project=p")
@@ -521,7 +522,7 @@ def test_wandb(stream, tmp_path, monkeypatch):
     assert begun == [(None, "allow"), ("of-its-own", "allow")] and again["wandb"] == "of-its-own"
 
 def test_what_changes_on_resuming(stream, tmp_path, capsys):
-    """Each changed setting is named, and holds from there on."""
+    """Each changed setting is named, and used from there on."""
     run(stream, tmp_path / "a", "--max_iters=2", "--weight_decay=0.1")
     capsys.readouterr()
     after = run(stream, tmp_path / "a", "--max_iters=3", "--weight_decay=0.5", "--beta1=0.8",
@@ -538,8 +539,8 @@ def test_what_changes_on_resuming(stream, tmp_path, capsys):
         (0.5, (0.8, 0.95), 3e-3), (0.0, (0.8, 0.95), 3e-3)]
 
 def test_best_evaluation(stream, tmp_path, capsys):
-    """The last line, the last record and the last checkpoint have it, over interruptions. What
-    follows a pattern is learned, so the last of the first run is the best."""
+    """The last line, record and checkpoint name it, also after resuming. The text has a pattern to
+    learn, so the first run ends with its best."""
     out = tmp_path / "a"
     run(stream, out, "--max_iters=20", "--eval_interval=5")
     evals = losses(out)[1]
@@ -554,7 +555,7 @@ def test_best_evaluation(stream, tmp_path, capsys):
     assert f"ckpt.pt, best val loss {best['loss']:.4f} at step 20\n" in printed
 
 def test_signs_of_life(stream, tmp_path, monkeypatch, capsys):
-    """A long evaluation tells where it is; the time left has steps and evaluations in it."""
+    """A long evaluation says how far it is. The time left counts steps and evaluations."""
     clock = [0.0]
 
     def pass_by(seconds):
@@ -609,7 +610,7 @@ def test_no_words_and_too_many_processes(monkeypatch):
     assert "batch_size=4 does not divide by the 3 processes; change one of them" in line
 
 def test_another_model_or_other_data_is_refused(stream, tmp_path):
-    """And the run that is there stays as it is. The same folder elsewhere is the same data."""
+    """And the run stays as it is. The same data in another place are the same data."""
     out = tmp_path / "a"
     run(stream, out, "--max_iters=2")
     before = contents(out)
@@ -639,7 +640,7 @@ def test_another_model_or_other_data_is_refused(stream, tmp_path):
 
 @pytest.mark.parametrize("more", ["--checkpoint_interval=1", "--eval_interval=1", "--max_iters=4"])
 def test_a_loss_that_is_not_finite(stream, tmp_path, more):
-    """A run that diverges keeps the checkpoint from before: no interval and no end writes one."""
+    """A run that diverges keeps its last good checkpoint: no interval and no end overwrites it."""
     out, flags = tmp_path / "a", ["--norm=layernorm", "--grad_clip=0.0"]
     run(stream, out, *flags, "--max_iters=3")
     before = (out / "ckpt.pt").read_bytes()
@@ -662,7 +663,7 @@ def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
 # disks, memory and files
 
 def test_a_checkpoint_reaches_the_disk_before_its_name_does(stream, tmp_path, monkeypatch):
-    """A power cut between two of these calls leaves the old file or the new one, whole."""
+    """So a power cut between two of these calls leaves the old file or the new one."""
     calls = []
 
     def note(name, what):
@@ -691,7 +692,7 @@ def test_no_room_for_a_checkpoint(stream, tmp_path):
     assert os.listdir(tmp_path / "a") == ["log.jsonl"]
 
 def test_a_line_cut_short_in_the_log(stream, tmp_path):
-    """Is dropped on resuming: every line is JSON again."""
+    """It is dropped on resuming, so every line is JSON again."""
     path = tmp_path / "a" / "log.jsonl"
     run(stream, tmp_path / "a", "--max_iters=1")
     n = len(log(tmp_path / "a"))
@@ -701,7 +702,7 @@ def test_a_line_cut_short_in_the_log(stream, tmp_path):
     assert "config" in log(tmp_path / "a")[n]
 
 def test_out_of_memory(stream, tmp_path):
-    """Is one line, whoever says so and however; a bug keeps its traceback."""
+    """Is one line, whichever error says so. A bug keeps its traceback."""
     words = [f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}"]
     line = fails("train.py", *words, "--mlp_width=1e13")  # beyond any address space
     assert "out of memory" in line and "try a smaller --micro_batch" in line
@@ -713,8 +714,7 @@ def test_out_of_memory(stream, tmp_path):
         train.last_words(RuntimeError("a bug"))
 
 def test_damaged_checkpoints(stream, tmp_path):
-    """A bit flipped anywhere in the weights, a file cut off, or another file: one line, and the
-    file stays as it is."""
+    """A flipped bit, a file cut short or another file: one line, and the file is left alone."""
     out = tmp_path / "a"
     run(stream, out, "--max_iters=2")
     path, dice = out / "ckpt.pt", random.Random(0)
@@ -732,7 +732,7 @@ def test_damaged_checkpoints(stream, tmp_path):
         assert "is damaged or no checkpoint" in line and path.read_bytes() == damaged
 
 def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
-    """Goes on without what later versions wrote, and with what they no longer write."""
+    """It lacks keys that were added since, and holds some that are gone."""
     old = run(stream, tmp_path / "a", "--max_iters=2")
     for key in ("best", "wandb"):
         del old[key]
