@@ -112,7 +112,6 @@ class PE(nn.Module):
     def clamp_parameters(self):
         """Moves parameters back into their bounds, after each optimizer step."""
 
-
 # --- a plain GPT ----------------------------------------------------------------------------------
 
 def split_heads(x, H):
@@ -350,7 +349,6 @@ class GPT(nn.Module):
             labels.append(f"pytorch ({attn.mix}: {reason})" if reason else f"triton {attn.mix}")
         return "attention: " + ", ".join(dict.fromkeys(labels))
 
-
 # --- the methods ----------------------------------------------------------------------------------
 
 class Learned(PE):
@@ -535,8 +533,10 @@ class CoPE(PE):
     p_ij = i - j + 1.) The bias q_i.e[p_ij] is interpolated between the two nearest columns of e
     (CoPE arXiv:2405.18719 eq. 3-8, Listing 1; eq. 3 omits sqrt(d)). e: (d, npos) or (H, d, npos).
 
-    As in Listing 1, gates from keys reuse the layer's logits. So in `cope+rope` they see q and k
-    after rotation. The table sees q before: z would change if all positions shifted."""
+    As in Listing 1, gates from keys reuse the layer's logits, after rotation in `cope+rope`. On the
+    quickstart (seed 1337) that gave 1.448, 1.440, 1.473, 1.559 nats at 1, 2, 4, 8 times the trained
+    length, and gates before rotation 1.452, 1.439, 1.444, 1.467. The table sees q before rotation:
+    after it, q.e would change if all positions shifted."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         if cfg.cope_gates == "sep-keys":
@@ -678,7 +678,6 @@ PES = {  #                   acts on        learns                       cache p
     "expe": ExPE,  #             input of q, k  nothing, or S and theta       2d   degrades
     "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   degrades
 }  # cache: numbers per token and head; *: d more with sep-keys. eval/README.md has the losses
-
 
 # --- the checks and the fast path -----------------------------------------------------------------
 
