@@ -21,7 +21,6 @@ CONFIGS = sorted(glob.glob("config/[a-z]*.py"))
 @dataclasses.dataclass
 class Small:
     """Keys of a test."""
-
     config: str = ""  # path
     steps: int = 3  # how many; with a # in it
     rate: float = 0.5  # how fast
@@ -97,7 +96,6 @@ def test_wrong_files(tmp_path, text, message):
     ("--start=ROMEO", "use --prompt; "),
     ("--backend=gloo", "nccl on GPUs and gloo on CPUs"),
     ("--lr=1", "did you mean 'learning_rate'?"),  # a key by its initials
-    ("--wd=1", "did you mean 'weight_decay'?"),
 ])
 def test_flags_of_nanogpt(flag, message):
     key = flag[2:].partition("=")[0]

@@ -152,8 +152,9 @@ def test_pictures_of_losses(runs, tmp_path, monkeypatch, capsys):
     assert colours(tmp_path / "ex.png") > 0.001
     capsys.readouterr()
     (tmp_path / "ex.png").unlink()
-    monkeypatch.delitem(sys.modules, "matplotlib.figure")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])  # as if it were not installed
     sample.main(words)
     missing = "no picture without matplotlib; pip install matplotlib\n"
     assert capsys.readouterr().out.endswith(missing)

@@ -358,7 +358,8 @@ def test_the_last_line_of_torchrun_is_ours(stream, tmp_path, script, flag, messa
     path = script if script == "train.py" else tmp_path / script
     words = [path, f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, flag]
     done = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.count(message) == 1
+    assert done.returncode == 1
+    assert done.stderr.count(message) == 1, done.stderr
     assert f'{script}", line' not in done.stderr and 'train.py", line' not in done.stderr
     assert message in "".join(done.stderr.splitlines()[-3:])
 
