@@ -122,7 +122,8 @@ def draw_each(ax, rows, x, y, **style):
         at, ys = zip(*sorted(points.items()))
         mean, low, high = ([of(y) for y in ys] for of in (statistics.fmean, min, max))
         if y == "loss" and x != "length":  # of single batches: the mean of the last twenty
-            mean, low, high = ([statistics.fmean(ys[max(0, n - 19) : n + 1]) for n in range(len(ys))]
+            parts = [slice(max(0, n - 19), n + 1) for n in range(len(at))]
+            mean, low, high = ([statistics.fmean(ys[part]) for part in parts]
                                for ys in (mean, low, high))
         ax.plot(at, mean, **dict(label=name, color=color, linestyle=line) | style)
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)

@@ -1,4 +1,4 @@
-"""Measures every time that README gives, in some minutes:
+"""Times attention and small models, in some minutes:
 
     python tests/bench.py
 
@@ -7,7 +7,6 @@ kernels: RoPE, PoPE's vectors in PyTorch's own attention, and CoPE's Listing 1. 
 training step, of CoPE's dense path and Listing 1, and of a token decoded with and without the
 cache. Each is the median of repeated runs.
 """
-import math
 import os
 import statistics
 import sys
@@ -45,15 +44,7 @@ def sdpa(backend, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=v.size(-1) ** -0.5)
 
 def listing1(q, k, v, e):
-    """CoPE with T x T tensors, step by step as its paper lists it. e (d, npos)"""
-    logits = q @ k.mT * q.size(-1) ** -0.5
-    future = torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1)
-    gates = logits.sigmoid().masked_fill(future, 0)
-    pos = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=e.size(-1) - 1)
-    floor, ceil, z = pos.floor().long(), pos.ceil().long(), q @ e
-    w = pos - floor
-    bias = z.gather(-1, ceil) * w + z.gather(-1, floor) * (1 - w)
-    return (logits + bias).masked_fill(future, -math.inf).softmax(-1).to(v.dtype) @ v
+    return kernels.naive_cope(q, k, v, q @ e)
 
 def attentions(B, H, T, d):
     """{name: (function, its inputs)}"""
