@@ -2,8 +2,8 @@
 Optional fast paths: PoPE and CoPE attention as Triton kernels. No T x T matrix is materialised.
 First the derivation, then both methods in ten lines of PyTorch, the kernels, and their launches.
 
-Attention. i is a query, j and t are keys, d is the head width. dX is the gradient of the loss by X,
-o multiplies entry by entry. The logits S are -inf where j > i.
+Attention. i is a query, j and t are keys, d is the head width. dX is the gradient of the loss with
+respect to X, o multiplies entry by entry. The logits S are -inf where j > i.
 
     P = softmax(S)    O = P V
     dV = P^T dO       dP = dO V^T
@@ -11,7 +11,7 @@ o multiplies entry by entry. The logits S are -inf where j > i.
 
 The two sums are equal: sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The forward pass
 stores the log-sum-exp L of each row. The backward pass recomputes P = exp(S - L) tile by tile.
-Dropout puts one mask on P and dP, and changes nothing else.
+Dropout puts the same mask on P and dP, and changes nothing else.
 
 PoPE (arXiv:2509.10534, eq. 5). mu is softplus or the identity, theta_c = base^(-c/d):
 
@@ -49,7 +49,7 @@ no scatter-add: from left to right p falls, by at most 1 a key, so the keys of a
 Let F and C (floor, ceil) be the running sums of dS (1 - w) and dS w, and F[c], C[c] their values at
 the last key of run c. Run c + 1 ends where run c begins, so a run's own sum is a difference:
 
-    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])    F[npos] is 0, dz[0] only F[0] - F[1]
+    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])    F[npos] = 0; dz[0] is F[0] - F[1]
 
 For example, the row of query 5: six keys, npos = 4, z = (0, 2, 1, 3), and dS that sum to 0:
 
@@ -82,7 +82,7 @@ floor(p). So gates are rounded to multiples of 1/2048, whose sums are exact. Gra
 gate below 1/4096 counts as 0 here, but not in model.py, which decodes. Two kernels may round one
 gate to neighbours; then p differs by 1/2048. Against exact gates in float64, rounding costs 0.13 ..
 0.24% of o, 0.24 .. 0.6% of dz and 6 .. 13% of the gates' gradients (T = 1024, npos = 64, normal q,
-k and z, mean gates of 0.5 .. 0.02). PyTorch in bfloat16 costs 0.6%, 1.2% and 9 .. 19%.
+k and z, mean gates of 0.5 .. 0.02). PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
 
 Limits. As many queries as keys; PyTorch decodes. B H <= 65,535. Offsets in a head must fit 32 bits.
 No atomics: the same input gives the same bits. No second derivatives. Not yet run on any GPU.
@@ -365,8 +365,8 @@ def triangle(N, DTYPE):
 
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
-    """Running sums of x (M, N) along the keys, and their last column. left (M,): their start. It
-    is summed in float32: the dS of a row add up to 0, so F nearly vanishes if it has one column."""
+    """Running sums of x (M, N) along the keys from left (M,) on, and the last of each row. That one
+    is summed in float32: the dS of a row add up to 0, so F nearly vanishes if it has one run."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -407,7 +407,7 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
                  M: constexpr, N: constexpr):
     """A tile of queries walks left from the diagonal. gates: (gate_q, gate_k), or None where the
     logits serve. Stores o and its rounding error, the log-sum-exp and the counted units of each
-    row (B H, T), and how many keys of each tile are saturated (B H, tiles)."""
+    row (B H, T), and how many keys are saturated for each tile (B H, tiles)."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # long rows first, so no program lags
     i = tile * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
@@ -524,7 +524,7 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
 
     # 2. the walk
     n_saturated = tl.load(saturated + bh * tl.cdiv(T, FORWARD_M) + tile * M // FORWARD_M) // N
-    bounds = (0, n_saturated, tile * M // N, tl.cdiv(tl.minimum(tile * M + M, T), N))
+    bounds = (0, n_saturated, tile * M // N, tl.cdiv(tl.minimum(tile * M + M, T), N))  # in tiles
     for part in tl.static_range(3):
         for n in range(bounds[part], bounds[part + 1]):
             j = n * N + tl.arange(0, N)
@@ -551,14 +551,14 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
                 suffix = matmul(units.to(tl.float16), lower)  # (M, N) x (N, N) -> (M, N)
                 p = units_right[:, None] + round_to_int(suffix)
                 column = clamp(p, NPOS) >> BITS
-                right_column = clamp(p - round_to_int(units), NPOS) >> BITS
+                right_column = clamp(p - round_to_int(units), NPOS) >> BITS  # of the next key
                 bias, slope, w = look_up(z_pairs, row[:, None], clamp(p, NPOS), NPOS, q_tile.dtype)
                 # dS, and its sums for dz
                 ds = tl.exp2(s + bias * LOG2E - row_lse[:, None]) * (dprob - row_do_o[:, None])
                 ds = mask_future(ds, i[:, None], j[None, :], part == MASKED)
                 C, C_left = prefix_sums(ds * w, C_left, N, k_tile.dtype)
                 F, F_left = prefix_sums(ds - ds * w, F_left, N, k_tile.dtype)
-                is_end = (column != right_column) & valid[:, None]
+                is_end = (column != right_column) & valid[:, None]  # of a run
                 store_two(run_ends + (row[:, None] * NPOS + column) * 2, F, C, is_end)
                 # the gates' gradient, from the running sum of dp
                 dg, dp_left = prefix_sums(ds * slope, dp_left, N, k_tile.dtype)
@@ -851,8 +851,8 @@ def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0):
     q, k     (B, H, T, d), d <= 128, float16, bfloat16 or float32; rotated, if there is a rotation
     v        (B, H, T, d), or narrower: PoPE makes q and k twice as wide as v
     z        (B, H, T, npos), npos >= 2: q @ e of the unrotated q; cast to q's dtype
-    gate_q   (B, H, T, d) or as narrow as v, by default q
-    gate_k   the same, by default k. Without both, the gates come from the layer's logits, for free
+    gate_q   (B, H, T, d) or as narrow as v; by default q
+    gate_k   likewise; by default k. Without both, the gates are sigmoids of the layer's own logits
     dropout  the share of attention weights that are set to 0, drawn anew by every call
     returns  o like v. ValueError if shapes or dtypes do not fit, or the input is too large"""
     width, gates = v.size(3), {}
