@@ -4,9 +4,9 @@ Train a GPT on one device, or on many under torchrun:
     python train.py config/quickstart.py [--key=value ...]         --help prints every key
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, shared out
 
-The batch of a step depends only on (seed, step). So a resumed run is the same run, on any number of
-processes. SIGTERM, Ctrl-C or a closed terminal ends a run with a checkpoint, a second Ctrl-C ends
-it at once. The same command with --resume=True continues from the last checkpoint.
+The batch of a step depends only on (seed, step), so a resumed run is the same run. On another
+number of processes dropout alone differs. SIGTERM, Ctrl-C or a closed terminal ends a run with a
+checkpoint, a second Ctrl-C ends it at once. The same command with --resume=True continues it.
 """
 import contextlib
 import fcntl
@@ -76,7 +76,7 @@ def main(argv):
     choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
     choose("kernels", cfg.kernels, ("auto", "off"))
     for key in ("batch_size", "eval_interval", "log_interval"):
-        refuse(getattr(cfg, key) < 1, f"{key}=0 is too small; use 1 or more")
+        refuse(getattr(cfg, key) < 1, f"{key}={getattr(cfg, key)} is too small; use 1 or more")
     folder = locate(cfg.data)
     stem = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
     seed = f"_seed{cfg.seed}" if cfg.seed != TrainConfig.seed else ""
@@ -116,7 +116,7 @@ def main(argv):
     cfg.vocab_size = cfg.vocab_size or train.vocab_size
     refuse(cfg.vocab_size < train.vocab_size, f"vocab_size={cfg.vocab_size} is less than the "
            f"{train.vocab_size} of {folder}; use vocab_size=0 for the data set's own")
-    share = cfg.batch_size, cfg.block_size, cfg.seed, rank, world  # this process's, of a batch
+    share = cfg.batch_size, cfg.block_size, cfg.seed, rank, world  # of each batch
 
     # model and optimizer
     torch.manual_seed(cfg.seed)
@@ -146,7 +146,7 @@ def main(argv):
                f"{', '.join(differ)}; to fine-tune on it, use --init_from={cfg.out_dir}")
         load_weights(raw, before, cfg.out_dir)
         groups = optimizer.state_dict()["param_groups"]  # the old moments, this run's settings
-        optimizer.load_state_dict(dict(state=before["optimizer"]["state"], param_groups=groups))
+        optimizer.load_state_dict(before.pop("optimizer") | dict(param_groups=groups))
     refuse(over_all(torch.tensor(step), dist.ReduceOp.MAX) != step, "the processes found different "
            f"checkpoints; put out_dir={cfg.out_dir!r} on storage that all machines share")
     tracker = None
@@ -236,8 +236,8 @@ def main(argv):
         last = stop or step >= cfg.max_iters
         torch.manual_seed(cfg.seed + step * world + rank)  # of dropout, so that resuming is exact
 
-        # the loss of these weights and, unless the run ends with them, its gradients; every target
-        # weighs the same, whichever micro-batch and process it is in
+        # the loss of these weights and its gradients, unless the run ends here; every target weighs
+        # the same, whichever micro-batch and process it is in
         targets = over_all((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
         for i in range(0, len(x), n):
@@ -411,7 +411,7 @@ def model_config(checkpoint, **changes):
 def load_weights(model, checkpoint, run):
     """Gives the model the weights of read_checkpoint(run). ValueError if they do not fit."""
     # older checkpoints hold the parameters of a rotation twice
-    weights = {name: x for name, x in checkpoint["model"].items() if ".rotation." not in name}
+    weights = {k: x for k, x in checkpoint.pop("model").items() if ".rotation." not in k}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

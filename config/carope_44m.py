@@ -13,9 +13,8 @@ tokens.
     --pe=learned      30.48     -
     --pe=sinusoidal   30.62     223.28
 
-19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. The paper rounds 44.7M
-parameters to 44M. Weight decay, betas and dropout are GPT-2's as commonly reproduced: 0.1, (0.9,
-0.95), none. Memory, 64 sequences a pass: 23 GB.
+(Learned positions end at 512, which --extrapolate says.) The paper's 44M are 44.7M here, 44.9M with
+learned positions. The rest of carope_124m.py holds here. Memory, 64 sequences a pass: 23 GB.
 """
 from config.carope_124m import *  # noqa: F403
 

@@ -32,7 +32,7 @@ clipping, the output layer tied to the embeddings. Its CoPE has a table per laye
 = 513 positions and divides q.e by sqrt(d) too; its relative embeddings share one table. In our
 blocks that is 3,295,488 parameters for one variable. Two differences: its blocks are post-norm with
 ReLU, ours pre-norm with GELU; it ends an epoch with a smaller batch, we continue into the next
-epoch. Memory: 9.8 GB for CoPE, 4.2 GB for relative.
+epoch. Memory: 9.8 GB for CoPE, 4 GB for relative.
 """
 data = "counting"
 pe = "cope"

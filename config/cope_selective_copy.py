@@ -13,9 +13,10 @@ CoPE Tables 2 and 11, selective copy: error in percent of whole copies, mean (de
 and sparse. 256 letters stand among 256 blanks, in dense among 128, in sparse among 512. The paper
 gives the model, the vocabulary of 16 and the 100,000 steps. Open, and ours: batch 64, hence 640,000
 rows that are seen ten times; AdamW as for Flip-Flop but 1e-3; npos = 320, since the letter to copy
-is 256 letters back; 1000 rows in each test set.
+is 256 letters back; 25,000 rows in each test set, so that 0.004% is one row. The data take 1.7 GB
+and half a minute to write; reading the test sets once costs 0.4% of the training.
 """
-data = "selective_copy"
+data = "selective_copy@val=25000,dense=25000,sparse=25000"
 pe = "cope"
 
 n_layer = 2

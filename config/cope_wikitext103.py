@@ -42,9 +42,10 @@ Figures 4 and 7, of the sep-keys run, on the beginning of the split, or on a fil
     python sample.py out/SEP_KEYS_RUN --figure=gates
 
 Given: GPT-2's shape, context 1024, batch 64, 100 epochs (117.8M tokens each, 179,800 steps in all),
-64 positions. Open, and ours: the learning rate and its schedule, dropout, AdamW's betas. Memory,
-8 sequences a pass, where PyTorch computes CoPE: 41 GB, 46 GB for cope+relative; 10 GB for
---pe=learned.
+p_max = 64. Open, and ours: the learning rate and its schedule, dropout, AdamW's betas; 64 positions
+(65 if p_max = 64 is the last one, as in the other rows). Ours with sep-keys has 130.7M parameters:
+a 768 x 768 projection and its biases in each layer. Memory, 8 sequences a pass, where PyTorch
+computes CoPE: 35 GB, 40 GB for cope+relative; 10 GB for --pe=learned.
 """
 data = "wikitext103"
 pe = "cope"

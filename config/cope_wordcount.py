@@ -22,14 +22,20 @@ A try on a laptop, from the quickstart and any folder of *.txt:
         --out=data/wordcount_bytes
     python train.py config/cope_wordcount.py --init_from=out/quickstart_cope \
         --data=data/wordcount_bytes \
-        --batch_size=4 --max_iters=200 --eval_interval=100 --out_dir=out/trial
+        --batch_size=4 --max_iters=200 --warmup_iters=20 --eval_interval=100 --out_dir=out/trial
     python sample.py out/trial    # answers, marked right or wrong
 
 The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 tokens a step, context
-4096, the rest as in its pre-training (cosine, AdamW; no more is said). Open, and ours: 100 steps of
-warm-up, as pre-training's 2,000 would be a third of the run; examples are packed into rows of 4096.
-Memory of a 1.4B model with CoPE: 62 GB at one sequence a pass where PyTorch computes CoPE, and
-under torchrun 5 GB more for the exchange of gradients; RoPE 37 GB.
+4096, "other parameters" as in pre-training: cosine to a tenth and 2,000 steps of warm-up, here a
+third of the run. Open, and ours: NLL is the mean over the answer's tokens; examples are packed into
+rows of 4096. Figure 8: `sentences` and `words` of the set's meta.json, {length: stories}. Figure 9
+(splits k1, k2, ... of val, for each k with ten examples or more):
+
+    python sample.py out/wordcount_cope out/wordcount_rope --evaluate=k1,k2,k3,k4,k5,k10,k15
+
+Memory of a 1.4B model with CoPE: 58 GB at one sequence a pass where PyTorch computes CoPE, and
+under torchrun 5 GB more for the exchange of gradients; RoPE 38 GB. Each process also reads the
+16 GB of --init_from into RAM.
 """
 data = "data/wordcount_llama"
 block_size = 4096
@@ -40,7 +46,7 @@ micro_batch = 1
 max_iters = 5722
 learning_rate = 1e-4
 min_lr = 1e-5
-warmup_iters = 100
+warmup_iters = 2000
 
 eval_interval = 500
 eval_batches = 4

@@ -43,14 +43,20 @@ Table 5, accuracy in percent, without examples; the last column is the mean of t
     RoPE    28.74    77.55  38.80  29.55      60.28  37.08  45.33
     PoPE    27.67    77.75  44.43  29.18      59.58  38.52  46.19
 
-Figures 3 and 4, which frequencies queries and keys use; the paper draws the mean over the heads on
-ten sonnets of Shakespeare, here it is on ten stretches of the split, or on a file by --text=FILE:
+Compare acc. For HellaSwag, PIQA and ARC-E the harness also prints acc_norm, which divides by the
+length of the answer; the paper says only "accuracy".
 
-    python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency
+Figures 3 and 4, which frequencies queries and keys use, mean over the heads and ten sonnets of
+Shakespeare. Which ten is open. Put each into a file of its own; without --text it is ten stretches
+of the split. The paper's heat map is drawn as lines, a panel for each layer:
 
-The paper's runs take 12.3 (PoPE) and 11.2 (RoPE) hours on four RTX 3090. Open, and ours: no biases,
-tied embeddings. Memory, 16 sequences a pass: 21 GB for PoPE and 18 GB for RoPE; --micro_batch=8
-fits a GPU of 24 GB with room.
+    python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency \
+        --text=$(echo sonnets/*.txt | tr ' ' ,)
+
+The paper's runs take 12.3 (PoPE) and 11.2 (RoPE) hours on four RTX 3090. Of biases it says nothing:
+RMSNorm is its only change to a GPT, and a GPT has biases; 124M fits with and without. Open, and
+ours: no biases, tied embeddings. Memory, 16 sequences a pass: 21 GB for PoPE and 18 GB for RoPE;
+--micro_batch=8 fits a GPU of 24 GB with room.
 """
 data = "openwebtext"
 pe = "pope"

@@ -25,12 +25,16 @@ Table 5, accuracy in percent, without examples; the last column is the mean of t
     RoPE    31.38    79.12  48.51  31.47      62.24  39.87  48.76
     PoPE    30.47    80.01  49.39  31.82      61.70  39.32  48.78
 
+Compare acc; see pope_124m.py.
+
 Figures 5 and 6, which frequencies queries and keys use; see pope_124m.py:
 
-    python sample.py out/pope_253m_pope out/pope_253m_rope --figure=frequency
+    python sample.py out/pope_253m_pope out/pope_253m_rope --figure=frequency \
+        --text=$(echo sonnets/*.txt | tr ' ' ,)
 
-The paper's runs take 13.5 (PoPE) and 12.3 (RoPE) hours on eight V100. Open, and ours: no biases,
-tied embeddings. Memory, 8 sequences a pass: 18 GB for PoPE and 15 GB for RoPE.
+The paper's runs take 13.5 (PoPE) and 12.3 (RoPE) hours on eight V100. Open, and ours: no biases
+(see pope_124m.py; 253M fits with and without), tied embeddings. Memory, 8 sequences a pass: 18 GB
+for PoPE and 15 GB for RoPE.
 """
 from config.pope_124m import *  # noqa: F403
 

@@ -25,13 +25,16 @@ Table 5, accuracy in percent, without examples; the last column is the mean of t
     RoPE    35.95    81.05  52.56  35.39      63.55  42.28  51.80
     PoPE    36.89    82.03  53.67  35.86      63.93  42.37  52.46
 
+Compare acc; see pope_124m.py.
+
 Figures 3 to 6 for this size, which the paper leaves out; see pope_124m.py:
 
     python sample.py out/pope_774m_pope out/pope_774m_rope --figure=frequency
 
-The paper's runs take 38.7 (PoPE) and 36.5 (RoPE) hours on eight V100. Open, and ours: no biases,
-tied embeddings. Memory, 8 sequences a pass: 44 GB for PoPE and 36 GB for RoPE, and under torchrun 3
-GB more for the exchange of gradients.
+The paper's runs take 38.7 (PoPE) and 36.5 (RoPE) hours on eight V100. Open, and ours: no biases
+(see pope_124m.py), tied embeddings. That makes 772M parameters, with biases 773M: 774M is the size
+of GPT-2, which has learned positions too. Memory, 8 sequences a pass: 44 GB for PoPE and 36 GB for
+RoPE, and under torchrun 3 GB more for the exchange of gradients.
 """
 from config.pope_124m import *  # noqa: F403
 

@@ -20,8 +20,8 @@ Which frequencies the heads use:
 
 The paper's runs take 0.70 (PoPE) and 0.62 (RoPE) hours on an RTX 3090. Its Table 7 says "sequence
 length 40", which cannot hold 40 letters and the question: rows have up to 48 characters. Open, and
-ours: biases (none, though the paper names RMSNorm as the only change to a GPT) and tying (untied);
-where the shift would leave the string, see data/indirect_indexing.py. Memory: 1.3 GB.
+ours: no biases (see pope_124m.py), embeddings not tied; where the shift would leave the string, see
+data/indirect_indexing.py. Memory: 1.3 GB.
 """
 data = "indirect_indexing"
 pe = "pope"

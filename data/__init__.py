@@ -8,15 +8,12 @@ To add a text corpus, write a script like data/pg19.py. This is all of its code:
 
     DOWNLOAD = True
 
-
     def load():
         return hub("emozilla/pg19-test", split="test")
-
 
     def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
         """Write the set into `folder`, from the first `limit` books."""
         write_documents(folder, lambda: {"test": texts(load(), limit)}, tokenizer, limit=limit)
-
 
     if __name__ == "__main__":
         command(prepare, __doc__)
@@ -37,11 +34,9 @@ import config
 HELPERS = {"data", "rows", "shards", "text", "tokenizer"}
 SCRIPTS = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - HELPERS
 
-
 def locate(data):
     """The folder of a data set by its name, or `data` itself if it is a path."""
     return Path(data) if os.sep in data or Path(data).is_file() else Path(__file__).parent / data
-
 
 def command_for(folder):
     """The command that writes the set of a folder, `quoted`, or how to find it."""
@@ -54,10 +49,9 @@ def command_for(folder):
     return (f"`python -m data.NAME --out={folder}`; NAME is one of {', '.join(sorted(SCRIPTS))}, "
             "or text with --source=YOUR_TEXT")
 
-
 def options(prepare, words, **more):
-    """["--length=64", "seed=1"] as arguments of `prepare` or of `more`, {name: type}. The words may
-    be one string with commas. ValueError: unknown, or of another type."""
+    """["--length=64", "seed=1"], or one string with commas -> {name: value}, for the arguments of
+    `prepare` and for `more`, {name: type}. ValueError: an unknown name, or another type."""
     words = words.split(",") if isinstance(words, str) else words
     known = dataclasses.make_dataclass("Options", (prepare.__annotations__ | more).items())
     given = {}
@@ -67,7 +61,6 @@ def options(prepare, words, **more):
             raise ValueError(f"{word!r} has no value; write --key=value, or --help for the keys")
         given[key] = config.typed(known, key, value, word)
     return given
-
 
 def prepare(data, folder):
     """Write a missing set that needs no download. If another process is writing it, wait."""
@@ -81,7 +74,6 @@ def prepare(data, folder):
                                 f"run {command_for(folder)}")
     with contextlib.suppress(FileExistsError):  # another process was faster
         script.prepare(folder, **given)
-
 
 def command(prepare, doc, named=None):
     """The command line of a data script: the typed arguments of `prepare`, and --out, the folder.
@@ -105,7 +97,7 @@ def command(prepare, doc, named=None):
             out = locate(name)
         prepare(out, **given)
     except FileExistsError as error:
-        # all is well, unless it was there before under a name that does not tell its options
+        # fine if the folder's name tells the options; under --out they may differ
         sys.exit(str(error) if is_in_doubt else print(error))
     except (ImportError, ValueError, OSError, MemoryError) as error:
         sys.exit(str(error))

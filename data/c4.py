@@ -15,11 +15,9 @@ from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 
-
 def load(split):
     """The corpus as a stream, a datasets.IterableDataset with a column "text"."""
     return hub("allenai/c4", "en", split=split, streaming=True)
-
 
 def prepare(folder, train: int = 20_000_000, val: int = 10_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load):
@@ -34,7 +32,6 @@ def prepare(folder, train: int = 20_000_000, val: int = 10_000,
         return parts
 
     write_documents(folder, splits, tokenizer, expect=500 * (train + val), train=train, val=val)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

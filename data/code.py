@@ -14,22 +14,26 @@ import functools
 from pathlib import Path
 
 from data import command
-from data.text import hub, write_documents
+from data.text import digest, hub, write_documents
 
 DOWNLOAD = True
 SUFFIXES = (".c .cc .cpp .cs .cu .go .h .hpp .java .jl .js .kt .lua .php .pl .py .rb .rs .scala "
             ".sh .sql .swift .ts").split()
 
+def files(folder):
+    """The paths of a folder's source code, sorted. ValueError: there is none."""
+    every = sorted(Path(folder).rglob("*"))
+    paths = [path for path in every if path.suffix in SUFFIXES and path.is_file()]
+    if not paths:
+        known = " ".join(SUFFIXES)
+        raise ValueError(f"source={folder!r} has no source code, no file with one of {known}")
+    return paths
 
 def load(source, column):
     """-> the number of files, and a function: number of a file -> its text. ValueError: the data
     set has no such column, or the folder no source code."""
     if Path(source).is_dir():
-        every = sorted(Path(source).rglob("*"))
-        paths = [path for path in every if path.suffix in SUFFIXES and path.is_file()]
-        if not paths:
-            known = " ".join(SUFFIXES)
-            raise ValueError(f"source={source!r} has no source code, no file with one of {known}")
+        paths = files(source)
         return len(paths), lambda i: paths[i].read_text(encoding="utf-8", errors="replace")
     if Path(source).is_absolute() or source.startswith("."):
         raise FileNotFoundError(f"source={source!r} is no folder; "
@@ -39,7 +43,6 @@ def load(source, column):
         known = ", ".join(corpus.column_names)
         raise ValueError(f"column={column!r} is not in {source}; it has: {known}")
     return len(corpus), lambda i: corpus[i][column]
-
 
 def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: str = "content",
             limit: int = None, tokenizer: str = "hf-internal-testing/llama-tokenizer"):
@@ -55,8 +58,8 @@ def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: s
     def documents(text, numbers, skip):
         return (text(i) for i in numbers[skip:])
 
-    write_documents(folder, splits, tokenizer, limit=limit, source=source, column=column)
-
+    origin = {"sha256": digest(files(source)[:limit])} if Path(source).is_dir() else {}
+    write_documents(folder, splits, tokenizer, limit=limit, source=source, column=column, **origin)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

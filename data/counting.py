@@ -31,7 +31,6 @@ SYMBOLS = ["_", "pass;", "print", "=", ";", "++;", *map(str, range(11))]  # _ pa
 PAD, PASS, PRINT, EQUALS, SEMICOLON, INCREMENT, ZERO, A = 0, 1, 2, 3, 4, 5, 6, 17
 W_SET, W_INCREMENT, LARGEST = 1, 7, 10
 
-
 def generate(rng, rows, variables, steps, length, w_pass):
     """-> tokens, mask, both (rows, length)."""
     names = A + np.arange(variables)
@@ -52,7 +51,6 @@ def generate(rng, rows, variables, steps, length, w_pass):
         tokens[i, : len(words)] = words
         mask[i, len(words) - 1] = 1
     return tokens, mask
-
 
 def programs(rng, counts, variables, w_pass):
     """counts (rows,) -> operations (rows, max(counts)), numbered as in `table`, and the variables'
@@ -80,7 +78,6 @@ def programs(rng, counts, variables, w_pass):
         operations[empty, : again.shape[1]] = again
     return operations, values
 
-
 def prepare(folder, variables: int = 1, steps: int = 512, length: int = 512, train: int = 10_000,
             val: int = 1000, test: int = 1000, seed: int = 0):
     """Write the set into `folder`. ValueError: sizes that make no task."""
@@ -97,7 +94,6 @@ def prepare(folder, variables: int = 1, steps: int = 512, length: int = 512, tra
     )
     symbols = SYMBOLS + list(string.ascii_lowercase[:variables])
     write_rows(folder, symbols, seed, generate, **splits)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

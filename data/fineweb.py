@@ -15,11 +15,9 @@ from data.text import hub, texts, write_documents
 DOWNLOAD = True
 SHORTEST = 4000
 
-
 def load():
     """The corpus as a stream, a datasets.IterableDataset with a column "text"."""
     return hub("HuggingFaceFW/fineweb", name="sample-10BT", split="train", streaming=True)
-
 
 def prepare(folder, tokens: int = 700_000_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load):
@@ -31,7 +29,6 @@ def prepare(folder, tokens: int = 700_000_000,
     sizes = {"val": part, "test": part, "train": tokens - 2 * part}
     write_documents(folder, lambda: {"val": texts(load())}, tokenizer, tokens=sizes,
                     shortest=SHORTEST)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -18,11 +18,9 @@ DOWNLOAD = True
 TOKENS = 10_000_000_000
 SHARD_TOKENS = 100_000_000
 
-
 def load():
     """The corpus as a stream, a datasets.IterableDataset with a column "text"."""
     return hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train", streaming=True)
-
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from the first `limit` documents of what `load` returns."""
@@ -31,7 +29,6 @@ def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     write_documents(folder, lambda: {"val": texts(load(), limit)}, tokenizer, separator="before",
                     tokens={"val": size, "test": size, "train": None},
                     expect=TOKENS if limit is None else None, shard_tokens=size, limit=limit)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -22,7 +22,6 @@ DOWNLOAD = False
 SYMBOLS = ["w", "r", "i", "0", "1"]
 W, R, I, ZERO = range(4)
 
-
 def generate(rng, rows, length, p_i):
     """-> tokens, mask, both (rows, length)."""
     pairs = length // 2
@@ -37,7 +36,6 @@ def generate(rng, rows, length, p_i):
     tokens = np.stack((instruction, ZERO + bit), axis=-1).reshape(rows, length)
     return tokens, np.stack((np.zeros_like(read), read), axis=-1).reshape(rows, length)
 
-
 def prepare(folder, length: int = 512, train: int = 160_000, val: int = 1000, sparse: int = 100_000,
             dense: int = 3000, seed: int = 0):
     """Write the set into `folder`. ValueError: `length` does not hold two pairs."""
@@ -49,7 +47,6 @@ def prepare(folder, length: int = 512, train: int = 160_000, val: int = 1000, sp
                val=(val, dict(length=length, p_i=0.8)),
                sparse=(sparse, dict(length=length, p_i=0.98)),
                dense=(dense, dict(length=length, p_i=0.1)))
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

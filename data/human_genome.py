@@ -50,7 +50,6 @@ LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256
 TOKEN = re.compile(b"[ACGT]{6}|.")  # a regex does 25 million nucleotides a second
 NAME = re.compile(rb"(?:NC_0000|chr)?0?(\d+|X|Y)(?:\.\d+)?\s")
 
-
 def records(file, block=1 << 24):
     """A FASTA file -> pairs of a record's chromosome ("1" to "22", "X", "Y", or None) and a part of
     its sequence, bytes of A, C, G, T, N, in order. A part has about `block` bytes."""
@@ -65,7 +64,6 @@ def records(file, block=1 << 24):
                 name = {"23": "X", "24": "Y"}.get(name, name)  # as NCBI counts
             yield name, part.translate(LETTERS, b"\r\n")
 
-
 def tokenise(sequence):
     """Whole windows, bytes of A, C, G, T, N -> uint16 (windows, 1 + TOKENS)."""
     rows = np.full((len(sequence) // WINDOW, 1 + TOKENS), BOS, dtype=np.uint16)
@@ -73,7 +71,6 @@ def tokenise(sequence):
         words = TOKEN.findall(sequence, i * WINDOW, (i + 1) * WINDOW)
         row[1:] = [IDS[word] for word in words[:TOKENS]]
     return rows
-
 
 def prepare(folder, source: str = None):
     """Write the set into `folder`. ValueError: the file is broken or lacks a chromosome, or the
@@ -109,7 +106,6 @@ def prepare(folder, source: str = None):
         tokens, unknown = sum(counts[name] for name in SPLIT if SPLIT[name] == split)
         sizes.append(f"{tokens // TOKENS:,} {split} rows ({100 * unknown / tokens:.1f}% N)")
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

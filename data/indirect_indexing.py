@@ -29,7 +29,6 @@ LETTERS = string.ascii_letters
 SYMBOLS = [*LETTERS, *string.digits, ",", "+", "-", "_"]  # _ pads
 DIGIT, COMMA, PLUS, MINUS, PAD = 52, 62, 63, 64, 65
 
-
 def generate(rng, rows, letters, shortest, longest, shift):
     """-> tokens, mask, both (rows, longest + 8)."""
     length = rng.integers(shortest, longest + 1, rows)
@@ -50,7 +49,6 @@ def generate(rng, rows, letters, shortest, longest, shift):
     mask[row, length + np.where(abs(s) < 10, 6, 7)] = 1
     return tokens, mask
 
-
 def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, shift: int = 15,
             train: int = 1_000_000, val: int = 10_000, test: int = 10_000, seed: int = 0):
     """Write the set into `folder`. ValueError: sizes that do not fit each other."""
@@ -60,7 +58,6 @@ def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, sh
     how = dict(letters=letters, shortest=shortest, longest=longest, shift=shift)
     splits = dict(train=(train, how), val=(val, how), test=(test, how))
     write_rows(folder, SYMBOLS, seed, generate, **splits)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

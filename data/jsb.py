@@ -37,7 +37,6 @@ SYMBOLS = ["_", "-1", *map(str, range(LOWEST, HIGHEST + 1))]  # _ pads, -1 is si
 PAD, SILENCE, FIRST_KEY = range(3)
 SPLITS = {"train": "train", "valid": "val", "test": "test"}  # their names in the file and ours
 
-
 def serialise(piece):
     """Time steps of four pitches -> tokens, (4 * steps,). ValueError: anything else."""
     keys = {-1: SILENCE} | {key: FIRST_KEY + key - LOWEST for key in range(LOWEST, HIGHEST + 1)}
@@ -46,7 +45,6 @@ def serialise(piece):
             need = f"four keys in [{LOWEST}, {HIGHEST}] or -1"
             raise ValueError(f"a time step is {step}, not {need}; take Jsb16thSeparated.json")
     return np.array([keys[key] for step in piece for key in step])
-
 
 def rows(tokens, length):
     """A piece (n,) -> tokens, mask, both (ceil(n / length), length + 1)."""
@@ -57,7 +55,6 @@ def rows(tokens, length):
     mask = table != PAD
     mask[:, 0] = False  # the start: a pad, or a target of the row before
     return table, mask
-
 
 def prepare(folder, length: int = 2048, source: str = None):
     """Write the set into `folder`. ValueError: the length, the file or the download is no good."""
@@ -77,7 +74,6 @@ def prepare(folder, length: int = 2048, source: str = None):
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
     sizes = ", ".join(f"{len(part)} {split}" for split, part in pieces.items())
     print(f"{folder}: {sizes} pieces")
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -43,7 +43,6 @@ VOCAB_SIZE = 328
 TRANSPOSITIONS = range(-3, 4)
 MIDITOK = "pip install miditok==3.0.5.post1"
 
-
 def remi():
     """The tokenizer. ImportError: no miditok. ValueError: its version has another vocabulary."""
     try:
@@ -58,11 +57,9 @@ def remi():
                          f"versions 3.0.1 to 3.0.5.post1 have them: {MIDITOK}")
     return made
 
-
 def start_worker():
     global tokenizer
     tokenizer = remi()
-
 
 def encode(job):
     """(the bytes of a MIDI file, transpositions in semitones) -> uint16 (n,): for each of them BOS,
@@ -79,7 +76,6 @@ def encode(job):
         ids = [i for track in tokenizer(score.shift_pitch(semitones)) for i in track.ids]
         parts.append([tokenizer["BOS_None"], *ids, tokenizer["EOS_None"]])
     return np.concatenate(parts).astype(np.uint16)
-
 
 def files(source):
     """A zip or a folder -> {name of a MIDI file: a function that reads it}, sorted by name. Both
@@ -98,7 +94,6 @@ def files(source):
         raise ValueError(f"{source} holds {len(readers)} MIDI files, but there are three splits; "
                          "give MAESTRO's zip or folder")
     return dict(sorted(readers.items()))
-
 
 def prepare(folder, source: str = None):
     """Write the set into `folder`. Raises what `remi` and `files` do. ValueError: the download
@@ -126,7 +121,6 @@ def prepare(folder, source: str = None):
         writer.finish(VOCAB_SIZE, {"symbols": symbols}, separator=names["BOS_None"])
     sizes = [f"{tokens[split]:,} {split} tokens of {len(parts[split])} files" for split in parts]
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

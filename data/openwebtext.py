@@ -13,11 +13,9 @@ DOWNLOAD = True
 TOKENS = 9_040_017_095
 SHARD_TOKENS = 100_000_000
 
-
 def load():
     """The corpus, a datasets.Dataset with a column "text". The hub caches the download."""
     return hub("Skylion007/openwebtext", split="train")
-
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from at most `limit` documents of what `load` returns."""
@@ -32,7 +30,6 @@ def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     expect = TOKENS if limit is None else None
     write_documents(folder, splits, tokenizer, expect=expect, shard_tokens=SHARD_TOKENS,
                     limit=limit)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -11,16 +11,13 @@ from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 
-
 def load():
     """The corpus, a datasets.Dataset with a column "text", a book in each row."""
     return hub("emozilla/pg19-test", split="test")
 
-
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from the first `limit` books of what `load` returns."""
     write_documents(folder, lambda: {"test": texts(load(), limit)}, tokenizer, limit=limit)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

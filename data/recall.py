@@ -27,7 +27,6 @@ DOWNLOAD = False
 SYMBOLS = [*string.ascii_lowercase, *string.digits, *".,;:!?-+*/=<>@#%"]
 KEYS, VALUES, FILLERS = 26, 10, 16  # how many there are, in the order of their ids
 
-
 def generate(rng, rows, length, pairs, queries, filler):
     """-> tokens, mask, both (rows, length + 2 * queries)."""
     keys = rng.random((rows, KEYS)).argsort(axis=1)[:, :pairs]
@@ -45,7 +44,6 @@ def generate(rng, rows, length, pairs, queries, filler):
     mask[:, length + 1 :: 2] = 1
     return tokens, mask
 
-
 def prepare(folder, length: int = 256, pairs: int = 16, queries: int = 16, filler: int = 8,
             train: int = 100_000, val: int = 1000, test: int = 1000, seed: int = 0):
     """Write the set into `folder`. ValueError: sizes that do not fit each other."""
@@ -59,7 +57,6 @@ def prepare(folder, length: int = 256, pairs: int = 16, queries: int = 16, fille
     for times in (2, 4, 8, 16):
         splits[f"x{times}"] = test, how | dict(length=times * length)
     write_rows(folder, SYMBOLS, seed, generate, **splits)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -47,7 +47,6 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
         writer.finish(len(symbols), {"symbols": symbols})
     print(f"{Path(folder)}: " + ", ".join(f"{n:,} {split}" for split, (n, _) in splits.items()))
 
-
 def row_keys(tokens):
     """A 64-bit hash of each row: tokens (rows, row_length) -> uint64 (rows,)."""
     weights = rng(0, 0).integers(1, 2**64, 1 + tokens.shape[1], dtype=np.uint64)

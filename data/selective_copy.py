@@ -22,7 +22,6 @@ from data.rows import write_rows
 DOWNLOAD = False
 BLANK = 0
 
-
 def generate(rng, rows, copy, blanks, vocabulary):
     """-> tokens, mask, both (rows, copy + blanks + copy)."""
     letters = rng.integers(1, vocabulary, (rows, copy))
@@ -33,7 +32,6 @@ def generate(rng, rows, copy, blanks, vocabulary):
     mask = np.zeros_like(tokens)
     mask[:, copy + blanks :] = 1
     return tokens, mask
-
 
 def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, train: int = 640_000,
             val: int = 1000, dense: int = 1000, sparse: int = 1000, seed: int = 0):
@@ -48,7 +46,6 @@ def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, tr
                val=(val, dict(how, blanks=blanks)),
                dense=(dense, dict(how, blanks=blanks // 2)),
                sparse=(sparse, dict(how, blanks=2 * blanks)))
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

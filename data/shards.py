@@ -1,4 +1,4 @@
-"""The format that all data sets share: its reader, its writer, and the command line of the scripts.
+"""The format that all data sets share, its reader and its writer.
 
 data/<name>/, which is data/<name>.part/ until it is complete, holds
 
@@ -11,7 +11,7 @@ data/<name>/, which is data/<name>.part/ until it is complete, holds
     row_length   {split: n} if each n tokens are a row, an example of its own; else it is a stream
     loss         "all" | "mask"
     shards       {"train_000000.bin": number of tokens, ...}
-    words, asked of text corpora, see write_documents in data/text.py
+    words, asked in text corpora only, see write_documents in data/text.py
 """
 import contextlib
 import fcntl
@@ -30,7 +30,6 @@ from data import command_for, locate, options, prepare  # noqa: F401, train.py f
 def rng(seed, number):
     """A numpy generator that depends on (seed, number) alone."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, number], dtype=np.uint64)))
-
 
 class Split:
     """One split of a data set, memory-mapped: a batch reads its own tokens and no others.
@@ -119,19 +118,18 @@ class Split:
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist()):
             i, done = int(np.searchsorted(self.ends, start, side="right")), 0
-            while done < length:  # more than once if the window goes on in the next shard
+            while done < length:  # again if the window goes on in the next shard
                 part = arrays[i][start + done - int(self.ends[i]) :][: length - done]
                 row[done : done + len(part)] = part
                 i, done = i + 1, done + len(part)
         return out
 
-
 class Writer(contextlib.AbstractContextManager):
     """Writes a set: `with Writer(folder) as writer`, `write` as often as needed, then `finish`.
 
     A shard of rows has at most `shard_tokens`; a stream's ends where a `write` reaches them. size:
-    of the set, in bytes. asked: what it depends on, if it can be resumed. source: the name of a
-    file that may lie beside the shards. FileExistsError: the set is whole. ValueError: it has
+    of the set, in bytes. asked: what the set depends on, if it can be resumed. source: the name of
+    a file that may lie beside the shards. FileExistsError: the set is complete. ValueError: it has
     another `asked`, other files are in the way, or the disk is too small.
     """
 
@@ -157,7 +155,7 @@ class Writer(contextlib.AbstractContextManager):
 
     def __exit__(self, *_):
         os.close(self.lock)
-        with contextlib.suppress(OSError):  # unless there is something in it, or it has its name
+        with contextlib.suppress(OSError):  # it has files in it, or its final name
             self.part.rmdir()
 
     def write(self, split, tokens, loss=None):
@@ -227,7 +225,7 @@ class Writer(contextlib.AbstractContextManager):
     def _check(self):
         others = [*self.folder.iterdir()] if self.folder.exists() else []
         if self._read(self.folder) or (self.folder / "meta.json").exists():
-            raise FileExistsError(f"{self.folder} is whole already; delete it to write it again")
+            raise FileExistsError(f"{self.folder} is complete; delete it to write it again")
         for path in self.part.iterdir() if self.part.exists() else []:
             ours = re.fullmatch(r"(.+_\d{6}\.(bin|loss)|meta\.json)(\.tmp)?", path.name)
             if path.is_symlink() or not ours and not path.name.startswith(self.source or "/"):

@@ -17,7 +17,6 @@ from data.shards import Writer
 
 DOWNLOAD = False  # train.py prepares such a set by itself
 
-
 def prepare(folder):
     """Write the set into `folder`. FileNotFoundError: the library has no source here."""
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -34,7 +33,6 @@ def prepare(folder):
             writer.write(split, np.append(text, np.uint16(256)))
         writer.finish(vocab_size=257, tokenizer="bytes", separator=256)
     print(f"{folder}: {len(names):,} files, {sum(writer.shards.values()) / 1e6:.1f} MB")
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

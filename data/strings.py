@@ -36,36 +36,29 @@ DOWNLOAD = False
 SYMBOLS = [*string.digits, *string.ascii_lowercase, "+", "=", "_"]  # _ pads
 PAD = len(SYMBOLS) - 1
 
-
 def copy(text):
     return text, text
 
-
 def reverse(text):
     return text, text[::-1]
-
 
 def addition(digits):
     n = len(digits) // 2
     a, b = digits[:n], digits[n:]
     return f"{a}+{b}", str(int(a) + int(b)).zfill(n + 1)
 
-
 def reversed_addition(digits):
     question, answer = addition(digits)
     return question, answer[::-1]
 
-
 def parity(bits):
     return bits, str(bits.count("1") % 2)
-
 
 # task: the symbols that are drawn, how many for n = 1, and what makes (question, answer) of them
 TASKS = {"copy": (string.ascii_lowercase, 1, copy), "reverse": (string.ascii_lowercase, 1, reverse),
          "addition": (string.digits, 2, addition),
          "reversed_addition": (string.digits, 2, reversed_addition),
          "parity": ("01", 1, parity)}
-
 
 def generate(rng, rows, task, shortest, longest):
     """-> tokens, mask, both (rows, the longest row)."""
@@ -80,7 +73,6 @@ def generate(rng, rows, task, shortest, longest):
         tokens[i, :end] = [SYMBOLS.index(symbol) for symbol in f"{question}={answer}"]
         mask[i, start:end] = 1
     return tokens, mask
-
 
 def prepare(folder, task: str = "copy", longest: int = 20, train: int = 100_000, val: int = 1000,
             test: int = 1000, seed: int = 0):
@@ -99,7 +91,6 @@ def prepare(folder, task: str = "copy", longest: int = 20, train: int = 100_000,
         splits[name] = test, dict(task=task, shortest=before + 1, longest=end)
         before = end
     write_rows(folder, SYMBOLS, seed, generate, hold_out=questions < 2**20, **splits)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

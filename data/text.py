@@ -38,13 +38,12 @@ from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
 CORES = os.cpu_count() or 1
 
-
 def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
                     expect=None, shard_tokens=100_000_000, **origin):
     """Tokenise a text corpus on all cores and write it. A second start continues the first.
 
-    corpus: a function -> {split: documents}, called after all checks. documents(skip) yields texts
-        from number `skip` on.
+    corpus: a function -> {split: documents}, called after all checks. documents(skip) yields the
+        texts from number `skip` on.
     separator: the end-of-text token goes "before" or "after" each document, or None.
     tokens: {split: n} if the documents fill these splits one after the other. A split ends with the
         document that brings it to n tokens. None takes all that are left.
@@ -86,7 +85,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         words, count = collections.Counter(noted.get("words")), collections.Counter()
         for shard, n in writer.shards.items():
             count[shard.rpartition("_")[0]] += n
-        # killed just before the folder got its name: the note is complete and has no place
+        # without a place, meta.json is the final one: only the rename is missing
         first, skip = noted.get("place", (len(parts) if noted else 0, 0))
         progress = Progress(expect, "tokens", count.total())
         for number, (part, documents) in enumerate(parts[first:], first):
@@ -113,7 +112,6 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     sizes = (f"{split} {n:,} tokens of {words[split]:,} words" for split, n in count.items())
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
 
-
 def in_threads(function, items):
     """map(function, items) on all cores, not far ahead of what is asked for. Threads suffice, since
     tiktoken, tokenizers and numpy release the GIL."""
@@ -125,7 +123,6 @@ def in_threads(function, items):
                 yield from pending.popleft().result()
         while pending:
             yield from pending.popleft().result()
-
 
 @contextlib.contextmanager
 def workers(setup, *arguments):
@@ -139,7 +136,6 @@ def workers(setup, *arguments):
     finally:
         pool.shutdown(cancel_futures=True)
 
-
 def start_worker(setup, *arguments):
     parent = multiprocessing.parent_process()
     # without this, the workers of a killed process would wait for work for ever
@@ -147,12 +143,10 @@ def start_worker(setup, *arguments):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the parent to answer
     setup(*arguments)
 
-
 def count_words(text):
     """len(text.split()), ten times as fast: bytes above the space that follow one that is not."""
     above = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32
     return int(np.count_nonzero(above[1:] > above[:-1]))
-
 
 class Progress:
     """A line on the screen, renewed every second: how much is done, how fast, and the time left."""
@@ -171,7 +165,6 @@ class Progress:
                 line = f"{100 * done / self.total:.0f}%, {line}, {left} left"
             print(f"\r{line:78}", end="", flush=True)
 
-
 def hub(*args, **options):
     """datasets.load_dataset(...), a corpus from the Hugging Face hub."""
     try:
@@ -179,7 +172,6 @@ def hub(*args, **options):
     except ImportError:
         raise ImportError("corpora from the hub need a package: pip install datasets") from None
     return datasets.load_dataset(*args, **options)
-
 
 def texts(dataset, limit=None):
     """The first `limit` texts of a Dataset or IterableDataset, as write_documents takes them."""
@@ -190,7 +182,6 @@ def texts(dataset, limit=None):
         return itertools.islice((row["text"] for row in dataset.skip(skip)), stop)
 
     return documents
-
 
 def download(url, folder, sha256=None):
     """Fetch a file into a folder, unless it is there -> its path. ValueError: it did not arrive."""
@@ -211,6 +202,12 @@ def download(url, folder, sha256=None):
         os.replace(f"{path}.tmp", path)
     return path
 
+def digest(paths):
+    """A hash of the contents of files. If it is in `asked`, a second start notices an edit."""
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
 
 def read(path):
     """The text of a file. ValueError: it is not UTF-8."""
@@ -219,7 +216,6 @@ def read(path):
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 (byte {error.start}); convert or move it") from None
 
-
 def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
     """Write the text of a file, or of the files of a folder, into `folder`."""
     if not 0 < val < 1:
@@ -227,11 +223,8 @@ def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
     top, is_hidden = Path(source), re.compile(r"(.*/)?\.").match
     paths = sorted(path for path in top.rglob("*")
                    if path.is_file() and not is_hidden(path.relative_to(top).as_posix()))
-    paths, size, digest = [top] if top.is_file() else paths, 0, hashlib.sha256()
-    for path in paths:  # all of them, before anything is written
-        content = read(path).encode()
-        size += len(content)
-        digest.update(hashlib.sha256(content).digest())
+    paths = [top] if top.is_file() else paths
+    size = sum(len(read(path).encode()) for path in paths)  # all, before anything is written
     if not size:
         raise ValueError(f"source={source!r} holds no text; name a file, or a folder of files")
 
@@ -243,12 +236,11 @@ def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
     write_documents(folder, lambda: {"train": functools.partial(documents, True),
                                      "val": functools.partial(documents, False)},
                     tokenizer, expect=size if tokenizer == "bytes" else size // 4,
-                    source=str(top.resolve()), bytes=size, val=val, sha256=digest.hexdigest())
+                    source=str(top.resolve()), bytes=size, val=val, sha256=digest(paths))
     name, folder = Path(folder).name, Path(folder).resolve()
     data = name if folder == locate(name).resolve() else f"{folder}{os.sep}"
     flags = f"--data={data} --out_dir=out/{name}"
     print(f"train on it with `python train.py config/quickstart.py {flags}`")
-
 
 def name(source, **_):
     """The name of the set that a source becomes: that of its file, or of its folder."""
@@ -258,7 +250,6 @@ def name(source, **_):
         raise ValueError(f"{source} would become data/{name}, the set of data/{name}.py; "
                          "choose another with --out")
     return name
-
 
 if __name__ == "__main__":
     command(prepare, __doc__, named=name)

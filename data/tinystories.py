@@ -11,11 +11,9 @@ from data.text import hub, texts, write_documents
 DOWNLOAD = True
 TOKENS = 480_000_000
 
-
 def load():
     """The corpus, a datasets.DatasetDict of train and validation with a column "text"."""
     return hub("roneneldan/TinyStories")
-
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from the first `limit` stories of each split of the corpus
@@ -27,7 +25,6 @@ def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
 
     expect = TOKENS if limit is None else None
     write_documents(folder, splits, tokenizer, expect=expect, limit=limit)
-
 
 if __name__ == "__main__":
     command(prepare, __doc__)

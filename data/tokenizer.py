@@ -31,7 +31,6 @@ def tokenizer(meta):
 
     return SimpleNamespace(encode=encode, decode=lambda ids: " ".join(symbols[i] for i in ids))
 
-
 def load_encoding(name):
     """A tiktoken.Encoding of this name, or an object with the same methods. ValueError: it does not
     load. ImportError: it needs the package tokenizers."""
@@ -50,7 +49,6 @@ def load_encoding(name):
                          "needs the network, and terms of use need `hf auth login`") from None
     # a new object each time: tiktoken is slower if threads share one
     return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-
 
 @functools.lru_cache
 class HubEncoding:

@@ -22,27 +22,25 @@ import itertools
 from pathlib import Path
 
 from data import command
-from data.text import hub, write_documents
+from data.text import digest, hub, write_documents
 
 DOWNLOAD = True
 TOKENS = 120_000_000
 FILES = {"train": "train", "val": "valid", "test": "test"}
 ON_THE_HUB = {"train": "train", "val": "validation", "test": "test"}
 
-
 def load():
     """The corpus, a datasets.DatasetDict with a column "text", a line in each row."""
     return hub("Salesforce/wikitext", "wikitext-103-raw-v1")
 
-
-def read(source):
-    """A folder of files -> {split: a function that opens its lines}. FileNotFoundError: none."""
+def files(source):
+    """A folder -> {split: its file}. FileNotFoundError: there is none."""
     splits = {}
     for split, name in FILES.items():
         for file in (f"{name}.txt", f"wiki.{name}.tokens", f"wiki.{name}.raw"):  # the last one wins
             path = Path(source) / file
             if path.is_file():
-                splits[split] = functools.partial(open, path, encoding="utf-8", newline="\n")
+                splits[split] = path
     if not splits:
         raise FileNotFoundError(f"source={source!r} has no wiki.train.raw, wiki.train.tokens or "
                                 "train.txt, nor such files of valid or test")
@@ -51,11 +49,9 @@ def read(source):
             print(f"{source} has no {split} file; that split is left out")
     return splits
 
-
 def lines_of(rows):
     """The lines of a split of the hub. It has "" where the files have an empty line, " \\n"."""
     return (row["text"] or " \n" for row in rows)
-
 
 def sections(lines):
     """Lines, joined up to the next heading. A tokenizer that splits off " =" gives the same tokens
@@ -69,16 +65,16 @@ def sections(lines):
     if section:
         yield "".join(section)
 
-
 def prepare(folder, source: str = "", limit: int = None, tokenizer: str = "gpt2", load=load):
     """Write the set into `folder`, from at most `limit` sections of each split."""
+    paths = files(source) if source else {}
 
     def splits():
-        if source:
-            parts = read(source)
-        else:
+        parts = {}
+        for split, path in paths.items():
+            parts[split] = functools.partial(open, path, encoding="utf-8", newline="\n")
+        if not source:
             corpus = load()
-            parts = {}
             for split, name in ON_THE_HUB.items():
                 parts[split] = functools.partial(lines_of, corpus[name])
         return {split: functools.partial(documents, lines) for split, lines in parts.items()}
@@ -87,9 +83,9 @@ def prepare(folder, source: str = "", limit: int = None, tokenizer: str = "gpt2"
         return itertools.islice(sections(lines()), skip, limit)
 
     expect = TOKENS if limit is None and not source else None
+    origin = {"sha256": {split: digest([paths[split]]) for split in paths}} if source else {}
     write_documents(folder, splits, tokenizer, separator=None, expect=expect, limit=limit,
-                    source=source)
-
+                    source=source, **origin)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -15,7 +15,9 @@ paper leaves three things open. Here words are compared in lower case, the first
 words is taken, and a training row holds as many whole examples as fit, then padding. A validation
 row is one example, so its sequence error is the share of wrong answers.
 
-splits   train, val (99 : 1, by story)
+splits   train, val (99 : 1, by story); k1, k2, ...: the val examples that count over k sentences,
+         for a k with at least ten (Figure 9). meta.json counts the lengths of all stories, in
+         sentences and in words (Figure 8)
 options  stories: a folder of text files in place of TinyStories, with <|endoftext|> between the
          stories, or cut at blank lines into pieces of some 800 letters; join: stories per sample,
          none used twice; length: of the training rows, in tokens; tokenizer: that of the model to
@@ -35,11 +37,9 @@ from data.text import hub, load_encoding, workers
 DOWNLOAD = True
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
-
 def load():
     """The stories, a datasets.Dataset with a column "text"."""
     return hub("roneneldan/TinyStories", split="train")
-
 
 def read_folder(folder):
     """The stories of a folder's *.txt files, [{"text": story}, ...]. ValueError: there are none."""
@@ -61,42 +61,40 @@ def read_folder(folder):
         raise ValueError(f"no *.txt with text in {folder}; name a folder of stories")
     return stories
 
-
 def words(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
 
-
 def question(story, sentences, random):
-    """(prompt, answer) about a story. `sentences` cuts a text into sentences, `random` is a numpy
-    generator."""
+    """(prompt, answer, k, number of sentences) of a story. `sentences` cuts a text into sentences,
+    `random` is a numpy generator."""
     parts = sentences(story)
     word = collections.Counter(words(story)).most_common(1)[0][0]
     k = int(random.integers(1, len(parts) + 1))
-    return PROMPT.format(story, word, k), f" {sum(words(part).count(word) for part in parts[-k:])}"
-
+    answer = f" {sum(words(part).count(word) for part in parts[-k:])}"
+    return PROMPT.format(story, word, k), answer, k, len(parts)
 
 def start_worker(*state):
     global worker
     worker = state
 
-
 def work(groups):
-    """Groups of stories, numbers (n, join) -> examples, (tokens, how many are the answer)."""
+    """Groups of stories, numbers (n, join) -> examples: (tokens, how many are the answer, k, number
+    of sentences, number of words)."""
     corpus, tokenizer, sentences, seed = worker
     encoding, examples = load_encoding(tokenizer), []
     for group in groups.tolist():
         story = " ".join(corpus[i]["text"].strip() for i in group)
         if words(story):
-            texts = question(story, sentences, rng(seed, 1 + group[0]))
+            *texts, k, parts = question(story, sentences, rng(seed, 1 + group[0]))
             prompt, answer = (encoding.encode_ordinary(text) for text in texts)
-            examples.append(([*prompt, *answer, encoding.eot_token], len(answer) + 1))
+            tokens = [*prompt, *answer, encoding.eot_token]
+            examples.append((tokens, len(answer) + 1, k, parts, len(words(story))))
     return examples
-
 
 def pack(examples, length, end):
     """Yields rows, tokens and mask, both (1, length): as many whole examples as fit, then `end`."""
     tokens, mask = [], []
-    for example, answer in examples:
+    for example, answer, *_ in examples:
         if len(tokens) + len(example) > length:
             yield pad(tokens, length, end), pad(mask, length, 0)
             tokens, mask = [], []
@@ -105,10 +103,8 @@ def pack(examples, length, end):
     if tokens:
         yield pad(tokens, length, end), pad(mask, length, 0)
 
-
 def pad(values, length, end):
     return np.array([values + [end] * (length - len(values))])
-
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0, load=load):
@@ -124,6 +120,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
                          f"{join}; name more")
     first = max(len(order) // 100, join)  # so many stories are for validation
     end, count = encoding.eot_token, collections.Counter()
+    lengths = {"sentences": collections.Counter(), "words": collections.Counter()}
 
     def examples(split, numbers):
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
@@ -132,6 +129,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
                 fits = len(example[0]) <= length + 1
                 count[split if fits else "left out, longer than a row"] += 1
                 if fits:
+                    for counter, n in zip(lengths.values(), example[3:]):
+                        counter[n] += 1
                     yield example
             counts = ", ".join(f"{n:,} {what}" for what, n in count.items())
             print(f"\r{folder}: {counts}", end=" ", flush=True)
@@ -141,14 +140,15 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
         val = list(examples("val", order[:first]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")
-        longest = max(len(tokens) for tokens, _ in val)
-        for example in val:
-            writer.write("val", *next(pack([example], longest, end)))
+        longest, ks = max(len(tokens) for tokens, *_ in val), collections.Counter(x[2] for x in val)
+        for split in ("val", *(f"k{k}" for k in sorted(ks) if ks[k] >= 10)):
+            for example in val:
+                if split in ("val", f"k{example[2]}"):
+                    writer.write(split, *next(pack([example], longest, end)))
         for row in pack(examples("train", order[first:]), length + 1, end):
             writer.write("train", *row)
         print()
-        writer.finish(encoding.n_vocab, tokenizer, end)
-
+        writer.finish(encoding.n_vocab, tokenizer, end, **lengths)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -6,6 +6,7 @@ import collections
 import math
 import os
 import re
+import statistics
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,10 @@ COLORS = {
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
 LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of one colour
+TITLES = {
+    "quickstart": "loss on Python source", "recall_small": "recalling a value",
+    "copy_small": "copying strings", "addition_small": "adding numbers",
+}
 
 def panels(n, across, width, height, **options):
     """(figure, n axes), at most `across` in a row; width and height of each in inches."""
@@ -58,6 +63,7 @@ def draw_by_length(lines, path):
     found = {}
     for line in lines:
         title, metric = os.path.basename(line["config"]).removesuffix(".py"), line["metric"]
+        title = TITLES.get(title, title)
         split, _, multiple = line["split"].rpartition(" ")
         extrapolated = metric in ("loss", "window_loss") and multiple.endswith("x")
         if extrapolated and split != "val":
@@ -96,6 +102,8 @@ def draw_curves(found, path):
         low, high = ax.dataLim.intervaly
         if y.endswith(("loss", "ppl")):  # one that explodes, or starts high, leaves the picture
             high = min(high, max(1.7 * low, low + 0.5))
+        elif y.endswith("error"):  # percent: from 0, even if all are 0
+            low, high = 0, max(high, 1)
         margin = 0.05 * (high - low) or 0.05
         ax.set_ylim(low - margin, high + margin)
         plain(ax, trained)
@@ -112,10 +120,15 @@ def draw_each(ax, rows, x, y, **style):
         color, line = COLORS.get(pe, "#b0b0b0"), LINES[drawn[pe] % len(LINES)]
         drawn[pe] += 1
         at, ys = zip(*sorted(points.items()))
+        mean, low, high = ([of(y) for y in ys] for of in (statistics.fmean, min, max))
+        if y == "loss" and x != "length":  # of single batches
+            mean, low, high = map(running_mean, (mean, low, high))
         look = dict(label=name, color=color, linestyle=line) | style
-        ax.plot(at, [sum(y) / len(y) for y in ys], **look)
-        band = [min(y) for y in ys], [max(y) for y in ys]
-        ax.fill_between(at, *band, color=color, alpha=0.15, linewidth=0)
+        ax.plot(at, mean, **look)
+        ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+
+def running_mean(values, n=20):
+    return [statistics.fmean(values[max(0, end - n) : end]) for end in range(1, len(values) + 1)]
 
 def draw_heads(run, cfg, path):
     """<path>.png of cfg.figure on the text files of cfg.text, or else on ten stretches of the
@@ -225,34 +238,29 @@ def draw_maps(run, layers, chosen, words):
     across = len(names) if chosen else len(names) // len(layers)
     side = max(1.5, min(4.5, 16 / across))  # inches
     figure, axes = panels(len(names), across, side, side, sharex=True, sharey=True)
-    starts, ends, sizes = marks(words)
+    ends, sizes = line_ends(words)
     for ax, name in zip(axes, names):
         image = ax.imshow(there[name].numpy(), "Blues", vmin=0, vmax=1, interpolation="nearest")
         ax.scatter(ends, ends, sizes, "crimson", marker="+", linewidths=1)
         ax.set_title("layer {}, head {}".format(*name.split(".")), fontsize=8)
         ax.set_facecolor("0.9")
-        ax.set_xticks(list(starts), starts.values(), fontsize=7, parse_math=False, rotation=90)
-        ax.set_yticks(list(starts), starts.values(), fontsize=7, parse_math=False)
     figure.supxlabel("key; + ends a line, a large + a blank line or a heading", fontsize=10)
     figure.supylabel("query", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.5)
     return figure
 
-def marks(words):
-    """Of a text's tokens: {where a line begins: its first letters}, where lines end, and the size
-    of the sign there: large for a blank line and for a heading as Wikipedia writes it, "= A ="."""
-    starts, ends, sizes, first = {}, [], [], 0
+def line_ends(words):
+    """Where lines of a text end, and the size of the sign there: large for a blank line and for a
+    heading as Wikipedia writes it, "= A ="."""
+    ends, sizes, first = [], [], 0
     for t, word in enumerate(words):
-        line = "".join(words[first : t + 1])
         if "\n" in word:
-            heading = re.fullmatch(r"\s*=.*=\s*", line)
+            line = "".join(words[first : t + 1])
+            large = re.fullmatch(r"\s*(=.*=)?\s*", line) or line.count("\n") > 1
             ends.append(t)
-            sizes.append(80 if heading or not line.strip() or line.count("\n") > 1 else 20)
-        if "\n" in word or t == len(words) - 1:
-            if line.strip() and t - first > len(words) // 20:  # else its letters find no room
-                starts[first] = line.strip()[:14]
+            sizes.append(80 if large else 20)
             first = t + 1
-    return starts, ends, sizes
+    return ends, sizes
 
 FIGURES = {  # name: what measures, what draws, the title
     "frequency": (norms, draw_norms, "magnitude of q and k at each frequency, mean over heads"),

@@ -1,10 +1,10 @@
-"""Every time that README gives; prints them with the machine's name, takes some minutes:
+"""Measures every time that README gives, in some minutes:
 
     python tests/bench.py
 
-On a GPU, the kernels' attention: ms of forward and of forward + backward, and MB at the peak, beside RoPE's,
-the same vectors through PyTorch's own attention, and CoPE as its paper lists it. On a CPU, ms of a training
-step of each method, of CoPE's dense path and the paper's listing, and of a decoded token with and without the
+On a GPU, attention alone: ms of forward and of forward + backward, and MB at the peak. Beside the
+kernels: RoPE, PoPE's vectors in PyTorch's own attention, and CoPE's Listing 1. On a CPU, ms of a
+training step, of CoPE's dense path and Listing 1, and of a token decoded with and without the
 cache. Each is the median of repeated runs.
 """
 import math
@@ -21,27 +21,22 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import kernels  # noqa: E402
 import model  # noqa: E402
 
-# ---------------------------------------------------------------------------------------------------
-# on a GPU: attention alone. Tables of angles are computed once and passed in, for every function the same
-
+# --- on a GPU: attention alone. All functions get the same tables of angles -----------------------
 
 def table(T, d, step, device):
     theta = 10000.0 ** (-torch.arange(0, d, step, device=device) / d)
     angle = torch.arange(T, device=device)[:, None] * theta
     return angle.cos(), angle.sin()  # (T, d / step)
 
-
 def turn(x, cos, sin):
     """RoPE"""
     a, b = x.float().chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
 
-
 def widen(x, cos, sin):
     """PoPE's vectors, 2d wide"""
     mu = F.softplus(x.float())
     return torch.cat((mu * cos, mu * sin), -1).to(x.dtype)
-
 
 def sdpa(backend, q, k, v):
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -49,9 +44,8 @@ def sdpa(backend, q, k, v):
     with sdpa_kernel(getattr(SDPBackend, backend)):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=v.size(-1) ** -0.5)
 
-
 def listing1(q, k, v, e):
-    """CoPE with T x T tensors, step by step as in Listing 1 of its paper. e (d, npos)"""
+    """CoPE with T x T tensors, step by step as its paper lists it. e (d, npos)"""
     logits = q @ k.mT * q.size(-1) ** -0.5
     future = torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1)
     gates = logits.sigmoid().masked_fill(future, 0)
@@ -61,14 +55,14 @@ def listing1(q, k, v, e):
     bias = z.gather(-1, ceil) * w + z.gather(-1, floor) * (1 - w)
     return (logits + bias).masked_fill(future, -math.inf).softmax(-1).to(v.dtype) @ v
 
-
 def attentions(B, H, T, d):
     """{name: (function, its inputs)}"""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     q, k, v = torch.randn(3, B, T, H, d, device="cuda", dtype=torch.bfloat16).transpose(2, 3)
-    delta, e = torch.rand(H, d, device="cuda"), torch.randn(d, 64, device="cuda", dtype=torch.bfloat16)
-    idle = q.clone()  # gates of CoPE that hardly count, so that no row is ever saturated
+    delta = torch.rand(H, d, device="cuda")
+    e = torch.randn(d, 64, device="cuda", dtype=torch.bfloat16)
+    idle = q.clone()  # gates that hardly count, so no row is ever saturated
     idle[..., 0], gate_k = -5 * d**0.5, torch.ones_like(k)
     rope_table, pope_table = table(T, d, 2, "cuda"), table(T, d, 1, "cuda")
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cuda")
@@ -84,6 +78,9 @@ def attentions(B, H, T, d):
         q, k = widen(q, *pope_table), widen(k, *pope_table)
         return flex_attention(q, k, v, block_mask=mask, scale=d**-0.5)
 
+    def cope(q, k, v, e, *gates):
+        return kernels.cope_attention(q, k, v, q @ e, *gates)
+
     return {
         "rope, sdpa flash": (rope("FLASH_ATTENTION"), (q, k, v)),
         "rope, sdpa cudnn": (rope("CUDNN_ATTENTION"), (q, k, v)),
@@ -91,25 +88,24 @@ def attentions(B, H, T, d):
         "pope, dropout": (lambda *x: kernels.pope_attention(*x, dropout=0.1), (q, k, v, delta)),
         "pope, sdpa flash, v padded": (padded, (q, k, v)),
         "pope, flex_attention": (flex, (q, k, v)),
-        "cope": (lambda q, k, v, e: kernels.cope_attention(q, k, v, q @ e), (q, k, v, e)),
-        "cope, no row saturated": (lambda q, k, v, e, *gates: kernels.cope_attention(q, k, v, q @ e, *gates),
-                                   (q, k, v, e, idle, gate_k)),
+        "cope": (cope, (q, k, v, e)),
+        "cope, no row saturated": (cope, (q, k, v, e, idle, gate_k)),
         "cope, listing 1, compiled": (listing1, (q, k, v, e)),
         "cope, listing 1": (torch.compiler.disable(listing1), (q, k, v, e)),
     }
-
 
 def on_gpu(tokens=16384, H=12, d=64):
     import triton
     from triton.testing import do_bench
 
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; "
-          f"{tokens} tokens, {H} heads of {d}, bfloat16, all through torch.compile")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton "
+          f"{triton.__version__}; {tokens} tokens, {H} heads of {d}, bfloat16, all compiled")
     print(f"{'T':>6} {'':28} {'forward':>9} {'+ backward':>11} {'peak MB':>8}")
     for T in (512, 1024, 2048, 4096, 8192, 16384):
         for name, (f, inputs) in attentions(max(1, tokens // T), H, T, d).items():
             torch._dynamo.reset()
-            f, inputs = torch.compile(f, dynamic=False), [x.detach().requires_grad_() for x in inputs]
+            f = torch.compile(f, dynamic=False)
+            inputs = [x.detach().requires_grad_() for x in inputs]
 
             def step():
                 return torch.autograd.grad(f(*inputs), inputs, do, allow_unused=True)
@@ -128,9 +124,7 @@ def on_gpu(tokens=16384, H=12, d=64):
                 print(f"{T:6} {name:28} {type(error).__name__}", flush=True)
 
 
-# ---------------------------------------------------------------------------------------------------
-# on a CPU: whole steps of small models
-
+# --- on a CPU: small models -----------------------------------------------------------------------
 
 def median_ms(f, runs=9):
     f()  # the first is slower
@@ -141,11 +135,9 @@ def median_ms(f, runs=9):
         times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times)
 
-
 def gpt(pe, T):
     torch.manual_seed(0)
     return model.GPT(model.GPTConfig(T, 256, n_layer=4, n_head=4, n_embd=256, pe=pe))
-
 
 def training_step(pe, T, B=4):
     net, idx = gpt(pe, T), torch.randint(256, (B, T))
@@ -154,7 +146,6 @@ def training_step(pe, T, B=4):
         net(idx, idx)[1].backward()
 
     return median_ms(step)
-
 
 def decoding(pe, T, cached):
     """ms of a token that follows T - 1 others"""
@@ -167,15 +158,14 @@ def decoding(pe, T, cached):
             net(idx[:, :-1], cache=cache)
         return median_ms(lambda: net(idx[:, -1:], cache=caches.pop()))
 
-
 def on_cpu():
     print(f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__}; "
           "4 layers of 4 heads of 64, float32")
     for T in (256, 1024):
         steps = {pe: training_step(pe, T) for pe in ("learned", "rope", "pope", "cope")}
         for pe, ms in steps.items():
-            ratio = ms / steps["rope"]
-            print(f"training step, 4 x {T:4} tokens, {pe:8} {ms:8.1f} ms, {ratio:.2f} of rope's", flush=True)
+            print(f"training step, 4 x {T:4} tokens, {pe:8} {ms:8.1f} ms, "
+                  f"{ms / steps['rope']:.2f} of rope's", flush=True)
     for T in (256, 1024):
         q, k, v = (torch.randn(4, 4, T, 64, requires_grad=True) for _ in range(3))
         e = torch.randn(64, 64, requires_grad=True)
@@ -184,10 +174,11 @@ def on_cpu():
         pos = torch.arange(T)
         dense = median_ms(lambda: layer.attention(q, k, v, None, pos, {}).sum().backward())
         listed = median_ms(lambda: listing1(q, k, v, e).sum().backward())
-        print(f"CoPE's attention, 4 x {T} tokens: dense path {dense:.1f} ms, Listing 1 {listed:.1f} ms")
+        print(f"CoPE's attention, 4 x {T} tokens: dense path {dense:.1f} ms, "
+              f"Listing 1 {listed:.1f} ms")
     for pe in ("rope", "pope", "cope"):
-        with_cache, without = decoding(pe, 1024, True), decoding(pe, 1024, False)
-        print(f"a token after 1023, {pe:8} {with_cache:6.1f} ms with the cache, {without:6.1f} without")
+        cached, without = decoding(pe, 1024, True), decoding(pe, 1024, False)
+        print(f"a token after 1023, {pe:8} {cached:6.1f} ms with the cache, {without:6.1f} without")
 
 
 if __name__ == "__main__":

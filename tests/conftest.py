@@ -1,8 +1,9 @@
-"""Shared by several test files: two small data sets, a small run, a folder's files, a script's last words."""
+"""Shared by several test files: two small data sets, the flags of a small run, what a script ends
+with."""
 import os
 
-# the models are tiny: several processes with several threads each would only queue for the cores.
-# Set before torch is imported, so that it holds here and in the processes that tests start
+# The models are tiny, so more threads would only wait for each other. Set before torch is imported;
+# the processes that tests start inherit it
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import runpy
@@ -15,19 +16,17 @@ import pytest
 
 from data.shards import Writer
 
-TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4", "--device=cpu",
-        "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1", "--eval_batches=2", "--pe=pope"]
-
-
-HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-
+TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4",
+        "--device=cpu", "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1",
+        "--eval_batches=2", "--pe=pope"]
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+HANDLERS = {number: signal.getsignal(number) for number in SIGNALS}
 
 @pytest.fixture(autouse=True)
 def own_signal_handlers():
-    """train.main catches signals, in a fixture too: a process forked afterwards would not end by SIGTERM."""
+    """train.main catches signals. A process forked after it would not end by SIGTERM."""
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
-
 
 @pytest.fixture(scope="session")
 def stream(tmp_path_factory):
@@ -36,13 +35,13 @@ def stream(tmp_path_factory):
     writer = Writer(folder)
     for split, n in (("train", 5000), ("val", 600)):
         writer.write(split, (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29)
-    writer.finish(vocab_size=29, tokenizer={"symbols": [f"s{i}" for i in range(29)]}, separator=0)
+    symbols = [f"s{i}" for i in range(29)]
+    writer.finish(vocab_size=29, tokenizer={"symbols": symbols}, separator=0)
     return str(folder)
-
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
-    """Rows of 12 tokens, of whose targets a varying number carries loss."""
+    """Rows of 12 tokens. The number of targets that carry loss varies."""
     folder, rng = tmp_path_factory.mktemp("data") / "rows", np.random.default_rng(1)
     writer = Writer(folder)
     for split, n in (("train", 64), ("val", 10)):
@@ -52,9 +51,8 @@ def rows(tmp_path_factory):
     writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
     return str(folder)
 
-
 def fails(script, *words):
-    """The line that a script ends with; sys.exit(text) prints it and gives status 1."""
+    """The one line that a script ends with: sys.exit(text) prints it and gives status 1."""
     kept, sys.argv = sys.argv, [script, *words]
     try:
         with pytest.raises(SystemExit) as stop:
@@ -64,11 +62,11 @@ def fails(script, *words):
     assert isinstance(stop.value.code, str) and "\n" not in stop.value.code
     return stop.value.code
 
-
 def contents(folder):
+    """{name: bytes} of a folder's files."""
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
-
 def one_line(error, *parts):
+    """The exception's text is one line that holds these parts."""
     text = str(error.value)
     assert "\n" not in text and all(part in text for part in parts), text

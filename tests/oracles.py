@@ -1,43 +1,38 @@
-"""Every positional encoding a second time: naive float64 loops, straight from the papers' equations.
+"""Every positional encoding once more: float64 loops, straight from the papers' equations.
 
-model.py is held against this file, so the two share no code and, where they can, no way of thinking: here a
-score is computed for one query i and one key j, a sum is a sum, and nothing is cached, batched or rearranged.
-Slow on purpose. One sequence, dropout off, numpy only.
+The tests compare model.py with this file, so the two share no code. Here a score is computed for
+one query i and one key j, a sum is a sum, and nothing is cached, batched or rearranged. It is slow
+on purpose. One sequence, no dropout, numpy only.
 
-    gpt(cfg, params, idx, start=0)    logits (T, vocab) of a whole model from its state_dict in numpy
+    gpt(cfg, params, idx, start=0)    logits (T, vocab) of a model, from its state_dict in numpy
 
-T tokens, C channels, H heads, d = C / H. The methods work on ONE head: q, k, v are (T, d), the token
-positions `pos` are T integers, and a bias is a (T, T) array whose entry (i, j), j <= i, is added to the
+T tokens, C channels, H heads, d = C / H. The methods work on one head: q, k, v are (T, d), `pos`
+holds the T positions, and a bias is a (T, T) array. Its entry (i, j), j <= i, is added to the
 scaled score.
 """
 import math
 
 import numpy as np
 
-# ---------------------------------------------------------------------------------------------- small pieces
-
+# --- small pieces ---------------------------------------------------------------------------------
 
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
-
 def softplus(x):
     return np.logaddexp(0, x)  # ln(e^0 + e^x), without overflow
 
-
 def gelu(x):
-    return np.array([0.5 * u * (1 + math.erf(u / math.sqrt(2))) for u in x.ravel()]).reshape(x.shape)
-
+    values = [0.5 * u * (1 + math.erf(u / math.sqrt(2))) for u in x.ravel()]
+    return np.array(values).reshape(x.shape)
 
 def causal(T, f):
     """The (T, T) array of f(i, j) for j <= i; the future stays zero and is never asked for."""
     return np.array([[f(i, j) if j <= i else 0.0 for j in range(T)] for i in range(T)])
 
-
 def dots(q, k):
     """Scaled dot products, Vaswani et al. 2017 eq. (1)."""
     return causal(len(q), lambda i, j: q[i] @ k[j] / math.sqrt(q.shape[1]))
-
 
 def rotate(x, angle):
     """Rotates the pair (c, c + d/2) of row t by angle[t][c]."""
@@ -50,19 +45,15 @@ def rotate(x, angle):
     return out
 
 
-# --------------------------------------------------- absolute: the embeddings or the input change
-
+# --- absolute: the embeddings or the input change -------------------------------------------------
 
 def learned(x, pos, wpe):
     """Vaswani et al. 2017, section 3.5, the learned variant: x_t + wpe[t]."""
     return np.array([x[t] + wpe[n] for t, n in enumerate(pos)])
 
-
 def sinusoidal(x, pos, cfg):
-    """Vaswani et al. 2017: embeddings times sqrt(C) (section 3.4), plus the sines and cosines of section 3.5.
-
-    ExPE eq. (13) leaves the embeddings as they are.
-    """
+    """Vaswani et al. 2017: embeddings times sqrt(C) (section 3.4), plus the sines and cosines of
+    section 3.5. ExPE eq. (13) leaves the embeddings as they are."""
     C = x.shape[1]
     out = x * math.sqrt(C) if cfg.sinusoidal_scale else x.copy()
     for t, n in enumerate(pos):
@@ -71,22 +62,17 @@ def sinusoidal(x, pos, cfg):
             out[t, 2 * i + 1] += math.cos(n / cfg.base ** (2 * i / C))
     return out
 
-
 def expe(x, pos, cfg, S, theta):
-    """ExPE eq. (3): dim j of the first l becomes S + theta (n + j); section 4.3 scales the steps at
-    test time.
-
-    cfg.expe_same is Table 7's "p is stable": S + theta n in all of them.
-    """
+    """ExPE eq. (3): dim j of the first l becomes S + theta (n + j). Section 4.3 scales the steps at
+    test time. cfg.expe_same is Table 7's "p is stable": S + theta n in all of them."""
     out = x.copy()
     for t, n in enumerate(pos):
         for j in range(cfg.expe_l or x.shape[1] // 8):
             out[t, j] = S + cfg.expe_scale * theta * (n if cfg.expe_same else n + j)
     return out
 
-
 def exqpe(x, pos, cfg, S, theta, theta2):
-    """ExQPE eq. (5): S + i theta1, and each step m = 0, 1, ..., n adds theta2 to the one dim m mod l."""
+    """ExQPE eq. (5): S + i theta1, and each step m = 0, 1, ..., n adds theta2 to dim m mod l."""
     out, width = x.copy(), cfg.expe_l or x.shape[1] // 8
     for t, n in enumerate(pos):
         for i in range(width):
@@ -95,16 +81,13 @@ def exqpe(x, pos, cfg, S, theta, theta2):
     return out
 
 
-# ------------------------------------------------------------- rotations: the dot product changes
-
+# --- rotations: the dot product changes -----------------------------------------------------------
 
 def rope(q, k, pos, cfg):
-    """Su et al. 2021, section 3.2.2: theta_c = base^(-2c/d), c = 0..d/2-1, rotate by t theta_c. At test time:
-
-    linear: positions t / s (Chen et al. 2023). ntk: a base of base * s^(d/(d-2)), and yarn: per
-    frequency, by the rotations r that it makes within the trained length (Peng et al. 2023,
-    definitions 1 to 3).
-    """
+    """Su et al. 2021, section 3.2.2: theta_c = base^(-2c/d), c = 0..d/2-1, rotate by t theta_c.
+    At test time, linear: positions t / s (Chen et al. 2023). ntk: a base of base * s^(d/(d-2)).
+    yarn: per frequency, by the rotations r that it makes within the trained length (Peng et al.
+    2023, definitions 1 to 3)."""
     d, s, L = q.shape[1], cfg.rope_factor, cfg.rope_trained or cfg.block_size
     mode = cfg.rope_scaling
     base = cfg.base * s ** (d / (d - 2)) if mode == "ntk" else cfg.base
@@ -120,13 +103,10 @@ def rope(q, k, pos, cfg):
     angle = [[n * th for th in theta] for n in pos]
     return rotate(q, angle) * temper, rotate(k, angle) * temper
 
-
 def carope(q, k, x, w, cfg):
-    """CARoPE section 2: rotate by phi_c(m) = sum_{t<=m} f(x_t)^c, f(x) = 1 / (softplus(x w + b0) + 1).
-
-    w (C,) is the head's column of W. The paper has no b0; with it, W = 0 is the RoPE that the paper
-    says it starts from: f = theta_1 = base^(-2/d). c counts from 0, as RoPE's pairs do.
-    """
+    """CARoPE section 2: rotate by phi_c(m) = sum_{t<=m} f(x_t)^c, f(x) = 1 / (softplus(x w + b0)
+    + 1). w (C,) is the head's column of W. The paper has no b0. With it, W = 0 is the RoPE that the
+    paper says it starts from: f = theta_1 = base^(-2/d). c counts from 0, as RoPE's pairs do."""
     d = q.shape[1]
     y = cfg.base ** (2 / d) - 1  # softplus(b0) = 1 / theta_1 - 1
     b0 = y + math.log(-math.expm1(-y))  # ln(e^y - 1), which overflows as it stands when d is small
@@ -134,43 +114,41 @@ def carope(q, k, x, w, cfg):
     phi = [[sum(f[t] ** c for t in range(m + 1)) for c in range(d // 2)] for m in range(len(x))]
     return rotate(q, phi), rotate(k, phi)
 
-
 def pope_scores(q, k, pos, delta, cfg):
-    """PoPE eq. (5), scaled: sum_c mu_q mu_k cos((s - t) theta_c + delta_c) / sqrt(d), query at t, key at s.
-
-    theta_c = base^(-c/d) for c = 0..d-1 (the exponent under eq. (3) lacks the minus). delta is the
-    head's (d,).
-    """
+    """PoPE eq. (5), scaled: sum_c mu_q mu_k cos((s - t) theta_c + delta_c) / sqrt(d), query at t,
+    key at s. theta_c = base^(-c/d) for c = 0..d-1 (the exponent under eq. (3) lacks the minus).
+    delta is the head's (d,)."""
     d = q.shape[1]
     mu_q, mu_k = (softplus(q), softplus(k)) if cfg.pope_softplus else (q, k)
 
     def score(i, j):
-        return sum(mu_q[i, c] * mu_k[j, c] * math.cos((pos[j] - pos[i]) * cfg.base ** (-c / d) + delta[c])
-                   for c in range(d)) / math.sqrt(d)
+        total = 0.0
+        for c in range(d):
+            phase = (pos[j] - pos[i]) * cfg.base ** (-c / d) + delta[c]
+            total += mu_q[i, c] * mu_k[j, c] * math.cos(phase)
+        return total / math.sqrt(d)
+
     return causal(len(q), score)
 
 
-# ------------------------------------------------- biases on the scaled score; q is never rotated
-
+# --- biases on the scaled score; q is never rotated -----------------------------------------------
 
 def relative_bias(q, a, cfg):
-    """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Too far: no term, or a's last if
-    capped."""
+    """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Longer distances have no term,
+    or that of the last a if capped."""
     R = cfg.rel_max or cfg.block_size
 
     def term(i, j):
         if i - j >= R and not cfg.rel_capped:
             return 0.0
         return q[i] @ a[min(i - j, R - 1)] / math.sqrt(q.shape[1])
+
     return causal(len(q), term)
 
-
 def t5_bucket(n, cfg):
-    """Raffel et al. 2020, section 2.1, causal: the first half of the buckets exact, then logarithmic.
-
-    With E exact ones of B and the distance M: floor(log(n/E) / log(M/E) * (B - E)) more, in integers,
-    because a rounded logarithm may fall on the wrong side of a bucket's edge.
-    """
+    """Raffel et al. 2020, section 2.1, causal: half of the buckets hold one distance each, the rest
+    grow logarithmically. With E exact ones of B and the distance M: floor(log(n/E) / log(M/E) *
+    (B - E)) more. In integers, as a rounded logarithm may miss a bucket's edge."""
     B, E, M = cfg.t5_buckets, cfg.t5_buckets // 2, cfg.t5_max_distance
     if n < E:
         return n
@@ -179,106 +157,90 @@ def t5_bucket(n, cfg):
         more += 1
     return E + more
 
-
 def t5_bias(T, table, cfg):
-    """Raffel et al. 2020, section 2.1: one scalar per bucket; table is the head's column (t5_buckets,)."""
+    """Raffel et al. 2020, section 2.1: one scalar per bucket. table is the head's column."""
     return causal(T, lambda i, j: table[t5_bucket(i - j, cfg)])
 
-
 def alibi_slopes(H):
-    """Press et al. 2022, section 3: 2^(-8/H), its square, ... Where H is no power of two, the authors' code
-
-    takes the slopes of the nearest smaller power of two, then every other one of the doubled set.
-    """
+    """Press et al. 2022, section 3: 2^(-8/H), its square, ... If H is no power of two, the authors'
+    code takes the slopes of the power below, then every other one of the power above."""
     p = 1
     while 2 * p <= H:
         p *= 2
     slopes = [2 ** (-8 * (h + 1) / p) for h in range(p)]
     return slopes + [2 ** (-8 * (h + 1) / (2 * p)) for h in range(0, 2 * p, 2)][:H - p]
 
-
 def alibi_bias(T, m):
     """Press et al. 2022, section 3: -m (i - j)."""
     return causal(T, lambda i, j: -m * (i - j))
 
-
 def fox_bias(x, w, b):
-    """Lin et al. 2025 eq. (4): sum_{l=j+1..i} log f_l, f_l = sigmoid(w . x_l + b); w (C,), b of one head."""
+    """Lin et al. 2025 eq. (4): sum_{l=j+1..i} log f_l, f_l = sigmoid(w . x_l + b). w (C,), b of one
+    head."""
     log_f = [math.log(sigmoid(row @ w + b)) for row in x]
     return causal(len(x), lambda i, j: sum(log_f[l] for l in range(j + 1, i + 1)))
-
 
 def gates(scores):
     """CoPE eq. (3) as Listing 1 has it: g_ij = sigmoid of the scaled score, q_i . k_j / sqrt(d)."""
     return causal(len(scores), lambda i, j: sigmoid(scores[i, j]))
 
-
 def positions(g):
     """CoPE eq. (4): p_ij = sum_{k=j..i} g_ik."""
     return causal(len(g), lambda i, j: sum(g[i, k] for k in range(j, i + 1)))
 
-
 def cope_bias(q, p, e, cfg):
-    """CoPE eqs. (7), (8): z = q_i . e between the two nearest whole positions; e is (d, npos), p clamped.
-
-    Listing 1 does not scale z; cfg.cope_scale_z divides it by sqrt(d) too.
-    """
+    """CoPE eqs. (7), (8): z = q_i . e between the two nearest whole positions. e (d, npos), p
+    clamped. Listing 1 does not scale z; cfg.cope_scale_z divides it by sqrt(d) too."""
     scale = 1 / math.sqrt(q.shape[1]) if cfg.cope_scale_z else 1
 
     def term(i, j):
         at = min(p[i, j], cfg.cope_npos - 1)
         lo, hi = math.floor(at), math.ceil(at)
         return scale * ((at - lo) * (q[i] @ e[:, hi]) + (1 - at + lo) * (q[i] @ e[:, lo]))
+
     return causal(len(q), term)
 
-
 def cope_mlp_bias(q, p, W1, b1, W2, cfg):
-    """CoPE appendix C: an N-wide MLP in place of the table, q_i . W2^T gelu(W1 p / npos + b1), p
-    clamped alike.
-
-    Only N is the paper's: the activation, the division by npos and the clamp are this project's choices.
-    """
+    """CoPE appendix C: an MLP N wide in place of the table, q_i . W2^T gelu(W1 p / npos + b1). Only
+    N is the paper's: the activation, the division by npos and the clamp are our choices."""
     scale = 1 / math.sqrt(q.shape[1]) if cfg.cope_scale_z else 1
 
     def term(i, j):
         at = min(p[i, j], cfg.cope_npos - 1)
         return scale * (q[i] @ (W2.T @ gelu(W1 * at / cfg.cope_npos + b1)))
+
     return causal(len(q), term)
 
-
 def cope_alibi_bias(p, m):
-    """CoPE eq. (10), p unclamped: -m p_ij. The paper prints a plus; ALiBi's slopes punish distance,
-    so minus."""
+    """CoPE eq. (10), p unclamped: -m p_ij. The paper prints a plus, which would favour distant
+    keys."""
     return causal(len(p), lambda i, j: -m * p[i, j])
 
 
-# -------------------------------------------------------------------------------------- the model
-
+# --- the model ------------------------------------------------------------------------------------
 
 ADD = ("learned", "sinusoidal")
 OVERRIDE = ("expe", "exqpe")
 ROTATE = ("rope", "carope", "pope")
 BIAS = ("relative", "t5", "alibi", "fox", "cope", "cope_mlp", "cope_alibi")
 
-
 def methods(cfg, params, i):
-    """Layer i's (name, its parameters) in order: ',' is a pattern over the layers, '+' a mix on one layer."""
+    """Layer i's methods: (name, a function from a parameter's name to the parameter), in order."""
     pattern = cfg.pe.split(",")
     names = pattern[i % len(pattern)].split("+")
     assert all(name in ("nope",) + ADD + OVERRIDE + ROTATE + BIAS for name in names), names
     assert sum(name in ROTATE for name in names) <= 1, "one rotation per layer"
-    return [(name, lambda key, j=j: params[f"h.{i}.attn.pes.{j}.{key}"]) for j, name in enumerate(names)]
-
+    return [(name, lambda key, j=j: params[f"h.{i}.attn.pes.{j}.{key}"])
+            for j, name in enumerate(names)]
 
 def override(cfg, name, p, x, pos):
-    """x with its first l dims set by expe or exqpe, from the learned constants if there are any."""
+    """x with its first l dims set by expe or exqpe, whose constants may be learned."""
     keys = ("expe_S", "expe_theta") if name == "expe" else ("expe_S", "expe_theta", "expe_theta2")
     values = [getattr(cfg, key) if cfg.expe_learned == "no" else float(p(key)) for key in keys]
     return (expe if name == "expe" else exqpe)(x, pos, cfg, *values)
 
-
 def embed(cfg, params, idx, pos):
-    """Token embeddings and what acts on them before the first block: once, however many layers name it."""
+    """Token embeddings, and each method that acts on them once, however many layers name it."""
     x, done = np.array([params["wte.weight"][token] for token in idx]), set()
     for i in range(cfg.n_layer):
         for name, p in methods(cfg, params, i):
@@ -293,9 +255,8 @@ def embed(cfg, params, idx, pos):
                 x = override(cfg, name, p, x, pos)
     return x
 
-
 def score(cfg, name, p, h, x, pos, q, k):
-    """Head h's scaled scores (T, T) under a rotation; the plain dot product without one."""
+    """Head h's scaled scores (T, T), with q and k rotated if the method is a rotation."""
     if name == "rope":
         return dots(*rope(q, k, pos, cfg))
     if name == "carope":
@@ -305,9 +266,8 @@ def score(cfg, name, p, h, x, pos, q, k):
         return pope_scores(q, k, pos, delta, cfg)
     return dots(q, k)
 
-
 def bias(cfg, name, p, h, x, q, v, scores):
-    """The term that a method adds to head h's scores, (T, T). q is not rotated, the scores may be."""
+    """What a method adds to head h's scores, (T, T). q is not rotated, the scores may be."""
     T, H, d = len(x), cfg.n_head, q.shape[1]
     if name == "relative":
         return relative_bias(q, p("a"), cfg)
@@ -333,7 +293,6 @@ def bias(cfg, name, p, h, x, q, v, scores):
     if cfg.cope_slopes == "geometric":
         return cope_alibi_bias(pij, cfg.cope_m0 * 2.0 ** -h)
     return cope_alibi_bias(pij, alibi_slopes(H)[h])
-
 
 def attention(cfg, params, i, x, pos):
     """Causal self-attention of layer i on its normed input x (T, C)."""
@@ -362,10 +321,8 @@ def attention(cfg, params, i, x, pos):
             y[t, head] = sum(e[j] / e.sum() * v[j] for j in range(t + 1))
     return linear(cfg, params, prefix + "c_proj", y)
 
-
 def linear(cfg, params, name, x):
     return x @ params[name + ".weight"].T + (params[name + ".bias"] if cfg.bias else 0)
-
 
 def norm(cfg, params, name, x):
     """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), token by token."""
@@ -378,7 +335,6 @@ def norm(cfg, params, name, x):
             out[t] += params[name + ".bias"]
     return out
 
-
 def mlp(cfg, params, name, x):
     """GELU with erf, or SwiGLU (Shazeer 2020) whose gate is the first half of c_fc."""
     a = linear(cfg, params, name + ".c_fc", x)
@@ -387,7 +343,6 @@ def mlp(cfg, params, name, x):
     width = a.shape[1] // 2
     u, w = a[:, :width], a[:, width:]
     return linear(cfg, params, name + ".c_proj", u / (1 + np.exp(-u)) * w)
-
 
 def gpt(cfg, params, idx, start=0):
     """Logits (T, vocab) of the tokens idx, the first of which stands at position `start`."""

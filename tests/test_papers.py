@@ -1,4 +1,4 @@
-"""The papers' numbers, held against the configs, and the configs against the tables of config/README.md."""
+"""The configs against the papers' numbers, and config/README.md's tables against the configs."""
 import dataclasses
 import glob
 import re
@@ -14,17 +14,16 @@ from model import GPT, GPTConfig
 from train import TrainConfig
 
 VOCABULARY = {  # where a config leaves it to the data
-    "wikitext103": 50257, "code": 32000, "fineweb": 32000, "human_genome": 4107, "maestro": 328, "jsb": 90,
-    "data/c4_llama": 32000, "data/wordcount_llama": 32000, "data/wordcount_hard_llama": 32000,
-    "data/fineweb_edu_mistral": 32768,
+    "wikitext103": 50257, "code": 32000, "fineweb": 32000, "human_genome": 4107, "maestro": 328,
+    "jsb": 90, "data/c4_llama": 32000, "data/wordcount_llama": 32000,
+    "data/wordcount_hard_llama": 32000, "data/fineweb_edu_mistral": 32768,
     "flip_flop": 5, "selective_copy": 16, "counting": 18, "indirect_indexing": 66,
 }
 NAMES = sorted(Path(path).stem for path in glob.glob("config/[a-z]*.py"))
 FULL_SIZE = [name for name in NAMES if name != "quickstart" and not name.endswith("_small")]
 
-
 def load(name, *flags):
-    """The TrainConfig of a config; those that fine-tune have the model that their docstring names."""
+    """The TrainConfig of a config. Those that fine-tune take the model that they start from."""
     origin = {}
     if name.startswith("cope_wordcount"):
         origin = model_fields(config.load(TrainConfig, ["config/cope_1b4.py"]))
@@ -32,72 +31,77 @@ def load(name, *flags):
     cfg.vocab_size = cfg.vocab_size or VOCABULARY[cfg.data.partition("@")[0]]
     return cfg
 
-
 def model_fields(cfg):
     return {field.name: getattr(cfg, field.name) for field in dataclasses.fields(GPTConfig)}
 
-
 def parameters(cfg):
-    """Their number, of a model without memory for its weights."""
+    """Counted in a model without memory for its weights."""
     with torch.device("meta"):
         return GPT(GPTConfig(**model_fields(cfg))).get_num_params(non_embedding=False)
 
-
 def length(cfg):
     """Tokens of a training sequence."""
-    return 767 if cfg.data == "selective_copy" else cfg.block_size  # whose block_size is for its test rows
+    return 767 if cfg.data.startswith("selective_copy") else cfg.block_size  # test rows are longer
 
 
 GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
 
-
-@pytest.mark.parametrize("name, flags, printed", [  # in millions, to the last digit that the paper prints
-    ("pope_124m", [GPT2], "124"), ("pope_124m", [GPT2, "--pe=rope"], "124"), ("pope_253m", [GPT2], "253"),
+@pytest.mark.parametrize("name, flags, printed", [  # in millions, with the digits that are printed
+    ("pope_124m", [GPT2], "124"), ("pope_124m", [GPT2, "--pe=rope"], "124"),
+    ("pope_253m", [GPT2], "253"),
     ("cope_wikitext103", [], "123.7"), ("cope_wikitext103", ["--pe=learned"], "124.4"),
-    ("cope_wikitext103", ["--pe=relative"], "123.7"), ("cope_wikitext103", ["--pe=cope+relative"], "123.7"),
+    ("cope_wikitext103", ["--pe=relative"], "123.7"),
+    ("cope_wikitext103", ["--pe=cope+relative"], "123.7"),
     ("cope_wikitext103", ["--cope_gates=values"], "123.7"),
     ("cope_wikitext103", ["--cope_shared=False"], "123.7"),
-    ("cope_wikitext103", ["--cope_npos=16"], "123.7"), ("cope_wikitext103", ["--cope_npos=1024"], "123.7"),
+    ("cope_wikitext103", ["--cope_npos=16"], "123.7"),
+    ("cope_wikitext103", ["--cope_npos=1024"], "123.7"),
     ("cope_wikitext103", ["--pe=cope_alibi"], "123.7"),
     ("cope_code_20m", [], "20.8"), ("cope_code_20m", ["--pe=learned"], "20.8"),
     ("cope_code_20m", ["--pe=rope"], "19.8"), ("cope_code_20m", ["--pe=cope+rope"], "20.8"),
-    ("cope_code_20m", ["--cope_shared=False", "--cope_npos=1024"], "20.8"),  # the docstring's other reading
+    ("cope_code_20m", ["--cope_shared=False", "--cope_npos=1024"], "20.8"),  # its other reading
     ("expe_35m", [], "35"), ("expe_135m", [], "135"), ("expe_342m", [], "342"),
     ("expe_135m", ["--pe=exqpe"], "135"), ("expe_342m", ["--pe=rope"], "342"),
     ("carope_124m", [], "124"), ("carope_124m", ["--pe=rope"], "124"),
+    ("carope_124m", ["--pe=learned"], "124"), ("carope_124m", ["--pe=sinusoidal"], "124"),
+    ("pope_124m", [GPT2, "--pope_softplus=False"], "124"),
+    ("pope_124m", [GPT2, "--pope_delta=none"], "124"), ("pope_253m", [GPT2, "--pe=rope"], "253"),
+    ("expe_35m", ["--pe=rope"], "35"), ("expe_35m", ["--pe=sinusoidal"], "35"),
+    ("expe_135m", ["--pe=rope"], "135"), ("expe_342m", ["--pe=exqpe"], "342"),
 ])
 def test_parameters_of_the_papers(name, flags, printed):
     digits = len(printed.partition(".")[2])
     assert f"{parameters(load(name, *flags)) / 1e6:.{digits}f}" == printed
 
-
 def test_parameters_of_counting():
-    """As the released code has them, but for the blocks: a table of 513 positions in each layer."""
+    """The released code has a table of 513 positions in each layer."""
     assert parameters(load("cope_counting")) == 3_295_488
     cope, relative = load("cope_counting"), load("cope_counting", "--pe=relative")
     assert parameters(cope) - parameters(relative) == 4 * 64 * 513 - 64 * 511
 
-
 def test_parameters_that_the_papers_print_otherwise():
     """Where ours differ in the last digit, and by how much."""
-    pope = parameters(load("pope_774m", GPT2))
-    assert round(pope / 1e6) == 772  # 774 is GPT-2's count, with biases and positions
-    assert round(parameters(load("carope_44m")) / 1e6, 1) == 44.7  # the paper: 44
+    for pe in ("pope", "rope"):
+        assert round(parameters(load("pope_774m", GPT2, f"--pe={pe}")) / 1e6) == 772
+    as_gpt2 = parameters(load("pope_774m", GPT2, "--pe=learned", "--norm=layernorm", "--bias=True"))
+    assert round(as_gpt2 / 1e6) == 774
+    for pe, ours in (("carope", 44.7), ("rope", 44.7), ("sinusoidal", 44.7), ("learned", 44.9)):
+        assert round(parameters(load("carope_44m", f"--pe={pe}")) / 1e6, 1) == ours  # the paper: 44
     keys = parameters(load("cope_wikitext103"))
     sep_keys = parameters(load("cope_wikitext103", "--cope_gates=sep-keys"))
     assert sep_keys - keys == 12 * (768 * 768 + 768)  # a projection a layer; Table 9: 130.8 - 123.7
     assert round(sep_keys / 1e6, 1) == 130.7
-    assert round(parameters(load("cope_1b4")) / 1e9, 1) == 1.4
-
+    for pe in (load("cope_1b4").pe, "rope"):
+        assert round(parameters(load("cope_1b4", f"--pe={pe}")) / 1e9, 1) == 1.4
 
 def test_tables_of_cope_add_what_the_paper_says():
-    """Section 5.7: 4 layers of 64 positions of 2048, 0.04% of all; Table 6: 4096 x 256, as absolute ones."""
-    whole, rope = parameters(load("cope_1b4")), parameters(load("cope_1b4", "--pe=rope"))
-    assert whole - rope == 4 * 64 * 2048 and f"{100 * (whole - rope) / whole:.2f}" == "0.04"
+    """Section 5.7: 4 layers of 64 positions of 2048, 0.04% of all. Table 6: 4096 x 256, as many as
+    absolute positions have."""
+    cope, rope = parameters(load("cope_1b4")), parameters(load("cope_1b4", "--pe=rope"))
+    assert cope - rope == 4 * 64 * 2048 and f"{100 * (cope - rope) / cope:.2f}" == "0.04"
     rope = parameters(load("cope_code_20m", "--pe=rope"))
     for pe in ("cope", "cope+rope", "learned"):
         assert parameters(load("cope_code_20m", f"--pe={pe}")) == rope + 4096 * 256
-
 
 @pytest.mark.parametrize("name, values", [  # as printed; what is left out here is open
     # all of them: PoPE Tables 6, 7
@@ -112,6 +116,7 @@ def test_tables_of_cope_add_what_the_paper_says():
     ("carope_124m", (6e-4, 6e-5, 750, 19_000, 524_288 // 512)),
     ("carope_44m", (6e-4, 6e-5, 750, 19_000, 524_288 // 512)),
     ("cope_flip_flop", (3e-4, 0.0, 50, 10_000, 16)),
+    ("cope_wordcount", (1e-4, 1e-5, 2000, 5722, 262_144 // 4096)),  # warm-up as in cope_1b4
     ("expe_35m", (1e-3, 3e-6, round(0.1 * 2289), 2289, 512)),
     ("expe_135m", (6e-4, 6e-5, round(0.05 * 19_073), 19_073, 1024)),
     ("expe_342m", (3e-4, 3e-5, round(0.05 * 19_073), 19_073, 1024)),
@@ -122,16 +127,17 @@ def test_hyperparameters_of_the_papers(name, values):
             cfg.dropout, cfg.weight_decay, cfg.grad_clip, cfg.beta2)
     assert ours[: len(values)] == values and cfg.beta1 == 0.9
 
-
-@pytest.mark.parametrize("name, shape", [  # width, heads, layers and, where it is printed, tokens a sequence
-    ("pope_indirect", (512, 8, 8)), ("pope_124m", (768, 12, 12, 1024)), ("pope_253m", (1024, 16, 16, 1024)),
-    ("pope_774m", (1280, 20, 36, 1024)), ("pope_jsb", (256, 8, 6, 2048)), ("pope_maestro", (384, 8, 6, 2048)),
+@pytest.mark.parametrize("name, shape", [  # width, heads, layers and, if printed, block_size
+    ("pope_indirect", (512, 8, 8)), ("pope_124m", (768, 12, 12, 1024)),
+    ("pope_253m", (1024, 16, 16, 1024)), ("pope_774m", (1280, 20, 36, 1024)),
+    ("pope_jsb", (256, 8, 6, 2048)), ("pope_maestro", (384, 8, 6, 2048)),
     ("pope_genome", (1024, 16, 16, 1000)),
     ("cope_flip_flop", (256, 4, 4)), ("cope_selective_copy", (64, 2, 2)),
     ("cope_wikitext103", (768, 12, 12, 1024)), ("cope_code_20m", (256, 8, 4, 4096)),
     ("cope_1b4", (2048, 16, 24, 4096)), ("cope_wordcount", (2048, 16, 24, 4096)),
-    ("expe_35m", (384, 12, 6, 512)), ("expe_135m", (768, 12, 12, 512)), ("expe_342m", (1024, 16, 24, 512)),
-    ("carope_124m", (768, 12, 12, 512)), ("carope_44m", (512, 8, 6, 512)),  # 12 heads: 10 do not divide 768
+    ("expe_35m", (384, 12, 6, 512)), ("expe_135m", (768, 12, 12, 512)),
+    ("expe_342m", (1024, 16, 24, 512)), ("carope_44m", (512, 8, 6, 512)),
+    ("carope_124m", (768, 12, 12, 512)),  # 12 heads: the paper's 10 do not divide 768
 ])
 def test_shapes_of_the_papers(name, shape):
     """PoPE Tables 6 and 7, CoPE section 5, ExPE Tables 6 and 8, CARoPE section 3.2."""
@@ -141,37 +147,32 @@ def test_shapes_of_the_papers(name, shape):
         on_text = name.startswith(("pope_124m", "pope_253m", "pope_774m"))
         assert cfg.norm == "rmsnorm" and cfg.pope_delta == ("zero" if on_text else "uniform")
 
-
 def test_parameters_without_embeddings():
     cfg = load("expe_35m")  # Table 6: 23M, so the output layer is one of its own
     assert round((parameters(cfg) - cfg.vocab_size * cfg.n_embd) / 1e6) == 23
 
-
 @pytest.mark.parametrize("name, tokens", [  # CoPE sections 5.4 to 5.7; ExPE Table 9, section 3.1
     ("cope_wordcount", 1.5e9), ("cope_wikitext103", 100 * 117.8e6), ("cope_code_20m", 100e9),
-    ("cope_1b4", 1e12),
-    ("expe_135m", 10e9), ("expe_342m", 10e9), ("expe_35m", 600e6),
+    ("cope_1b4", 1e12), ("expe_135m", 10e9), ("expe_342m", 10e9), ("expe_35m", 600e6),
 ])
 def test_tokens_of_the_papers(name, tokens):
     assert trained_tokens(load(name)) == pytest.approx(tokens, rel=1e-3)
 
-
 def test_defaults_of_the_papers():
-    """The configs leave out what these say: PoPE section 3, CoPE Listing 1, ExPE sections 2.1 and 2.3, T5."""
+    """The configs rely on them: PoPE section 3, CoPE Listing 1, ExPE sections 2.1 and 2.3, T5."""
     cfg = GPTConfig()
     assert (cfg.base, cfg.pope_softplus, cfg.pope_delta) == (10_000, True, "zero")
-    assert (cfg.cope_npos, cfg.cope_gates, cfg.cope_scale_z, cfg.cope_shared) == (64, "keys", False, True)
+    assert (cfg.cope_npos, cfg.cope_gates) == (64, "keys")
+    assert (cfg.cope_scale_z, cfg.cope_shared) == (False, True)
     assert (cfg.expe_l, cfg.expe_S, cfg.expe_theta, cfg.expe_theta2) == (0, 0, 2**-11, 2**-4)
     assert cfg.expe_v is False
     assert (cfg.t5_buckets, cfg.t5_max_distance, cfg.rel_capped) == (32, 128, False)
     assert parameters(GPTConfig(vocab_size=50257)) == 124_439_808  # GPT-2's
 
-
 def rows_of_flags(name):
-    """The rows of a docstring's tables that begin with flags: [["--pe=rope"], ...]."""
+    """The flags that begin rows of a docstring's tables: [["--pe=rope"], ...]."""
     docstring = open(f"config/{name}.py").read().split('"""')[1]
     return [row.split() for row in re.findall(r"^ {4}((?:--\w+=\S+ ?)+) .*\d", docstring, re.M)]
-
 
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_rows_of_flags_make_a_model(name):
@@ -180,55 +181,57 @@ def test_rows_of_flags_make_a_model(name):
     for flags in rows:
         assert parameters(load(name, *flags)) > 0
 
-
 def test_rows_of_flags_are_seen():
     assert len(rows_of_flags("cope_flip_flop")) == 9 + 7
     assert ["--pe=cope+relative"] in rows_of_flags("cope_wikitext103")
 
 
-# ---------------------------------------------------------------------------------------------------
-# config/README.md
-
+# --- config/README.md -----------------------------------------------------------------------------
 
 def table(heading):
     """{config: {column: cell}} of the table under that heading of config/README.md."""
-    section = open("config/README.md", encoding="utf-8").read().split(f"## {heading}\n")[1].split("\n## ")[0]
+    text = Path("config/README.md").read_text(encoding="utf-8")
+    lines = text.split(f"## {heading}\n")[1].split("\n## ")[0].splitlines()
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")]
-                      for line in section.splitlines() if line.startswith("|")]
+                      for line in lines if line.startswith("|")]
     return {row[0]: dict(zip(head, row)) for row in rows}
-
 
 def rounded(x, digits):
     return f"{float(f'{x:.{digits}g}'):,g}"
 
-
 def trained_tokens(cfg):
     return cfg.max_iters * cfg.batch_size * length(cfg)
 
-
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_cost_in_the_readme(name):
-    """A token costs six operations a parameter and 12 L C T for attention, both passes (PaLM appendix B)."""
+    """A token costs 6 FLOPs a parameter, and 12 L C T for attention (PaLM appendix B)."""
     cfg = load(name)
     a_token = 6 * parameters(cfg) + 12 * cfg.n_layer * cfg.n_embd * length(cfg)
     flops = a_token * trained_tokens(cfg)
+
+    def hours(peak):
+        return rounded(flops / (0.4 * peak) / 3600, 2)
+
     expected = {
         "config": name,
         "parameters, M": rounded(parameters(cfg) / 1e6, 4),
-        "steps": f"{cfg.max_iters:,}",
         "tokens, 10⁹": rounded(trained_tokens(cfg) / 1e9, 3),
         "FLOPs": f"{flops:.1e}".replace("e+", "e"),
-        "H100 hours": rounded(flops / (0.4 * 989e12) / 3600, 2),
+        "H100, hours": hours(989e12),
+        "8 H100": "–" if cfg.batch_size % 8 else hours(8 * 989e12),
+        "A100": hours(312e12),
+        "RTX 4090": "–" if parameters(cfg) > 1e9 else hours(165.2e12),
     }
     assert table("What a run costs")[name] == expected
-
+    checkpoint = table("What a run needs")[name]["checkpoint, GB"]
+    assert checkpoint == rounded(12 * parameters(cfg) / 1e9, 2)
 
 def kept_by_autograd(cfg, monkeypatch):
-    """Bytes that a forward pass of micro_batch sequences leaves for the backward pass: PyTorch's attention,
-    bfloat16 autocast, no compilation. The tensors are fake, so that this machine needs none of it."""
+    """Bytes that a forward pass of micro_batch sequences leaves for the backward pass, with
+    PyTorch's attention, bfloat16 autocast, uncompiled. The tensors are fake and take no memory."""
     attention = F.scaled_dot_product_attention
 
-    def without_dropout(q, k, v, mask, dropout, *rest, **named):  # a CPU cannot fuse it, a GPU can
+    def without_dropout(q, k, v, mask, dropout, *rest, **named):  # a CPU would not fuse it
         return attention(q, k, v, mask, 0.0, *rest, **named)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", without_dropout)
@@ -247,10 +250,9 @@ def kept_by_autograd(cfg, monkeypatch):
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
         return sum(storage.nbytes() for key, storage in storages.items() if key not in weights)
 
-
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_memory_in_the_readme(name, monkeypatch):
-    """Within a tenth: weights, gradients, two moments; what autograd keeps; the logits' gradient."""
+    """To a tenth: weights, gradients, two moments; what autograd keeps; the logits' gradient."""
     cfg, row = load(name), table("What a run needs")[name]
     sequences = cfg.micro_batch or cfg.batch_size
     logits = sequences * length(cfg) * cfg.vocab_size
@@ -258,7 +260,6 @@ def test_memory_in_the_readme(name, monkeypatch):
     assert float(row["memory, GB"]) == pytest.approx(expected, rel=0.1, abs=0.1)
     assert row["sequences a pass"] == str(sequences)
     assert expected + 4 * parameters(cfg) / 1e9 < 72  # torchrun's share too, with a margin to 80
-
 
 def test_readme_names_every_config():
     named = set(table("What the papers report"))

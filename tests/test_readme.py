@@ -11,6 +11,7 @@ from conftest import TINY
 
 import model
 import train
+from eval import methods
 
 LOSSES = [(f"val {times}x", "loss") for times in (1, 2, 4, 8)] + [("val 8x", "window_loss")]
 TABLES = {  # config: its columns, decimals
@@ -24,7 +25,6 @@ SMALL = {  # config: its splits, metric, decimals
     "quickstart": (("val 1x", "val 2x", "val 4x", "val 8x"), "loss", 3),
 }
 
-
 def read(name, config):
     """{pe: {(split, metric): [value, ...]}} of one config."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
@@ -34,7 +34,6 @@ def read(name, config):
                 found[line["pe"]][line["split"], line["metric"]].append(float(line["value"]))
     return found
 
-
 def cell(values, decimals):
     if not values:
         return "–"
@@ -42,7 +41,6 @@ def cell(values, decimals):
     if len(values) == 1:
         return mean
     return f"{mean} ({min(values):.{decimals}f}–{max(values):.{decimals}f})"
-
 
 def expected(config):
     """The rows of README's table for a config, best at its last length first."""
@@ -56,7 +54,6 @@ def expected(config):
         rows.append((sum(last) / len(last), f"| `{pe}` | {seeds.pop()} | {' | '.join(cells)} |"))
     return [row for _, row in sorted(rows)]
 
-
 @pytest.mark.parametrize("config", TABLES)
 def test_table(config):
     with open("eval/README.md", encoding="utf-8") as file:
@@ -65,7 +62,6 @@ def test_table(config):
     start = lines.index(rows[0])
     assert rows and lines[start : start + len(rows)] == rows
     assert not lines[start + len(rows)].startswith("|")
-
 
 @pytest.mark.parametrize("config", SMALL)
 def test_small_runs(config):
@@ -79,12 +75,13 @@ def test_small_runs(config):
         cells = " / ".join(cell(values[split, metric], decimals) for split in splits)
         seeds = len(values[splits[0], metric])
         flag = "" if pe == default else f" --pe={pe}"
-        assert sum(line.endswith(f"| {cells} | {seeds} | `{config}.py{flag}` |\n") for line in lines) == 1
-
+        row = f"| {cells} | {seeds} | `{config}.py{flag}` |\n"
+        assert sum(line.endswith(row) for line in lines) == 1
 
 def test_python_blocks(stream, tmp_path, monkeypatch):
     """README's method trains, and its five lines load a run, call it and generate."""
-    method, usage = re.findall(r"```python\n(.*?)```", open("README.md", encoding="utf-8").read(), re.S)
+    with open("README.md", encoding="utf-8") as file:
+        method, usage = re.findall(r"```python\n(.*?)```", file.read(), re.S)
     exec(method, vars(model))
     monkeypatch.setitem(model.PES, "slope", model.Slope)
     run = tmp_path / "a"
@@ -95,3 +92,17 @@ def test_python_blocks(stream, tmp_path, monkeypatch):
     exec(usage, found)
     assert found["logits"].shape == (1, 1, 29) and found["loss"] is None
     assert found["tokens"].shape == (1, 44)
+
+def test_methods_picture():
+    """A panel for every method. What depends on i - j alone is constant along diagonals, for keys
+    of one kind; what depends on i and j is not."""
+    names = {row: names.split() for row, names in methods.ROWS.items()}
+    assert sorted(sum(names.values(), [])) == sorted(model.PES)
+    first = torch.tensor([True, True, False, False, True, True, False, False, False, True, False])
+    shown = {name: methods.effect(name, first) for name in model.PES}
+    assert (shown["nope"].nan_to_num() == 0).all()
+    for name, effect in shown.items():
+        assert (effect.isnan() == torch.ones(11, 11, dtype=torch.bool).triu(1)).all(), name
+        same = [effect[i + 4, i] for i in range(7) if not first[i]]  # distance 4
+        alone = name == "nope" or name in names["i – j alone"]
+        assert torch.allclose(torch.stack(same), same[0], atol=1e-5) == alone, name
