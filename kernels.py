@@ -33,7 +33,7 @@ Backward: dq' = dS k' / sqrt(d), dk' = dS^T q' / sqrt(d). Let (g_x, g_y) be the 
 CoPE (arXiv:2405.18719, section 4, Listing 1). The bias of a logit depends on how many of the keys
 j to i the query counts. z_i = q_i e, npos long, is the bias at whole positions.
 
-    g_ij = sigmoid(S_ij)                      the gate: does query i count key j?
+    g_ij = sigmoid(S_ij)                      the gate: does i count j? Or of gate_q . gate_k
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     b_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
@@ -42,14 +42,14 @@ clamped or whole. The gate g_ij is a term of p_it for t = j and for every t left
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
-    dS_ij += dg_ij g_ij (1 - g_ij)            through the sigmoid into the logit
+    dS_ij += dg_ij g_ij (1 - g_ij)            last, through the sigmoid into the gate's logit
 
 dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over those in column c - 1. That needs
-no scatter-add: from left to right p falls, by at most 1 a key, so the keys of a column are one run.
-Let F and C (floor, ceil) be the running sums of dS (1 - w) and dS w, and F[c], C[c] their values at
-the last key of run c. Run c + 1 ends where run c begins, so a run's own sum is a difference:
+no scatter-add: p falls from left to right, so a column's keys are one run, and by at most 1, so no
+column is skipped. Let F and C (floor, ceil) be the running sums of dS (1 - w) and dS w, and F[c],
+C[c] their values at the last key of run c. Run c + 1 ends where run c begins, which gives
 
-    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])    F[npos] = 0; dz[0] is F[0] - F[1]
+    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])    0 left of the first run; no C in dz[0]
 
 For example, the row of query 5: six keys, npos = 4, z = (0, 2, 1, 3), and dS that sum to 0:
 
@@ -74,7 +74,7 @@ left all have the bias z_i[npos - 1]: plain attention, without gates or look-ups
        |     saturated      |       counted        |   masked,   |
        |    p = npos - 1    | gates, sums, look-up | and counted |
        +--------------------+----------------------+-------------+
-       <---------------------------------------------------------  cope_forward sums p
+                            <------------------------------------  cope_forward sums p
        --------------------------------------------------------->  cope_backward_q sums dg, F and C
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
@@ -347,7 +347,7 @@ def round_to_int(x):
 
 @triton.jit
 def clamp(p, NPOS):
-    """To 0 .. npos - 1. Below 0 is p where two kernels rounded a gate differently."""
+    """To 0 .. npos - 1. p falls below 0 where two kernels rounded a gate differently."""
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit
@@ -365,8 +365,8 @@ def triangle(N, DTYPE):
 
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
-    """Running sums of x (M, N) along the keys from left (M,) on, and the last of each row. That one
-    is summed in float32: the dS of a row add up to 0, so F nearly vanishes if it has one run."""
+    """Running sums of x (M, N) along the keys, and where the next tile starts. left (M,): where
+    these start, in float32: a row's dS add up to 0, so 16-bit errors would show in F."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -405,9 +405,9 @@ def look_up(z_pairs, row, p, NPOS, ZTYPE):
 def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, saturated, seed, scale,
                  T, H, DROPOUT: constexpr, NPOS: constexpr, D: constexpr, P: constexpr,
                  M: constexpr, N: constexpr):
-    """A tile of queries walks left from the diagonal. gates: (gate_q, gate_k), or None where the
-    logits serve. Stores o and its rounding error, the log-sum-exp and the counted units of each
-    row (B, H, T), and how many keys are saturated for each tile (B H, tiles)."""
+    """A tile of queries walks left from the diagonal while it counts. gates: (gate_q, gate_k), or
+    None where the logits serve. Stores o and its rounding error (rowsum(dO o O) needs both), the
+    log-sum-exp, base 2, and units of each row (B, H, T), and the saturated keys of each tile."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # long rows first, so no program lags
     i = tile * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
@@ -491,9 +491,9 @@ def store_dz(dz, dz_row, run_ends, row, valid, max_column, NPOS):
 def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, scale, T, H, first,
                     FORWARD_M: constexpr, KV_N: constexpr, DROPOUT: constexpr, NPOS: constexpr,
                     D: constexpr, P: constexpr, M: constexpr, N: constexpr):
-    """A tile of queries walks right. grads: dq and, with gates, dgate_q. scratch: dz; run_ends
-    (heads, T, npos, 2), with F and C; do_dot_o (B, H, T), which is rowsum(dO o O); and two tables
-    (heads, tiles of KV_N keys, T) of the units counted right and the sum of dp left of a tile."""
+    """A tile of queries walks right; p falls from units_total. grads: dq, with gates dgate_q too.
+    scratch: dz; run_ends (heads, T, npos, 2), with F and C; do_dot_o (B, H, T): rowsum(dO o O); for
+    cope_backward_kv (heads, tiles of KV_N keys, T) the units right and the dp left of a tile."""
     o, o_residual, lse, units_total, saturated = saved  # by cope_forward
     dz, run_ends, do_dot_o, units_right_at, dp_left_at = scratch
     tile = tl.num_programs(0) - 1 - tl.program_id(0)

@@ -121,14 +121,11 @@ def draw_each(ax, rows, x, y, **style):
         drawn[pe] += 1
         at, ys = zip(*sorted(points.items()))
         mean, low, high = ([of(y) for y in ys] for of in (statistics.fmean, min, max))
-        if y == "loss" and x != "length":  # of single batches
-            mean, low, high = map(running_mean, (mean, low, high))
-        look = dict(label=name, color=color, linestyle=line) | style
-        ax.plot(at, mean, **look)
+        if y == "loss" and x != "length":  # of single batches: the mean of the last twenty
+            mean, low, high = ([statistics.fmean(ys[max(0, n - 19) : n + 1]) for n in range(len(ys))]
+                               for ys in (mean, low, high))
+        ax.plot(at, mean, **dict(label=name, color=color, linestyle=line) | style)
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
-
-def running_mean(values, n=20):
-    return [statistics.fmean(values[max(0, end - n) : end]) for end in range(1, len(values) + 1)]
 
 def draw_heads(run, cfg, path):
     """<path>.png of cfg.figure on the text files of cfg.text, or else on ten stretches of the
@@ -150,8 +147,7 @@ def draw_heads(run, cfg, path):
     refuse(len({layer.size(-1) for layer in layers.values()}) != 1,
            f"figure={cfg.figure!r} has nothing to show of pe={run.pe!r}")
     figure = draw(run, layers, cfg.heads, [code.decode([token]) for token in idx[0].tolist()])
-    label = results.labels([dict(run=run.name, pe=run.pe)])[run.name]
-    figure.suptitle(f"{label}: {title}", wrap=True)
+    figure.suptitle(f"{run.name}: {title}", wrap=True)
     save(figure, path)
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ from data.text import tokenizer
 from eval import losses, results
 from model import refuse
 
-
 def score_tasks(runs, names, limit, fewshot):
     """Print the harness's table of scores for each run, and append them to RUN/results.jsonl."""
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))

@@ -274,7 +274,8 @@ def rounding_gates(T):
 
 def cope_equation(q, k, v, z, gate_q=None, gate_k=None, units=None):
     """Listing 1, with logits in float32 at least. units: gates are multiples of 1 / units."""
-    T, npos, scale = q.size(2), z.size(3), v.size(3) ** -0.5  # PoPE makes q and k twice as wide
+    T, npos = q.size(2), z.size(3)
+    scale = min(q.size(3), v.size(3)) ** -0.5  # PoPE makes q and k twice as wide
     gate_q, gate_k = q if gate_q is None else gate_q, k if gate_k is None else gate_k
     wide = torch.promote_types(q.dtype, torch.float32)
     t = torch.arange(T, device=q.device)

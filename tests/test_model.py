@@ -279,6 +279,12 @@ def test_fox_keeps_its_digits_over_8192_tokens():
     near = ((j <= i) & (i - j < 64)).expand_as(got)
     assert (got - want)[near].abs().max() < 5e-5  # sums from the start of the text: 6e-4
 
+def test_cope_keeps_its_digits_over_8192_tokens():
+    g = torch.rand(1, 1, 1, 8192)
+    p = build("cope").h[0].attn.pes[0].positions(g)
+    want = g.double().flip(-1).cumsum(-1).flip(-1)
+    assert (p - want)[..., -64:].abs().max() < 1e-5  # the total minus a prefix: 3e-4
+
 @pytest.mark.parametrize("pe", ["rope", "alibi"])
 def test_attention_dropout(pe):
     """On the fused path and on the dense one."""
