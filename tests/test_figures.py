@@ -224,7 +224,7 @@ def test_a_panel_for_each_set_of_lengths(drawn):
     multiple: its windows differ. Runs of other steps have a curve of their own."""
     lines = []
     for config, metric, splits in (
-        ("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 4}),
+        ("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 4, "test": 8}),
         ("config/text.py", "loss", {"test 1x": 8, "test 2x": 16}),
         ("config/task.py", "token_error", {"val": 8, "x2": 16, "x4": 32}),
         ("config/other.py", "token_error", {"val": 8, "sparse": 8}),
