@@ -420,7 +420,8 @@ def test_tinystories(tmp_path, monkeypatch):
 def wiki(lines, seed=0):
     """Lines of WikiText's format: headings of several levels, empty lines, and a paragraph that
     looks like a heading."""
-    rng, word = random.Random(seed), lambda: "".join(rng.choices("abcde@é=", k=rng.randrange(1, 7)))
+    rng = random.Random(seed)
+    word = lambda: "".join(rng.choices("abcde@é=", k=rng.randrange(1, 7)))  # noqa: E731
     kinds = [" \n", " = {} = \n", " = = {} {} = = \n", " {} , {} . \n", " = {} \n",
              " {} <unk> {}{} \n", "  =  {} \n"]
     return [" \n", *(rng.choice(kinds).format(word(), word(), word()) for _ in range(lines - 1))]

@@ -117,7 +117,6 @@ def size(x):
     """Root mean square and largest value."""
     return x.square().mean().sqrt().item(), x.abs().max().item()
 
-
 # --- PoPE -----------------------------------------------------------------------------------------
 
 # T, d, delta, softplus: one token, one less than a tile, a tile, several and a part of one
@@ -236,7 +235,6 @@ def test_phases_of_late_tokens(monkeypatch):
         angle = t * 500.0 ** (-c / d)
         assert abs(cos[t, c].item() - math.cos(angle)) < 1e-7
         assert abs(sin[t, c].item() - math.sin(angle)) < 1e-7
-
 
 # --- CoPE -----------------------------------------------------------------------------------------
 
@@ -401,7 +399,6 @@ def test_the_example_of_the_docstring():
     for name, x in expected.items():
         assert torch.equal(row[name], x), name
 
-
 # --- dropout: the mask is read out, and the equations use it --------------------------------------
 
 SHARE = 0.25
@@ -461,7 +458,6 @@ def check_dropout(method, dtype, device="cpu"):
     [("pope",), ("cope",), ("cope, separate",)]))
 def test_dropout(run, device, method, dtype):
     run(device, "check_dropout", method, dtype)
-
 
 # --- in a model -----------------------------------------------------------------------------------
 
@@ -531,7 +527,6 @@ def test_without_triton():
     code = ("import sys; sys.modules['triton'] = None; import kernels; "
             "assert kernels.why_not('pope', 64, 'cuda', None) == 'no triton'")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
 
 # --- compiled ahead of time, with a driver for a GPU that is not there ----------------------------
 
@@ -622,7 +617,6 @@ def test_compiles_for(target, method, d, T, dropout, monkeypatch):
     finally:
         driver.set_active(None)
 
-
 # --- wrong input ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("attention, name, wrong", [
@@ -654,7 +648,6 @@ def test_offsets_past_int32_in_cope_are_refused(T, npos):
     x = meta(T=T)
     with pytest.raises(ValueError, match=f"^{T} tokens are more than the kernels can address"):
         kernels.cope_attention(x, x, x, meta(T=T, d=npos))
-
 
 if __name__ == "__main__":
     serve()

@@ -43,7 +43,6 @@ def write(folder, module, **options):
         assert len(rows) == options.get(split, options["test"])
     return splits
 
-
 # --- recall ---------------------------------------------------------------------------------------
 
 def times(split):
@@ -115,7 +114,6 @@ def test_recall_asks_in_every_order(tmp_path):
         asked[tuple([key for key, _ in table].index(key) for key in keys)] += 1
     uniform(asked, itertools.permutations(range(4), 3))
 
-
 # --- strings --------------------------------------------------------------------------------------
 
 def solve(task, question):
@@ -175,7 +173,6 @@ def test_a_tenth_of_few_questions_is_held_out(tmp_path):
 def test_a_task_without_rows_for_val_is_refused(tmp_path):
     with pytest.raises(ValueError, match="val=5.*hardly any row.*take fewer train rows or a"):
         recall.prepare(tmp_path / "set", length=2, pairs=1, queries=1, train=20_000, val=5, test=5)
-
 
 # --- both of them ---------------------------------------------------------------------------------
 

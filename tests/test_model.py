@@ -203,7 +203,6 @@ def test_learned_positions_end():
     with pytest.raises(ValueError, match="has 16 positions, got 17; shorten the input"):
         gpt(pe="rope,learned")(tokens(1, 17))
 
-
 # --- attention ------------------------------------------------------------------------------------
 
 class Largest(TorchDispatchMode):
@@ -294,7 +293,6 @@ def test_attention_dropout(pe):
     y = attn.attention(q, q, v, None, idx, {})
     assert 0.9 < y.mean() < 1.1 and y.std() > 0.2
     assert (attn.eval().attention(q, q, v, None, idx, {}) - 1).abs().max() < 1e-5
-
 
 # --- single methods -------------------------------------------------------------------------------
 
@@ -392,7 +390,6 @@ def test_learned_expe_has_one_set_of_constants(pe, given):
         starts[how] = [getattr(net.h[1].attn.pes[0], name).item() for name in options]
     assert starts["init"] == list(given.values())
     assert not set(starts["init"]) & set(starts["random"])
-
 
 # --- the GPT around them --------------------------------------------------------------------------
 
@@ -518,7 +515,6 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert pick_device("auto", 3) == torch.device(want)
-
 
 # --- wrong input ----------------------------------------------------------------------------------
 

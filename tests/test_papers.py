@@ -43,7 +43,6 @@ def length(cfg):
     """Tokens of a training sequence."""
     return 767 if cfg.data.startswith("selective_copy") else cfg.block_size  # test rows are longer
 
-
 GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
 
 @pytest.mark.parametrize("name, flags, printed", [  # in millions, with the digits that are printed
@@ -184,7 +183,6 @@ def test_rows_of_flags_make_a_model(name):
 def test_rows_of_flags_are_seen():
     assert len(rows_of_flags("cope_flip_flop")) == 9 + 7
     assert ["--pe=cope+relative"] in rows_of_flags("cope_wikitext103")
-
 
 # --- config/README.md -----------------------------------------------------------------------------
 
