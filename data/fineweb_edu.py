@@ -8,8 +8,7 @@ r"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.8B train, 0.1B val, 0.1B 
 CARoPE trains on it with GPT-2's tokenizer, ExPE's large models with Mistral's (32,768 tokens; `pip
 install tokenizers`, and you must accept its terms on the hub). Shards have 1e8 tokens. The first is
 val and the second test, as in ExPE (section 3.2). End-of-text precedes each document. A rerun
-streams past the documents already written: it downloads them again, but does not tokenise them
-again.
+streams past the documents already written: it downloads them again, but does not tokenise them.
 """
 from data import command
 from data.text import hub, texts, write_documents
