@@ -1,4 +1,4 @@
-"""Measures every time that README gives, in some minutes:
+"""Measures every timing that README gives, in a few minutes:
 
     python tests/bench.py
 
