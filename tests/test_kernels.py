@@ -1,7 +1,7 @@
-"""kernels.py against the papers' equations in float64, which are written out below. The kernels may
-be off by twice as much as model.py's dense path is in the same precision.
+"""kernels.py against the papers' equations in float64, written out below. The kernels may be off by
+twice as much as model.py's dense path in the same precision.
 
-Without a GPU they run in Triton's interpreter, and are compiled for GPUs that are not there. Triton
+Without a GPU they run in Triton's interpreter, and are compiled for GPUs that are absent. Triton
 reads TRITON_INTERPRET when it is imported, so the interpreter needs a process of its own. That is
 this file as a script: it reads calls such as ["check_pope", 64, 64, null, true, "float16"], one a
 line. With a GPU: python -m pytest tests/test_kernels.py -m gpu
@@ -384,7 +384,7 @@ def test_naive_versions():
         assert (found - want).abs().max() < 1e-12
 
 def test_the_example_of_the_docstring():
-    """Autograd finds the numbers of the six keys at the top of kernels.py."""
+    """Autograd reproduces the example with six keys at the top of kernels.py."""
     rows = re.findall(r"^    (\w+) +((?:-?[.\d]+ +)*-?[.\d]+)(?:  .*)?$", kernels.__doc__, re.M)
     row = {name: torch.tensor([float(x) for x in xs.split()]).double() for name, xs in rows}
     assert [len(x) for x in row.values()] == 11 * [6] + [4]
@@ -523,7 +523,7 @@ def test_why_not(monkeypatch):
     assert ask(device="cuda") == "no triton"
 
 def test_without_triton():
-    """A machine that has no Triton can import the module, and ask."""
+    """Without Triton one can import the module, and ask."""
     code = ("import sys; sys.modules['triton'] = None; import kernels; "
             "assert kernels.why_not('pope', 64, 'cuda', None) == 'no triton'")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -178,8 +178,8 @@ def test_a_task_without_rows_for_val_is_refused(tmp_path):
 
 @pytest.mark.parametrize("module, options", SETS)
 def test_rows_are_a_function_of_the_seed(tmp_path, module, options):
-    """The same seed gives the same bytes, another one others. Fewer rows are the first of more. Val
-    and the longer splits depend on train too, as they hold no row of it."""
+    """The same seed gives the same bytes, another seed others. A smaller set is the start of a
+    larger one. Val and the longer splits also depend on train, as they hold no row of it."""
     def make(name, **more):
         module.prepare(tmp_path / name, **options | dict(train=990, val=7, test=7) | more)
         return contents(tmp_path / name)

@@ -62,7 +62,7 @@ CASES = {name: dict(pe=name) for name in PES} | {
 EVERY = pytest.mark.parametrize("case", CASES)
 
 def gpt(**changes):
-    """A model as training starts it."""
+    """A model as training initialises it."""
     return GPT(GPTConfig(**SMALL | changes))
 
 def build(case, **changes):
@@ -235,7 +235,7 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
     ("cope+carope", {"k", "v", "phi"}),
 ])
 def test_what_the_cache_holds(pe, names):
-    """Keys and values, and what a PE needs besides. Keys before rotation are not among it."""
+    """Keys and values, and what else a PE needs. Keys before rotation are not kept."""
     net = gpt(pe=pe)
     cache = net.new_cache()
     full(net, tokens(1, 8), cache)
@@ -243,7 +243,7 @@ def test_what_the_cache_holds(pe, names):
     assert {name for name in cache[1] if isinstance(name, str)} | set(own) == names
 
 def test_a_bias_is_told_the_positions_of_queries_and_keys():
-    """Also after a cache. A method like FIRE divides by them."""
+    """Also with a cache. A method like FIRE divides by them."""
     net, seen = build("alibi", n_layer=1), []
     bias = net.h[0].attn.biases[0]
     bias.logit_bias = lambda q, logits, i, j, f: seen.append((i.tolist(), j.tolist())) or 0.0
@@ -373,7 +373,7 @@ def test_layers_share_a_table(name, options, tables):
 @pytest.mark.parametrize("options", [
     dict(pe="t5"), dict(pe="cope"), dict(pe="cope_alibi", cope_slopes="learned")])
 def test_biases_start_at_zero(options):
-    """With the weights of `nope` the fresh model computes the same."""
+    """Given the weights of `nope`, a fresh model computes the same."""
     plain, net, idx = build("nope"), gpt(**options).eval(), tokens(2, 16)
     net.load_state_dict(plain.state_dict(), strict=False)
     assert (full(net, idx) - full(plain, idx)).abs().max() < 1e-5

@@ -23,7 +23,7 @@ NAMES = sorted(Path(path).stem for path in glob.glob("config/[a-z]*.py"))
 FULL_SIZE = [name for name in NAMES if name != "quickstart" and not name.endswith("_small")]
 
 def load(name, *flags):
-    """The TrainConfig of a config. Those that fine-tune take the model that they start from."""
+    """The TrainConfig of a config. Fine-tuning configs take the model that they start from."""
     origin = {}
     if name.startswith("cope_wordcount"):
         origin = model_fields(config.load(TrainConfig, ["config/cope_1b4.py"]))
@@ -35,7 +35,7 @@ def model_fields(cfg):
     return {field.name: getattr(cfg, field.name) for field in dataclasses.fields(GPTConfig)}
 
 def parameters(cfg):
-    """Counted in a model without memory for its weights."""
+    """Counted in a model with no memory for its weights."""
     with torch.device("meta"):
         return GPT(GPTConfig(**model_fields(cfg))).get_num_params(non_embedding=False)
 
