@@ -79,12 +79,12 @@ left all have the bias z_i[npos - 1]: plain attention, without gates or look-ups
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). So gates are rounded to multiples of 1/2048, whose sums are exact. Gradients ignore it. A
-gate below 1/4096 counts as 0 here, but not in model.py, which decodes. Two kernels may round one
+gate below 1/4096 counts as 0 here, but not where model.py decodes. Two kernels may round one
 gate to neighbours; then p differs by 1/2048. Against exact gates in float64, rounding costs 0.13 ..
 0.24% of o, 0.24 .. 0.6% of dz and 6 .. 13% of the gates' gradients (T = 1024, npos = 64, normal q,
 k and z, mean gates of 0.5 .. 0.02). PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
 
-Limits. As many queries as keys; PyTorch decodes. B H <= 65,535. Offsets in a head must fit 32 bits.
+Limits. As many queries as keys: PyTorch decodes. B H <= 65,535. Offsets in a head must fit 32 bits.
 No atomics: the same input gives the same bits. No second derivatives. Not yet run on any GPU.
 """
 import math
@@ -888,7 +888,7 @@ def why_not(pe, head_dim, device, dtype, hard_attention=False):
     if triton.__version__ is None:
         return "no triton"
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
-        return f"triton {triton.__version__}, older than 3.6"  # the oldest that was tried
+        return f"triton {triton.__version__}, older than 3.6"  # the oldest version tested
     if not INTERPRET and device.type != "cuda":
         return "no GPU"
     if not INTERPRET and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
