@@ -2,8 +2,8 @@
 Optional fast paths: PoPE and CoPE attention as Triton kernels. No T x T matrix is materialised.
 First the derivation, then both methods in ten lines of PyTorch, the kernels, and their launches.
 
-Attention. i is a query, j and t are keys, d is the head width. dX is the gradient of the loss by X,
-o multiplies entry by entry. The logits S are -inf where j > i.
+Attention. i is a query, j and t are keys, d is the head width. dX is the gradient of the loss with
+respect to X, o multiplies entry by entry. The logits S are -inf where j > i.
 
     P = softmax(S)    O = P V
     dV = P^T dO       dP = dO V^T
@@ -11,7 +11,7 @@ o multiplies entry by entry. The logits S are -inf where j > i.
 
 The two sums are equal: sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The forward pass
 stores the log-sum-exp L of each row. The backward pass recomputes P = exp(S - L) tile by tile.
-Dropout puts one mask on P and dP, and changes nothing else.
+Dropout puts the same mask on P and dP, and changes nothing else.
 
 PoPE (arXiv:2509.10534, eq. 5). mu is softplus or the identity, theta_c = base^(-c/d):
 
@@ -79,12 +79,12 @@ left all have the bias z_i[npos - 1]: plain attention, without gates or look-ups
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). So gates are rounded to multiples of 1/2048, whose sums are exact. Gradients ignore it. A
-gate below 1/4096 counts as 0 here, but not in model.py, which decodes. Two kernels may round one
+gate below 1/4096 counts as 0 here, but not where model.py decodes. Two kernels may round one
 gate to neighbours; then p differs by 1/2048. Against exact gates in float64, rounding costs 0.13 ..
 0.24% of o, 0.24 .. 0.6% of dz and 6 .. 13% of the gates' gradients (T = 1024, npos = 64, normal q,
-k and z, mean gates of 0.5 .. 0.02). PyTorch in bfloat16 costs 0.6%, 1.2% and 9 .. 19%.
+k and z, mean gates of 0.5 .. 0.02). PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
 
-Limits. As many queries as keys; PyTorch decodes. B H <= 65,535. Offsets in a head must fit 32 bits.
+Limits. As many queries as keys: PyTorch decodes. B H <= 65,535. Offsets in a head must fit 32 bits.
 No atomics: the same input gives the same bits. No second derivatives. Not yet run on any GPU.
 """
 import math
@@ -158,10 +158,10 @@ def matmul(a, b, acc=None):
     return tl.dot(a, b, acc, input_precision="ieee")  # no tf32 where the inputs are float32
 
 @triton.jit
-def mask_future(x, i, j, MASKED, value=0.0):
-    """MASKED: puts value where key j comes after query i."""
+def mask_future(x, causal, MASKED, value=0.0):
+    """MASKED: puts value where the key comes after the query, so that causal is False."""
     if MASKED:
-        x = tl.where(i >= j, x, value)
+        x = tl.where(causal, x, value)
     return x
 
 @triton.jit
@@ -233,7 +233,7 @@ def pope_forward(v, o, q_pairs, k_pairs, lse, seed, scale, T, H, DROPOUT: conste
             j = j0 + tl.arange(0, N)
             k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P, masked)
             s = matmul(q_tile, tl.trans(k_tile))  # (M, 2P) x (2P, N) -> (M, N)
-            s = mask_future(s, i[:, None], j[None, :], masked, float("-inf"))
+            s = mask_future(s, i[:, None] >= j[None, :], masked, float("-inf"))
             v_tile = load(v, bh, H, j, T, D, P, masked)
             row_max, row_sum, acc = online_softmax(s, scale, v_tile, row_max, row_sum, acc, seed,
                                                    bh, i, j, DROPOUT)
@@ -280,7 +280,7 @@ def pope_backward_q(v, o, do, dq, q_pairs, k_pairs, ddelta, lse, do_dot_o, table
             k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P, masked)
             s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, 2P) x (2P, N) -> (M, N)
             prob = tl.exp2(s - row_lse[:, None])
-            prob = mask_future(prob, i[:, None], j[None, :], masked)
+            prob = mask_future(prob, i[:, None] >= j[None, :], masked)
             v_tile = load(v, bh, H, j, T, D, P, masked)
             dprob = matmul(do_tile, tl.trans(v_tile))  # (M, P) x (P, N) -> (M, N)
             dprob = dropout(dprob, seed, bh, i[:, None], j[None, :], DROPOUT)
@@ -315,7 +315,7 @@ def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed
             row_lse = tl.load(lse + bh * T + i, mask=i < T, other=float("inf"))
             s = matmul(k_tile, tl.trans(q_tile)) * scale  # (N, 2P) x (2P, M) -> (N, M)
             prob = tl.exp2(s - row_lse[None, :])
-            prob = mask_future(prob, i[None, :], j[:, None], masked)
+            prob = mask_future(prob, i[None, :] >= j[:, None], masked)
             do_tile = load(do, bh, H, i, T, D, P)
             dprob = matmul(v_tile, tl.trans(do_tile))  # (N, P) x (P, M) -> (N, M)
             row_do_o = tl.load(do_dot_o + bh * T + i, mask=i < T, other=0.0)
@@ -351,11 +351,11 @@ def clamp(p, NPOS):
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit
-def gates_of(logit, i, j, MASKED):
+def gates_of(logit, causal, MASKED):
     """Gates, and the same rounded to units, still in float32."""
     root = tl.rsqrt(1.0 + tl.exp2(-logit))
     gate = root * root  # sigmoid; Triton's division would take many instructions
-    return gate, mask_future((gate * UNIT + MAGIC) - MAGIC, i, j, MASKED)
+    return gate, mask_future((gate * UNIT + MAGIC) - MAGIC, causal, MASKED)
 
 @triton.jit
 def triangle(N, DTYPE):
@@ -407,7 +407,7 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
                  M: constexpr, N: constexpr):
     """A tile of queries walks left from the diagonal while it counts. gates: (gate_q, gate_k), or
     None where the logits serve. Stores o and its rounding error (rowsum(dO o O) needs both), the
-    log-sum-exp, base 2, and units of each row (B H, T), and the saturated keys of each tile."""
+    log-sum-exp, base 2, and units of each row (B, H, T), and the saturated keys of each tile."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # long rows first, so no program lags
     i = tile * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
@@ -432,13 +432,14 @@ def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, satur
                 if gates is not None:  # (M, P) x (P, N) -> (M, N)
                     gate_k_tile = load(gates[1], bh, H, j, T, D, P, masked)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
-                _, units = gates_of(gate_logit, i[:, None], j[None, :], masked)
+                causal = i[:, None] >= j[None, :]
+                _, units = gates_of(gate_logit, causal, masked)
                 lower = triangle(N, tl.float16)
                 suffix = matmul(units.to(tl.float16), lower)  # (M, N) x (N, N) -> (M, N)
                 p = clamp(units_right[:, None] + round_to_int(suffix), NPOS)
                 bias, _, _ = look_up(z_pairs, row[:, None], p, NPOS, q_tile.dtype)
                 units_right += tl.sum(units, 1).to(tl.int32)
-                s = mask_future(s + bias * LOG2E, i[:, None], j[None, :], masked, float("-inf"))
+                s = mask_future(s + bias * LOG2E, causal, masked, float("-inf"))
                 v_tile = load(v, bh, H, j, T, D, P, masked)
                 row_max, row_sum, acc = online_softmax(s, 1.0, v_tile, row_max, row_sum, acc, seed,
                                                        bh, i, j, DROPOUT)
@@ -491,7 +492,7 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
                     FORWARD_M: constexpr, KV_N: constexpr, DROPOUT: constexpr, NPOS: constexpr,
                     D: constexpr, P: constexpr, M: constexpr, N: constexpr):
     """A tile of queries walks right; p falls from units_total. grads: dq, with gates dgate_q too.
-    scratch: dz; run_ends (heads, T, npos, 2), with F and C; do_dot_o (B H, T): rowsum(dO o O); for
+    scratch: dz; run_ends (heads, T, npos, 2), with F and C; do_dot_o (B, H, T): rowsum(dO o O); for
     cope_backward_kv (heads, tiles of KV_N keys, T) the units right and the dp left of a tile."""
     o, o_residual, lse, units_total, saturated = saved  # by cope_forward
     dz, run_ends, do_dot_o, units_right_at, dp_left_at = scratch
@@ -524,10 +525,11 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
 
     # 2. the walk
     n_saturated = tl.load(saturated + bh * tl.cdiv(T, FORWARD_M) + tile * M // FORWARD_M) // N
-    bounds = (0, n_saturated, tile * M // N, tl.cdiv(tl.minimum(tile * M + M, T), N))
+    bounds = (0, n_saturated, tile * M // N, tl.cdiv(tl.minimum(tile * M + M, T), N))  # in tiles
     for part in tl.static_range(3):
         for n in range(bounds[part], bounds[part + 1]):
             j = n * N + tl.arange(0, N)
+            causal = i[:, None] >= j[None, :]
             k_tile = load(k, bh, H, j, T, D, P, part == MASKED)
             s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, P) x (P, N) -> (M, N)
             v_tile = load(v, bh, H, j, T, D, P, part == MASKED)
@@ -542,7 +544,7 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
                 if gates is not None:  # (M, P) x (P, N) -> (M, N)
                     gate_k_tile = load(gates[1], bh, H, j, T, D, P, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
-                gate, units = gates_of(gate_logit, i[:, None], j[None, :], part == MASKED)
+                gate, units = gates_of(gate_logit, causal, part == MASKED)
                 table = tables + n // (KV_N // N) * T + i
                 tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KV_N // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
@@ -551,18 +553,18 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
                 suffix = matmul(units.to(tl.float16), lower)  # (M, N) x (N, N) -> (M, N)
                 p = units_right[:, None] + round_to_int(suffix)
                 column = clamp(p, NPOS) >> BITS
-                right_column = clamp(p - round_to_int(units), NPOS) >> BITS
+                right_column = clamp(p - round_to_int(units), NPOS) >> BITS  # of the next key
                 bias, slope, w = look_up(z_pairs, row[:, None], clamp(p, NPOS), NPOS, q_tile.dtype)
                 # dS, and its sums for dz
                 ds = tl.exp2(s + bias * LOG2E - row_lse[:, None]) * (dprob - row_do_o[:, None])
-                ds = mask_future(ds, i[:, None], j[None, :], part == MASKED)
+                ds = mask_future(ds, causal, part == MASKED)
                 C, C_left = prefix_sums(ds * w, C_left, N, k_tile.dtype)
                 F, F_left = prefix_sums(ds - ds * w, F_left, N, k_tile.dtype)
-                is_end = (column != right_column) & valid[:, None]
+                is_end = (column != right_column) & valid[:, None]  # of a run
                 store_two(run_ends + (row[:, None] * NPOS + column) * 2, F, C, is_end)
                 # the gates' gradient, from the running sum of dp
                 dg, dp_left = prefix_sums(ds * slope, dp_left, N, k_tile.dtype)
-                dg = mask_future(dg * (gate - gate * gate), i[:, None], j[None, :], part == MASKED)
+                dg = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
                 if gates is None:
                     ds += dg
                 else:  # (M, N) x (N, P) -> (M, P)
@@ -603,7 +605,6 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
         gate_k_tile = load(gates[1], bh, H, j, T, D, P)
         acc_gate = tl.zeros((N, P), tl.float32)
     i_unmasked = tl.minimum(tl.cdiv(j0 + N, M) * M, T)  # from here on, queries see the whole tile
-
     for part in tl.static_range(2, -1, -1):
         tile_end = 1 if part == MASKED else tl.cdiv(T, FORWARD_M)
         for tile in range(0 if part == MASKED else i_unmasked // FORWARD_M, tile_end):
@@ -617,6 +618,7 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
             for i0 in range(i_start, i_end, M):
                 i = i0 + tl.arange(0, M)
                 row, valid = tl.minimum(i, T - 1), i < T
+                causal = i[None, :] >= j[:, None]
                 q_tile = load(q, bh, H, i, T, D, P)
                 do_tile = load(do, bh, H, i, T, D, P)
                 row_lse = tl.load(lse + i, mask=valid, other=float("inf"))
@@ -630,7 +632,7 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
                     if gates is not None:  # (N, P) x (P, M) -> (N, M)
                         gate_q_tile = load(gates[0], bh, H, i, T, D, P)
                         gate_logit = matmul(gate_k_tile, tl.trans(gate_q_tile)) * scale
-                    gate, units = gates_of(gate_logit, i[None, :], j[:, None], part == MASKED)
+                    gate, units = gates_of(gate_logit, causal, part == MASKED)
                     upper = tl.trans(triangle(N, tl.float16))
                     suffix = matmul(upper, units.to(tl.float16))  # (N, N) x (N, M) -> (N, M)
                     suffix = round_to_int(suffix)
@@ -638,7 +640,7 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
                     p = clamp(p, NPOS)
                     bias, slope, _ = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
                     prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
-                prob = mask_future(prob, i[None, :], j[:, None], part == MASKED)
+                prob = mask_future(prob, causal, part == MASKED)
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, P) x (P, M) -> (N, M)
                 dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
                 kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
@@ -648,8 +650,7 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
                     dp = (ds * slope).to(do_tile.dtype)
                     dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
                     dg += tl.load(dp_left_at + tables + i, mask=valid, other=0.0)[None, :]
-                    dg *= gate - gate * gate
-                    dg = mask_future(dg, i[None, :], j[:, None], part == MASKED)
+                    dg = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
                     if gates is None:
                         ds += dg
                     else:  # (N, M) x (M, P) -> (N, P)
@@ -803,10 +804,9 @@ def cope_op(z: Tensor, q: Tensor, k: Tensor, v: Tensor, gates: list[Tensor], z_p
 
 @cope_op.register_fake
 def fake_cope(z, q, *_):
-    B, H, T, _ = q.shape
-    lse = q.new_empty(B * H, T, dtype=torch.float32)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     units_total = torch.empty_like(lse, dtype=torch.int32)
-    saturated = units_total.new_empty(B * H, math.ceil(T / FORWARD_M))
+    saturated = units_total.new_empty(q.size(0) * q.size(1), math.ceil(q.size(2) / FORWARD_M))
     return [empty_heads(q), empty_heads(q), lse, units_total, saturated]
 
 @torch.library.custom_op("cope::backward", mutates_args=())
@@ -851,8 +851,8 @@ def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0):
     q, k     (B, H, T, d), d <= 128, float16, bfloat16 or float32; rotated, if there is a rotation
     v        (B, H, T, d), or narrower: PoPE makes q and k twice as wide as v
     z        (B, H, T, npos), npos >= 2: q @ e of the unrotated q; cast to q's dtype
-    gate_q   (B, H, T, d) or as narrow as v, by default q
-    gate_k   the same, by default k. Without both, the gates come from the layer's logits, for free
+    gate_q   (B, H, T, d) or as narrow as v; by default q
+    gate_k   likewise; by default k. Without both, the gates are sigmoids of the layer's own logits
     dropout  the share of attention weights that are set to 0, drawn anew by every call
     returns  o like v. ValueError if shapes or dtypes do not fit, or the input is too large"""
     width, gates = v.size(3), {}
@@ -888,7 +888,7 @@ def why_not(pe, head_dim, device, dtype, hard_attention=False):
     if triton.__version__ is None:
         return "no triton"
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
-        return f"triton {triton.__version__}, older than 3.6"  # the oldest that was tried
+        return f"triton {triton.__version__}, older than 3.6"  # the oldest version tested
     if not INTERPRET and device.type != "cuda":
         return "no GPU"
     if not INTERPRET and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):

@@ -58,7 +58,7 @@ class GPTConfig:
     cope_scale_z: bool = False  # divide q.e by sqrt(d) too (official code; Listing 1 does not)
     cope_mlp_width: int = 64  # cope_mlp: N, hidden width
     cope_slopes: str = "alibi"  # cope_alibi: alibi | geometric (m0, m0/2, ...) | learned (from 0)
-    cope_m0: float = 1.0  # cope_alibi: first head's slope when geometric
+    cope_m0: float = 1.0  # cope_alibi: the first head's slope, if geometric
     pope_softplus: bool = True  # magnitudes are softplus(q), softplus(k); else q, k themselves
     pope_delta: str = "zero"  # zero | uniform: start of the learned phase delta | none: no delta
     expe_l: int = 0  # expe, exqpe: l, how many dimensions hold the position; 0: C / 8
@@ -258,7 +258,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
-        # Linear and Embedding start as in GPT-2, even in a PE; a PE's other parameters as it says
+        # Linear and Embedding start as in GPT-2, also inside a PE; its others start as it says
         for name, layer in self.named_modules():
             if isinstance(layer, (nn.Linear, nn.Embedding)):
                 residual = name.endswith("c_proj")  # the 2 n_layer that add to the residual stream
@@ -338,8 +338,8 @@ class GPT(nn.Module):
         return per_token * T * fwdbwd_per_iter / dt / peak
 
     def use_kernels(self, dtype):
-        """Uses a Triton kernel of kernels.py where one fits. Move the model to its device
-        first. dtype: of q, k, v, so autocast's. Returns one line on each kind of layer."""
+        """Uses a Triton kernel of kernels.py where one fits. Move the model to its device first.
+        dtype: of q, k, v, so autocast's. Returns one line on what each kind of layer runs."""
         import kernels
 
         labels, device = [], self.wte.weight.device
@@ -408,7 +408,7 @@ class RoPE(PE):
         return turn(q, cos, sin), turn(k, cos, sin)
 
 class CARoPE(PE):
-    """`carope`: RoPE whose frequencies each token sets, per head. A phase is their sum so far:
+    """`carope`: RoPE, but each token sets its frequency, per head. A phase is their sum so far:
     phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE
     arXiv:2507.23083 section 2). Pair 0 ignores content. x is the attention's input; the paper says
     "the embedding of the token". The constant b is ours: CARoPE is meant to start as RoPE, and with

@@ -8,8 +8,8 @@ Sample from, evaluate and inspect trained models:
     python sample.py RUN ... --tasks=blimp,piqa     scores on tasks of the lm-evaluation-harness
     python sample.py RUN ... --report=out/report    a table of all these numbers, over seeds
 
-RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes options of the
-model: out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Numbers are also appended to
+RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
+as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Numbers are also appended to
 RUN/results.jsonl. In Python: `model, checkpoint = sample.load("out/quickstart_pope")`.
 """
 import difflib
@@ -56,16 +56,16 @@ class SampleConfig:
     temperature: float = 0.8  # 0: always the likeliest token
     top_k: int = 0  # sample from the k likeliest tokens; 0: from all
     seed: int = 1337  # of the samples
-    evaluate: str = ""  # splits of the data set, joined by commas: evaluate all of each
+    evaluate: str = ""  # comma-separated splits of the data set: evaluate each in full
     extrapolate: str = ""  # multiples of the trained length, "0.5,1,2,4": evaluate there
     tasks: str = ""  # score the model on these lm-evaluation-harness tasks: names or yaml files
     task_limit: int = 0  # tasks: how many questions of each; 0: all
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
     eval_tokens: int = losses.TOKENS  # extrapolate: tokens to read, the same at every multiple
     split: str = "val"  # the split to extrapolate on, draw figures on, or show rows of
-    data: str = ""  # a data set or folder of shards to evaluate on; empty: the one trained on
+    data: str = ""  # a data set or folder of shards to evaluate on; empty: the run's own
     figure: str = ""  # frequency | positions | gates | distance | curves: draw it
-    text: str = ""  # figure: text files to draw it on, joined by commas; empty: the split
+    text: str = ""  # figure: comma-separated text files to draw it on; empty: the split
     heads: str = ""  # positions, gates: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
     keys: str = "loss,val/loss"  # curves: keys of log.jsonl; those of a split are SPLIT/KEY
     against: str = "step"  # curves: step | tokens
@@ -99,7 +99,7 @@ def main(argv):
     if action == "curves":
         rows = results.training(names)
         return figures.draw_training(rows, cfg.keys.split(","), cfg.against, path)
-    runs = [Run(name, cfg) for name in dict.fromkeys(names)]  # all of them, before any work
+    runs = [Run(name, cfg) for name in dict.fromkeys(names)]  # load them all before any work
     if action == "evaluate":
         losses.write(runs, losses.evaluate(runs, cfg.evaluate.split(",")), path)
     elif action == "extrapolate":
@@ -122,13 +122,13 @@ def main(argv):
             write_rows(cfg, run) if kind == "answers" else write_text(cfg, run)
 
 def refuse_unread(keys, actions):
-    """ValueError for a key that none of the actions reads."""
+    """Raises ValueError for a key that none of the actions reads."""
     read = {"device", *actions}.union(*(READS[action].split() for action in actions))
     for key in sorted(keys - read):
         raise ValueError(f"--{key} does nothing for {' and '.join(actions)}; leave it out")
 
 def check_exists(folder):
-    """ValueError for a run directory that is not there. It names those that are, nearest first."""
+    """Raises ValueError if a run directory is missing. Names the existing ones, nearest first."""
     beside = glob.escape(os.path.dirname(folder) or "out")
     runs = [os.path.dirname(path) for path in glob.glob(os.path.join(beside, "*", "ckpt.pt"))]
     near = ", ".join(difflib.get_close_matches(folder, runs, 5, 0)) or "none"
@@ -161,7 +161,7 @@ class Run:
         self.pe, self.limit = self.model.cfg.pe, self.model.limit
         self.data, self.device = cfg.data or self.config["data"], self.model.wte.weight.device
         row = self.meta["row_length"].get("train")
-        self.trained = row - 1 if row else self.config["block_size"]  # tokens of a sequence
+        self.trained = row - 1 if row else self.config["block_size"]  # tokens per sequence
 
     def split(self, name):
         split = Split(locate(self.data), name)
@@ -171,7 +171,7 @@ class Run:
         return split
 
     def length(self, split):
-        """Tokens of a sequence of the split: of a row, or of a stretch as long as in training."""
+        """Tokens per sequence of the split: a row's, or in a stream as many as in training."""
         return split.row_length - 1 if split.rows else self.trained
 
     def read(self, split, starts, length):
@@ -181,7 +181,7 @@ class Run:
 def write_text(cfg, run):
     text = tokenizer(run.meta)
     start = text.encode(cfg.prompt) or [run.meta["separator"] or 0]
-    fit = max(1, run.limit + 1 - len(start))  # the last token is not read again
+    fit = max(1, run.limit + 1 - len(start))  # the last new token is never fed back
     end = f", which ends at {run.limit} tokens" if fit < cfg.max_new_tokens else ""
     for i in range(cfg.num_samples):
         torch.manual_seed(cfg.seed + i)
@@ -193,7 +193,7 @@ def write_text(cfg, run):
 
 @torch.no_grad()
 def write_rows(cfg, run):
-    """Rows of a task in which only some tokens carry loss. The model's answers replace these."""
+    """Prints rows of a masked task, with the model's answers where tokens carry loss."""
     split, symbol = run.split(cfg.split), tokenizer(run.meta).decode
     length = run.length(split)
     x, y = run.read(split, split.windows(length, cfg.num_samples), length)

@@ -2,11 +2,11 @@
 Train a GPT on one device, or on many under torchrun:
 
     python train.py config/quickstart.py [--key=value ...]         --help prints every key
-    torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, shared out
+    torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, divided up
 
-The batch of a step depends only on (seed, step), so a resumed run is the same run. On another
-number of processes dropout alone differs. SIGTERM, Ctrl-C or a closed terminal ends a run with a
-checkpoint, a second Ctrl-C ends it at once. The same command with --resume=True continues it.
+A step's batch depends only on (seed, step), so a resumed run is the same run. On another number of
+processes only dropout differs. On SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint
+and stops; a second Ctrl-C stops it at once. The same command with --resume=True resumes it.
 """
 import contextlib
 import fcntl
@@ -53,10 +53,10 @@ class TrainConfig(GPTConfig):
     weight_decay: float = 0.1  # on the weights of linear and embedding layers
     beta1: float = 0.9  # AdamW: decay of the mean gradient
     beta2: float = 0.95  # AdamW: decay of the mean squared gradient
-    grad_clip: float = 1.0  # largest norm of the gradient; 0: no clipping
+    grad_clip: float = 1.0  # maximum norm of the gradient; 0: no clipping
     eval_interval: int = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
-    eval_splits: str = "val"  # splits to evaluate, joined by commas; the first decides the best
+    eval_splits: str = "val"  # comma-separated splits to evaluate; the first decides the best step
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
     log_interval: int = 10  # steps between log lines
     device: str = "auto"  # auto | cpu | cuda | mps
@@ -68,7 +68,7 @@ class TrainConfig(GPTConfig):
 def main(argv):
     refuse(not argv, "nothing to train; try python train.py config/quickstart.py, or --help")
     cfg = config.load(TrainConfig, argv)
-    if cfg.init_from:  # fine-tuning: the options of its model are the defaults of this run
+    if cfg.init_from:  # fine-tuning: its model's options are the defaults of this run
         origin = read_checkpoint(cfg.init_from)
         cfg = config.load(TrainConfig, argv, **asdict(model_config(origin)))
     check(cfg)
@@ -92,7 +92,7 @@ def main(argv):
     if world > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
-    def over_all(tensor, op=dist.ReduceOp.SUM):  # all processes have to call it together
+    def over_all(tensor, op=dist.ReduceOp.SUM):  # all processes must call it together
         if world > 1:
             tensor = tensor.to(device)
             dist.all_reduce(tensor, op)
@@ -135,7 +135,7 @@ def main(argv):
     before = read_checkpoint(cfg.out_dir, device) if os.path.exists(path) else {}
     step, best = before.get("step", 0), before.get("best")
     saved = (step, best) if before else None
-    if before:  # only the same model on the same data is the same run
+    if before:  # resuming takes the same model and the same data
         for key, value in asdict(model_config(before)).items():
             refuse(getattr(cfg, key) != value, f"{cfg.out_dir} was trained with {key}={value!r}, "
                    f"not {getattr(cfg, key)!r}; keep it, or write elsewhere with --out_dir=...")
@@ -145,7 +145,7 @@ def main(argv):
         refuse(differ, f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} has another "
                f"{', '.join(differ)}; to fine-tune on it, use --init_from={cfg.out_dir}")
         load_weights(raw, before, cfg.out_dir)
-        groups = optimizer.state_dict()["param_groups"]  # the old moments, this run's settings
+        groups = optimizer.state_dict()["param_groups"]  # keep the moments, use this run's settings
         optimizer.load_state_dict(before.pop("optimizer") | dict(param_groups=groups))
     refuse(over_all(torch.tensor(step), dist.ReduceOp.MAX) != step, "the processes found different "
            f"checkpoints; put out_dir={cfg.out_dir!r} on storage that all machines share")
@@ -193,7 +193,7 @@ def main(argv):
     model = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
     n = cfg.micro_batch or cfg.batch_size // world
 
-    # signals ask for the end of the run: SIGTERM, Ctrl-C, and SIGHUP from a closed terminal
+    # signals that stop the run: SIGTERM, Ctrl-C, and SIGHUP from a closed terminal
     heard = []
 
     def hear(number, frame):
@@ -203,7 +203,7 @@ def main(argv):
         heard.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # not SIGTERM, which torchrun sends twice
 
-    def stopped():  # by which signal to any process, or 0
+    def stopped():  # by which signal, to any process; else 0
         return int(over_all(torch.tensor(max(heard, default=0)), dist.ReduceOp.MAX))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores some
@@ -236,8 +236,8 @@ def main(argv):
         last = stop or step >= cfg.max_iters
         torch.manual_seed(cfg.seed + step * world + rank)  # of dropout, so that resuming is exact
 
-        # the loss of these weights and its gradients, unless the run ends here; every target weighs
-        # the same, whichever micro-batch and process it is in
+        # the loss of these weights and, unless the run ends here, its gradients; every target
+        # counts the same, whichever micro-batch and process it is in
         targets = over_all((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
         for i in range(0, len(x), n):
@@ -253,7 +253,7 @@ def main(argv):
         loss = over_all(loss).item()
         refuse_nan(loss, "loss")
 
-        # these weights are good, so keep them before a long evaluation
+        # these weights are good, so save them before a long evaluation
         paused = time.perf_counter()
         if last or step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0:
             save()
@@ -273,7 +273,7 @@ def main(argv):
         if last:
             save()  # again, if this evaluation was the best
             break
-        began += time.perf_counter() - paused  # the speed is that of training alone
+        began += time.perf_counter() - paused  # the speed counts training alone
 
         lr = learning_rate(step, cfg)
         for group in optimizer.param_groups:
@@ -311,7 +311,7 @@ def main(argv):
     if world > 1:
         time.sleep(0.5)  # gloo's threads could abort if Python ended at once (torch 2.13)
         dist.destroy_process_group()
-    if stop:  # end as the signal would have: a shell then runs no further command
+    if stop:  # die by the signal, so that a shell script stops too
         signal.signal(stop, signal.SIG_DFL)
         os.kill(os.getpid(), stop)
 
@@ -331,8 +331,8 @@ def learning_rate(step, cfg):
 
 @torch.no_grad()
 def error_sums(model, x, y):
-    """Float64 (5,), of x, y (B, T): summed loss in nats, targets, wrong argmaxes, rows with one,
-    rows. Greedy decoding writes just the rows that have no wrong argmax."""
+    """Float64 (5,), sums over x, y (B, T): loss in nats, targets, wrong argmaxes, rows with one,
+    rows. Greedy decoding reproduces exactly the rows without a wrong argmax."""
     logits, loss = model(x, y)
     wrong, n = (logits.argmax(-1) != y) & (y != -1), (y != -1).sum()
     sums = torch.stack([loss * n, n, wrong.sum(), wrong.any(1).sum()]).cpu().double()
@@ -348,7 +348,7 @@ def scores(sums, masked):
     return result
 
 def pick_device(kind, index=0):
-    """The torch.device of "cpu", "cuda", "mps" or "auto", the fastest there is."""
+    """The torch.device for "cpu", "cuda", "mps" or "auto" (the fastest available)."""
     there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
     if choose("device", kind, ("auto", "cpu", "cuda", "mps")) == "auto":
         kind = next(name for name in there if there[name])
@@ -382,7 +382,7 @@ def write(path, checkpoint):
         folder = os.open(os.path.dirname(path), os.O_RDONLY)
         os.fsync(folder)  # keeps the new name
         os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch's own hides that the disk is full
+    except (OSError, RuntimeError) as error:  # torch's own error hides that the disk is full
         with contextlib.suppress(OSError):
             os.remove(part)
         reason = error if isinstance(error, OSError) else error.__context__ or error
@@ -417,7 +417,7 @@ def load_weights(model, checkpoint, run):
     except RuntimeError as error:
         differs = str(error).split("\n")[1].strip()
         raise ValueError(f"{run} holds another architecture: {differs}") from error
-    for name, tensor in model.state_dict().items():  # one that layers share has several names
+    for name, tensor in model.state_dict().items():  # a shared tensor has several names
         refuse(not torch.equal(tensor.cpu(), weights[name].cpu()),
                f"{run} has a {name} of its own, which layers share in this model")
 
@@ -429,8 +429,8 @@ def last_words(error):
     bug = isinstance(error, RuntimeError)
     if re.search("MemoryError|allocate memory|size calculation overflowed", line):
         line, bug = f"out of memory ({line}); try a smaller --micro_batch or model", False
-    report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # what torchrun prints at its end
-    if report and (bug or os.environ["RANK"] != "0"):  # rank 0 speaks first, if it can explain
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints this file when it ends
+    if report and (bug or os.environ["RANK"] != "0"):  # let rank 0 report first, if it can
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun then ends the others
         time.sleep(10 if bug else 5)
     if bug:

@@ -3,9 +3,9 @@ The configurator: defaults of a dataclass, then a config file, then --key=value 
 
     cfg = load(TrainConfig, sys.argv[1:])    # e.g. ["config/quickstart.py", "--pe=rope"]
 
-A config file is plain assignments. It may begin with another's, `from config.pope_124m import *`,
-and say only what differs. Every key is a field of the dataclass, with its type and a comment;
---help prints them all. An unknown key or a value of another type is a ValueError.
+A config file is plain assignments. It may begin with `from config.pope_124m import *`, and then say
+only what differs. Every key is a field of the dataclass, with its type and a comment; --help prints
+them all. An unknown key or a value of the wrong type is a ValueError.
 """
 import ast
 import dataclasses
@@ -16,7 +16,7 @@ import os
 import runpy
 import sys
 
-NANOGPT = {  # its keys that are not here: what to do instead
+NANOGPT = {  # its keys that we lack: what to do instead
     "always_save_checkpoint": "leave it out, ckpt.pt is always saved",
     "backend": "leave it out, it is nccl on GPUs and gloo on CPUs",
     "dataset": "use --data",
@@ -32,7 +32,7 @@ NANOGPT = {  # its keys that are not here: what to do instead
 }
 
 def load(cls, argv, **given):
-    """An instance of the dataclass cls from the words of a command line. `given` are defaults.
+    """An instance of the dataclass cls from the words of a command line. `given` holds defaults.
     The field `config` becomes the path of the config file, if there is one."""
     if "--help" in argv or "-h" in argv:
         print(usage(cls))
@@ -81,7 +81,7 @@ def type_of(cls, key, where):
 
 def typed(cls, key, value, where):
     """value as the field's type. Text is read as a Python literal unless the field is a str. No int
-    may be negative: each is a size, a number of things or a seed."""
+    may be negative: each is a size, a count or a seed."""
     want, read = type_of(cls, key, where), value
     try:
         if isinstance(value, str) and want is not str:

@@ -13,12 +13,12 @@ tokens.
     --pe=learned      21.90     -
     --pe=sinusoidal   22.14     166.18
 
-(Learned positions end at 512, which --extrapolate says.) The paper also reports 0.76M tokens a
+(Learned positions end at 512, and --extrapolate says so.) The paper also reports 0.76M tokens a
 second for CARoPE and 0.63M for RoPE, though CARoPE computes strictly more. Ours are in the logs:
 
     python sample.py out/carope_124m_{carope,rope} --figure=curves --keys=tokens_per_s
 
-19,000 steps of 524,288 tokens, about one epoch, on two H100 in the paper. It trains on 9.9B tokens
+19,000 steps of 524,288 tokens, about one epoch, on two H100s in the paper. It trains on 9.9B tokens
 and keeps 0.1B for evaluation. data/fineweb_edu.py keeps 0.1B for val and as much for test, and
 trains on 9.8B. The paper says 10 heads, which do not divide 768, so we take GPT-2's 12. Its x is
 "the embedding of the token"; ours is the input of each attention. Weight decay, betas and dropout

@@ -13,8 +13,8 @@ tokens.
     --pe=learned      30.48     -
     --pe=sinusoidal   30.62     223.28
 
-(Learned positions end at 512, which --extrapolate says.) The paper's 44M are 44.7M here, 44.9M with
-learned positions. The rest of carope_124m.py holds here. Memory, 64 sequences a pass: 23 GB.
+(Learned positions end at 512, and --extrapolate says so.) The paper's 44M are 44.7M here, 44.9M
+with learned positions. The rest of carope_124m.py applies here. Memory, 64 sequences a pass: 23 GB.
 """
 from config.carope_124m import *  # noqa: F403
 

@@ -8,18 +8,18 @@ CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, R
         train.py config/cope_1b4.py --pe=rope
     python sample.py out/cope_1b4_{cope,rope} --figure=curves --keys=val/loss --against=tokens
 
-The torchrun commands run on each of four machines; HOST is one of them. The last command draws
-Figure 5 on C4: after 1T tokens the paper's CoPE has about 3% less perplexity than RoPE (a loss
-lower by 0.03). On Wikipedia it is where RoPE ends after 0.6T. Here WikiText-103 stands in for it.
-These commands give the last points; for others, copy the run directories during training:
+Run the torchrun commands on each of four machines; HOST is one of them. The last command draws
+Figure 5 on C4: after 1T tokens the paper's CoPE has about 3% less perplexity than RoPE (0.03 less
+loss). On Wikipedia, CoPE needs 0.6T to reach RoPE's final loss. Here WikiText-103 stands in for it.
+These commands give the end points; for others, copy the run directories during training:
 
     python -m data.wikitext103 --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wikitext103_llama
     python sample.py out/cope_1b4_{cope,rope} --evaluate=val --data=data/wikitext103_llama
 
-Table 12, accuracy in percent, MMLU with five examples (the paper gives no number for the others);
-the mean of the nine is 47.7 for RoPE, 48.6 for CoPE. Compare acc. For PIQA, HellaSwag, ARC and OBQA
-the harness also prints acc_norm, and the paper does not say which it is:
+Table 12, accuracy in percent, MMLU with five examples (the paper gives no number for the others).
+The mean of the nine is 47.7 for RoPE, 48.6 for CoPE. Compare acc. For PIQA, HellaSwag, ARC and OBQA
+the harness also prints acc_norm, and the paper does not say which it reports:
 
     python sample.py out/cope_1b4_cope out/cope_1b4_rope \
         --tasks=boolq,piqa,social_iqa,hellaswag,winogrande,arc_easy,arc_challenge,openbookqa
@@ -29,16 +29,16 @@ the harness also prints acc_norm, and the paper does not say which it is:
     RoPE          61.4   73.0  41.2  45.5    60.4   64.3  30.2  25.2  27.8
     CoPE + RoPE   65.8   73.4  41.7  45.4    62.0   66.2  29.7  26.8  26.6
 
-The paper's data are Llama-2's private mix; C4, on which it evaluates, has 0.18T tokens, and 1T
-reads it more than five times. Given: sizes, learning rate 4e-4, context 4096, p_max = 64. The
-tables are per layer and head: the 0.04% of the parameters that the paper adds are 4 layers x 64
-positions x 2048 = 524,288. Llama 2's, as the paper says: 4M tokens a step, cosine to a tenth,
-warm-up 2000, weight decay 0.1, betas 0.9, 0.95 (its AdamW has eps 1e-5, ours PyTorch's 1e-8). Open:
-the MLP's width (5632 gives 1.36B); 64 positions, or 65 if the paper's 64 is the last one.
+The paper trains on Llama-2's private mix. C4, on which it evaluates, has 0.18T tokens, so 1T reads
+it more than five times. Given: sizes, learning rate 4e-4, context 4096, p_max = 64. The tables are
+per layer and head: the 0.04% of the parameters that the paper adds are 4 layers x 64 positions x
+2048 = 524,288. Llama 2's, as the paper says: 4M tokens a step, cosine to a tenth, warm-up 2000,
+weight decay 0.1, betas 0.9, 0.95 (its AdamW has eps 1e-5, ours PyTorch's 1e-8). Open: the MLP's
+width (5632 gives 1.36B); 64 positions, or 65 if the paper's 64 is the last one.
 
 Memory: weights, gradients and AdamW's two moments take 1.36G x 16 bytes = 22 GB, and a pass over
-one sequence keeps 34 GB when PyTorch computes CoPE, 15 GB for RoPE: 56 and 37 GB. The exchange
-of gradients under torchrun takes 5 GB more.
+one sequence keeps 34 GB when PyTorch computes CoPE, 15 GB for RoPE: 56 and 37 GB in all. Exchanging
+gradients under torchrun takes 5 GB more.
 """
 data = "data/c4_llama"
 pe = "rope,rope,rope,rope,rope,cope+rope"

@@ -12,17 +12,17 @@ millions of parameters.
     --pe=rope       4.1               19.8
     --pe=cope+rope  4.0               20.8
 
-The paper's data, Llama-2's mix of code, are private, so that its perplexities cannot be met, only
-its order; ours are a tenth or so of its 100B tokens, read in epochs. Given: learning rate 5e-4,
+The paper's data, Llama-2's mix of code, are private, so we can match its ranking but not its
+perplexities. Ours are a tenth or so of its 100B tokens, read in epochs. Given: learning rate 5e-4,
 context 4096, 100B tokens. Open, and ours as in Llama 2: 4M tokens a step, cosine to a tenth,
 warm-up 2000, weight decay 0.1, betas 0.9, 0.95.
 
-The paper's 20.8M for CoPE are 4096 x 256 more than RoPE's 19.8M. Two sets of tables have that size:
-one for the model with a table per head and no limit on the position below the context of 4096, or
-one per layer and head with 1024 positions (--cope_shared=False --cope_npos=1024). We take the
-first: the paper names no limit for code.
+The paper's 20.8M for CoPE are 4096 x 256 more than RoPE's 19.8M. Two layouts have that size: a
+table per head for the whole model, with as many positions as the context of 4096, or one per layer
+and head with 1024 positions (--cope_shared=False --cope_npos=1024). We take the first: the paper
+names no limit for code.
 
-Memory: PyTorch keeps 16 GB a sequence for CoPE, 63 GB at the 4 of a pass; --pe=rope needs 2 GB a
+Memory: PyTorch keeps 16 GB a sequence for CoPE, 63 GB for the 4 of a pass; --pe=rope needs 2 GB a
 sequence. On a laptop: config/cope_code_small.py.
 """
 data = "code"

@@ -8,7 +8,7 @@ byte.
     python train.py config/cope_code_small.py --pe=cope+rope
 
 The blocks of cope_code_20m.py (RMSNorm, SwiGLU, no biases), 128 wide, at 256 bytes a sequence. The
-last line is the row.
+last line is the table's row.
 """
 data = "stdlib"
 pe = "cope"

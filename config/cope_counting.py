@@ -11,10 +11,10 @@ CoPE Tables 3, 4 and 10 and Figure 2, counting: wrong answers in percent, mean (
     --pe=learned    5.3 (0.8)    -           -            67.6 (1.5)    71.5 (1.5)
 
 (--seed=1338 and --seed=1339 for the other two seeds.) The first command gives the first three
-columns: the token_error of test, pass100 and pass10 in its last lines, 1000 programs each.
-Answering 10 always is wrong for 82% of test.
+columns: the token_error of test, pass100 and pass10 in its last lines, 1000 programs each. Always
+answering 10 gets 82% of test wrong.
 
-Figure 2 plots the error on val against the number of training programs. Its points are at
+Figure 2 plots the error on val against the number of training programs. Its points:
 
     for n in 2000 3000 5000 10000; do
         python train.py config/cope_counting.py --data=counting@train=$n --eval_splits=val \
@@ -23,7 +23,7 @@ Figure 2 plots the error on val against the number of training programs. Its poi
             --pe=relative --out_dir=out/counting_relative_$n
     done
 
-The paper does not say how long it trains on fewer programs. Here it is as many steps as on 10,000.
+The paper does not say how long it trains on fewer programs. Here it is as many steps as for 10,000.
 
 The paper gives 10,000 programs of up to 512 operations. The rest follows the released code,
 facebookresearch/RAM, projects/cope (run.sh, context_position.py, trainer.py): 4 layers, 256 wide,

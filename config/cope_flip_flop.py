@@ -5,7 +5,7 @@ CoPE Tables 2 and 8 and Figure 6, Flip-Flop: error in percent of all bits read, 
     python train.py config/cope_flip_flop.py
     python sample.py out/cope_flip_flop_cope --evaluate=val,sparse,dense
 
-Every row is the first command with these flags. Rows that share a pe need an --out_dir each; the
+Each row is the first command with these flags. Rows that share a pe each need an --out_dir. The
 other two seeds are --seed=1338 and --seed=1339.
 
     flags                                                     in distribution   OOD
@@ -31,21 +31,21 @@ Smaller models, one seed, in distribution / OOD:
     --n_embd=128 --n_head=2             0.07 / 16.5    0.02 / 17.3   0.03 / 14.5
     --n_embd=128 --n_layer=2 --n_head=2 19.1 / 28.6    14.4 / 25.2   0.02 / 24.5
 
-The row is the token_error of val and of sparse (p_i = 0.98) by the second command, on the test sets
-of Liu et al., 1000 and 100,000 rows. Training evaluates on some 1000 of each every 500 steps, which
-gives Figure 6. Its run of CoPE with ALiBi is --cope_slopes=alibi, which is no row of Table 8:
+A row is the token_error of val and sparse (p_i = 0.98) from the second command, on the test sets of
+Liu et al., 1000 and 100,000 rows. Every 500 steps training evaluates on some 1000 of each, which
+gives Figure 6. Its CoPE with ALiBi is --cope_slopes=alibi, which is not in Table 8:
 
     python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves \
         --keys=val/token_error,sparse/token_error
 
-CoPE_MLP has N = 64 hidden units here. The paper tries 32, 128 and 256 as well (--cope_mlp_width)
-and prints no values for them. It needs some 17 GB, 65 GB with 256; --micro_batch=4 needs a quarter.
-The other rows need 3 GB at most.
+CoPE_MLP has N = 64 hidden units here. The paper also tries 32, 128 and 256 (--cope_mlp_width) but
+prints no values for them. It needs some 17 GB, 65 GB with 256; --micro_batch=4 needs a quarter. The
+other rows need 3 GB at most.
 
-Open: "8 GPUs with batch size 16" is read as 16 in all, as in Liu et al., whose warm-up and weight
-decay these are; npos (Listing 1 clamps to npos - 1 = 63, so if the paper's p_max = 64 is the last
-position, npos is 65); what stands with CoPE_MLP in the other layers (nothing: nope); how hard
-attention is trained (straight-through).
+Open: we read "8 GPUs with batch size 16" as 16 in all, as in Liu et al., whose warm-up and weight
+decay we use; npos (Listing 1 clamps to npos - 1 = 63, so if the paper's p_max = 64 is the last
+position, npos is 65); what the other layers use beside CoPE_MLP (nothing: nope); how hard attention
+is trained (straight-through).
 """
 data = "flip_flop"
 pe = "cope"

@@ -6,7 +6,7 @@ parameters.
     python train.py config/cope_wikitext103.py
     python sample.py out/cope_wikitext103_cope --evaluate=val,test
 
-Every row is the second command with these flags; rows that share a pe need an --out_dir each.
+Each row is the second command with these flags; rows that share a pe each need an --out_dir.
 
     flags                   val     test    parameters
     (none: CoPE)            22.55   23.46   123.7
@@ -20,8 +20,8 @@ Every row is the second command with these flags; rows that share a pe need an -
     --cope_npos=1024        22.46   23.31   123.7
     --pe=cope_alibi         24.16   25.09   123.7
 
-Figure 3 (left), validation perplexity at 1024 to 2560 tokens, one length at a time, as then each
-reads all of the split:
+Figure 3 (left), validation perplexity at 1024 to 2560 tokens, one length at a time, so that each
+reads the whole split:
 
     for m in 1 1.5 2 2.5; do
         python sample.py out/cope_wikitext103_{cope,relative} \
@@ -29,14 +29,14 @@ reads all of the split:
     done
     python sample.py out/cope_wikitext103_{cope,relative} --report=out/figure3
 
-For its right side the same at 1, 2, 3, 4 and 5 times 512 tokens, of runs of as many epochs:
+For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs of as many epochs:
 
     for pe in cope relative; do
         python train.py config/cope_wikitext103.py --pe=$pe --block_size=512 --max_iters=359600 \
             --eval_interval=3596 --out_dir=out/cope_wikitext103_512_$pe
     done
 
-Figures 4 and 7, of the sep-keys run, on the beginning of the split, or on a file by --text=FILE:
+Figures 4 and 7, from the sep-keys run, on the start of the split, or on a file with --text=FILE:
 
     python sample.py out/SEP_KEYS_RUN --figure=positions
     python sample.py out/SEP_KEYS_RUN --figure=gates

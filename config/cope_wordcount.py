@@ -11,12 +11,12 @@ CoPE Table 5, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
     out/cope_1b4_cope     0.045   96.0
     out/cope_1b4_rope     0.055   94.8
 
-Any run can be named: its weights and its model's options are taken over, and the data must have
-been written with its tokenizer. NLL is the loss of val in out/evaluation.csv, over the tokens of
-the answer and the end; accuracy is 100 - sequence_error, the answers that greedy decoding gets
-right. Llama-3.1-Instruct, not fine-tuned, has 17.1 (8B) and 16.4 (70B).
+--init_from takes any run, with its weights and model options. The data must have been written with
+its tokenizer. NLL is the loss of val in out/evaluation.csv, over the tokens of the answer and the
+end; accuracy is 100 - sequence_error, the answers that greedy decoding gets right.
+Llama-3.1-Instruct, not fine-tuned, has 17.1 (8B) and 16.4 (70B).
 
-A try on a laptop, from the quickstart and any folder of *.txt:
+A trial on a laptop, from the quickstart and any folder of *.txt:
 
     python -m data.wordcount --stories=FOLDER --tokenizer=bytes --length=2048 \
         --out=data/wordcount_bytes
@@ -33,9 +33,9 @@ rows of 4096. Figure 8: `sentences` and `words` of the set's meta.json, {length:
 
     python sample.py out/wordcount_cope out/wordcount_rope --evaluate=k1,k2,k3,k4,k5,k10,k15
 
-Memory of a 1.4B model with CoPE: 58 GB at one sequence a pass where PyTorch computes CoPE, and
-under torchrun 5 GB more for the exchange of gradients; RoPE 38 GB. Each process also reads the
-16 GB of --init_from into RAM.
+Memory of a 1.4B model at one sequence a pass: 58 GB where PyTorch computes CoPE, 38 GB for RoPE.
+Exchanging gradients under torchrun takes 5 GB more. Each process also reads the 16 GB of
+--init_from into RAM.
 """
 data = "data/wordcount_llama"
 block_size = 4096

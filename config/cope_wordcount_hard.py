@@ -12,8 +12,8 @@ accuracy in percent.
     out/cope_1b4_cope     0.18    77.7
     out/cope_1b4_rope     0.24    66.9
 
-Llama-3.1-Instruct, not fine-tuned, has 8.4 (8B) and 3.4 (70B). The rest of cope_wordcount.py holds
-here.
+Llama-3.1-Instruct, not fine-tuned, has 8.4 (8B) and 3.4 (70B). The rest of cope_wordcount.py
+applies here.
 """
 from config.cope_wordcount import *  # noqa: F403
 

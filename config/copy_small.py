@@ -5,8 +5,7 @@ Copy, trained on up to 12 letters and tested on up to 48: 30 to 60 seconds a run
     python train.py config/copy_small.py --pe=rope  # or another of PES; --seed=1 for another seed
     python sample.py out/copy_small_pope out/copy_small_rope --evaluate=val,x1.5,x2,x3,x4
 
-The row is the token_error of each split, the sequence_error that of whole answers. Larger, for a
-GPU:
+A row is the token_error of each split; sequence_error counts whole answers. Larger, for a GPU:
 
     python train.py config/copy_small.py --data=strings@task=copy,longest=40,train=2000000 \
         --block_size=80 --n_layer=4 --n_embd=256 --batch_size=256 --max_iters=8000 \

@@ -17,8 +17,8 @@ The last column is relative: RoPE's time is 1. Ours, in ms a step, is in the log
 
     python sample.py out/expe_135m_{expe,exqpe,rope} --figure=curves --keys=ms
 
-Table 4, accuracy; neither the number of examples is given nor whether it is acc or acc_norm, and
-for "ARC" the paper cites ConceptARC. Compare acc, of ARC-challenge:
+Table 4, accuracy. The paper gives neither the number of examples nor whether it is acc or acc_norm,
+and for "ARC" it cites ConceptARC. Compare acc, with ARC-challenge:
 
     python sample.py out/expe_135m_expe out/expe_135m_exqpe out/expe_135m_rope \
         --tasks=hellaswag,mmlu,arc_challenge,arc_easy

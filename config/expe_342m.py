@@ -15,8 +15,8 @@ length of 512.
     ExPE, positions halved         2.76   2.71   2.68   2.98   5.65
     ExQPE, positions halved        2.74   2.69   2.65   2.76   4.98
 
-(Halved is expe_scale=0.5 when the model is used, without training.) Table 4, accuracy; compare acc,
-see expe_135m.py:
+(Halved: expe_scale=0.5 at test time, without training.) Table 4, accuracy; compare acc, see
+expe_135m.py:
 
     python sample.py out/expe_342m_{expe,exqpe,rope} out/expe_342m_{expe,exqpe}@expe_scale=0.5 \
         --tasks=hellaswag,mmlu,arc_challenge,arc_easy

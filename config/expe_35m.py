@@ -17,12 +17,12 @@ length of 512.
     --expe_learned=random                     7.33   7.34   7.61   1.6
     --expe_once=True                          4.43   4.82   6.18   1
 
-(--out_dir=... for the last five, whose pe is ExPE's. ExPE at four times the length is 3.88 in Table
-2, 4.26 in Table 7.)
+(The last five need --out_dir=..., as their pe is ExPE's. ExPE at four times the length is 3.88 in
+Table 2, 4.26 in Table 7.)
 
 The paper trains on one A40. Open, and ours: how long (an epoch of the 600M tokens, 2289 steps of
 512 sequences), cosine, GELU, LayerNorm and biases as in GPT, and theta = 1/1024, the text's 1/2m
-with m = 512; 35M means untied. Memory, 64 sequences a pass: 17 GB.
+with m = 512; 35M implies untied embeddings. Memory, 64 sequences a pass: 17 GB.
 """
 data = "fineweb"
 pe = "expe"

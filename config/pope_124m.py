@@ -11,17 +11,17 @@ PoPE Tables 4, 5 and 8 and Figures 2, 3, 4: 124M parameters on OpenWebText; vali
     --pope_softplus=False   21.57
     --pope_delta=none       21.42
 
-(--out_dir=... for the last two, whose pe is PoPE's.) Figure 2, perplexity at 1024 to 10,240 tokens
-on all of PG-19's test books (--eval_tokens is more than they hold), stays flat for PoPE and
+(The last two need --out_dir=..., as their pe is PoPE's.) Figure 2, perplexity at 1024 to 10,240
+tokens on all of PG-19's test books (--eval_tokens is more than they hold), stays flat for PoPE and
 explodes for RoPE:
 
     python -m data.pg19
     python sample.py out/pope_124m_pope out/pope_124m_rope --data=pg19 --split=test \
         --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
-Two runs that go on from RoPE's belong beside it: YaRN, 500 steps at 4096 tokens, and DroPE
-(arXiv:2512.12167), which goes on with no encoding at all for a hundredth of the training or less.
-Their schedules are ours:
+Two runs that continue RoPE's belong beside it: YaRN, 500 steps at 4096 tokens, and DroPE
+(arXiv:2512.12167), without any encoding for a hundredth of the training or less. The schedules are
+ours:
 
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
         --init_from=out/pope_124m_rope --out_dir=out/pope_124m_yarn \
@@ -31,10 +31,10 @@ Their schedules are ours:
         --init_from=out/pope_124m_rope --out_dir=out/pope_124m_drope \
         --pe=nope --max_iters=1000 --warmup_iters=100
 
-(Of the YaRN run the trained length is 4096: --extrapolate=0.25,1,2,2.5.) Without training,
-out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 stretches RoPE when it is used.
+(The YaRN run's trained length is 4096: use --extrapolate=0.25,1,2,2.5.) Without training,
+out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 stretches RoPE at test time.
 
-Table 5, accuracy in percent, without examples; the last column is the mean of the six:
+Table 5, zero-shot accuracy in percent; the last column is the mean of the six:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope \
         --tasks=lambada_openai,blimp,cbt,hellaswag,piqa,arc_easy
@@ -46,17 +46,17 @@ Table 5, accuracy in percent, without examples; the last column is the mean of t
 Compare acc. For HellaSwag, PIQA and ARC-E the harness also prints acc_norm, which divides by the
 length of the answer; the paper says only "accuracy".
 
-Figures 3 and 4, which frequencies queries and keys use, mean over the heads and ten sonnets of
-Shakespeare. Which ten is open. Put each into a file of its own; without --text it is ten stretches
-of the split. The paper's heat map is drawn as lines, a panel for each layer:
+Figures 3 and 4, which frequencies queries and keys use, mean over the heads and ten of
+Shakespeare's sonnets. Which ten is open. Put each into its own file; without --text, ten stretches
+of the split are read. The paper draws a heat map; we draw lines, a panel for each layer:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency \
         --text=$(echo sonnets/*.txt | tr ' ' ,)
 
-The paper's runs take 12.3 (PoPE) and 11.2 (RoPE) hours on four RTX 3090. Of biases it says nothing:
-RMSNorm is its only change to a GPT, and a GPT has biases; 124M fits with and without. Open, and
+The paper's runs take 12.3 (PoPE) and 11.2 (RoPE) hours on four RTX 3090. It says nothing about
+biases: RMSNorm is its only change to a GPT, and a GPT has biases; 124M fits either way. Open, and
 ours: no biases, tied embeddings. Memory, 16 sequences a pass: 21 GB for PoPE and 18 GB for RoPE;
---micro_batch=8 fits a GPU of 24 GB with room.
+--micro_batch=8 fits a 24 GB GPU with room to spare.
 """
 data = "openwebtext"
 pe = "pope"

@@ -16,7 +16,7 @@ explodes for RoPE:
     python sample.py out/pope_253m_pope out/pope_253m_rope --data=pg19 --split=test \
         --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
-Table 5, accuracy in percent, without examples; the last column is the mean of the six:
+Table 5, zero-shot accuracy in percent; the last column is the mean of the six:
 
     python sample.py out/pope_253m_pope out/pope_253m_rope \
         --tasks=lambada_openai,blimp,cbt,hellaswag,piqa,arc_easy
@@ -33,8 +33,8 @@ Figures 5 and 6, which frequencies queries and keys use; see pope_124m.py:
         --text=$(echo sonnets/*.txt | tr ' ' ,)
 
 The paper's runs take 13.5 (PoPE) and 12.3 (RoPE) hours on eight V100. Open, and ours: no biases
-(see pope_124m.py; 253M fits with and without), tied embeddings. Memory, 8 sequences a pass: 18 GB
-for PoPE and 15 GB for RoPE.
+(see pope_124m.py; 253M fits either way), tied embeddings. Memory, 8 sequences a pass: 18 GB for
+PoPE and 15 GB for RoPE.
 """
 from config.pope_124m import *  # noqa: F403
 

@@ -16,7 +16,7 @@ explodes for RoPE:
     python sample.py out/pope_774m_pope out/pope_774m_rope --data=pg19 --split=test \
         --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
-Table 5, accuracy in percent, without examples; the last column is the mean of the six:
+Table 5, zero-shot accuracy in percent; the last column is the mean of the six:
 
     python sample.py out/pope_774m_pope out/pope_774m_rope \
         --tasks=lambada_openai,blimp,cbt,hellaswag,piqa,arc_easy
@@ -34,7 +34,7 @@ Figures 3 to 6 for this size, which the paper leaves out; see pope_124m.py:
 The paper's runs take 38.7 (PoPE) and 36.5 (RoPE) hours on eight V100. Open, and ours: no biases
 (see pope_124m.py), tied embeddings. That makes 772M parameters, with biases 773M: 774M is the size
 of GPT-2, which has learned positions too. Memory, 8 sequences a pass: 44 GB for PoPE and 36 GB for
-RoPE, and under torchrun 3 GB more for the exchange of gradients.
+RoPE, and under torchrun 3 GB more to exchange gradients.
 """
 from config.pope_124m import *  # noqa: F403
 

@@ -8,9 +8,9 @@ PoPE Table 1, Indirect Indexing: accuracy in percent on the target, mean +- devi
     (none: PoPE)   94.82 +- 2.91
     --pe=rope      11.16 +- 2.45
 
-(--seed=1338 and --seed=1339 for the other two seeds.) The row is 100 - token_error of test, 10,000
-rows. Whether a seed learns the task can be hit or miss, and learning can set in late. With twice
-the steps:
+(--seed=1338 and --seed=1339 for the other two seeds.) A row is 100 - token_error of test, 10,000
+rows. Whether a seed learns the task is hit or miss, and learning can start late. With twice the
+steps:
 
     python train.py config/pope_indirect.py --max_iters=200000 --out_dir=out/pope_indirect_200k
 

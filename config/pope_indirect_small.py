@@ -6,10 +6,9 @@ instead of -15 to +15.
     python train.py config/pope_indirect_small.py --pe=rope      # RoPE; --seed=1 for another seed
     python sample.py out/pope_indirect_small_pope --split=test
 
-The last line is the row: the token_error of test, 10,000 rows. Copying the letter that was asked
-for, which is right when the shift is 0, is wrong for 66%. A base of 100 suits the 15 positions;
-with the usual 10000, at which most frequencies hardly turn, PoPE learned the task within 5000 steps
-for one seed of three.
+The last line is the row: the token_error of test, 10,000 rows. Copying the queried letter, right
+only when the shift is 0, gets 66% wrong. A base of 100 suits the 15 positions; with the usual
+10000, most frequencies hardly turn, and PoPE learned the task in 5000 steps for one seed of three.
 """
 data = "indirect_indexing@letters=8,shortest=6,longest=8,shift=1,train=500000,val=1000"
 pe = "pope"

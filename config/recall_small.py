@@ -1,14 +1,14 @@
 """
-Recall of a pair among 30 fillers, a needle in a haystack, and among up to 510: 15 to 35 seconds on
+Recall, a needle in a haystack: one pair among 30 fillers, then among up to 510. 15 to 35 seconds on
 one core.
 
     python train.py config/recall_small.py              # PoPE
     python train.py config/recall_small.py --pe=rope  # or another of PES; --seed=1 for another seed
     python sample.py out/recall_small_pope out/recall_small_rope --evaluate=val,x2,x4,x8,x16
 
-The row is the token_error of each split; guessing is wrong for 90%. One pair needs no look at its
-key. Four need two steps, to the key and from it to its value, and neither RoPE nor PoPE nor ALiBi
-learned them from 100,000 rows. More pairs, for a GPU:
+A row is the token_error of each split; guessing gets 90% wrong. With one pair, a model can ignore
+the key. Four take two steps, to the key and from it to its value, and neither RoPE nor PoPE nor
+ALiBi learned them from 100,000 rows. More pairs, for a GPU:
 
     python train.py config/recall_small.py --out_dir=out/recall_pope \
         --data=recall@length=256,pairs=16,queries=4,train=4000000 \

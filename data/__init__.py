@@ -1,6 +1,6 @@
-'''Data sets. data/<name>.py writes data/<name>/, and data/shards.py is the format they share.
+'''Data sets. data/<name>.py writes data/<name>/, and data/shards.py defines the format they share.
 
-To add a text corpus, write a script like data/pg19.py. This is all of its code:
+To add a text corpus, write a script like data/pg19.py, whose code is just this:
 
     """PG-19's test split: 100 whole books, ..."""
     from data import command
@@ -19,8 +19,8 @@ To add a text corpus, write a script like data/pg19.py. This is all of its code:
         command(prepare, __doc__)
 
 `python -m data.pg19 --limit=3` then writes data/pg19@limit=3/, and `--data=pg19@limit=3` trains on
-it. The arguments of `prepare` that have a type are the options. train.py writes a missing set by
-itself if DOWNLOAD is False. data/stdlib.py is such a stream, data/flip_flop.py such a task.
+it. The typed arguments of `prepare` are the options. If DOWNLOAD is False, train.py writes a
+missing set by itself: data/stdlib.py is such a stream, data/flip_flop.py such a task.
 '''
 import contextlib
 import dataclasses
@@ -51,7 +51,7 @@ def command_for(folder):
 
 def options(prepare, words, **more):
     """["--length=64", "seed=1"], or one string with commas -> {name: value}, for the arguments of
-    `prepare` and for `more`, {name: type}. ValueError: an unknown name, or another type."""
+    `prepare` and for `more`, {name: type}. ValueError: an unknown name, or a wrong type."""
     words = words.split(",") if isinstance(words, str) else words
     known = dataclasses.make_dataclass("Options", (prepare.__annotations__ | more).items())
     given = {}
@@ -78,8 +78,8 @@ def prepare(data, folder):
 def command(prepare, doc, named=None):
     """The command line of a data script: the typed arguments of `prepare`, and --out, the folder.
 
-    The set is named after the script and the options given, stdlib or flip_flop@length=256, or as
-    `named` returns. A failure is one line.
+    The set is named after the script and the options given, stdlib or flip_flop@length=256, or by
+    `named`. A failure prints one line.
     """
     if {"-h", "--help"} & set(sys.argv):
         keys = [f"--{key} ({kind.__name__})" for key, kind in prepare.__annotations__.items()]

@@ -2,13 +2,13 @@
 
     python -m data.c4                              # 20M documents to train on, 10,000 to validate
     python -m data.c4 --train=0 --val=364608       # the whole validation split, and nothing else
-    python -m data.c4 --train=1000 --val=100       # a try
+    python -m data.c4 --train=1000 --val=100       # a trial
 
 The paper trains on Llama 2's private mix and evaluates on C4. Here C4 can stand in for the mix too.
-A document has about 500 Llama tokens (32,000 of them; needs `pip install tokenizers`), so the first
-command makes 10B. All 364,868,892 documents make less than a fifth of the paper's 1T. End-of-text
-follows each. The corpus is streamed, so you download only what you ask for. A second start streams
-past the documents that are already written.
+A document has about 500 Llama tokens (vocabulary 32,000; needs `pip install tokenizers`), so the
+first command makes 10B. All 364,868,892 documents make less than a fifth of the paper's 1T.
+End-of-text follows each. The corpus is streamed, so you download only what you ask for. A rerun
+streams past the documents already written.
 """
 from data import command
 from data.text import hub, texts, write_documents

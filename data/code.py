@@ -1,14 +1,14 @@
-"""Source code, for CoPE's experiment on code (section 5.6): any data set of the hub, or a folder.
+"""Source code, for CoPE's experiment on code (section 5.6): any data set on the hub, or a folder.
 
-    python -m data.code                                            # Python files of GitHub
+    python -m data.code                                            # Python files from GitHub
     python -m data.code --source=/path/to/source --out=data/code   # files with the SUFFIXES below
     python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code   # 50 GB
 
-The paper uses Llama 2's private mix. You can name another that has one file per row, in its column
-`column`, and that needs no login, or for which you are logged in (`hf auth login`). Llama's
-tokenizer (32,000 tokens; needs `pip install tokenizers`), end-of-text after each file. The split is
-by file. Of every hundred files one is val and one is test, so a folder should have hundreds. Files
-of one project are in all splits, so val and test are easier than code from elsewhere.
+The paper uses Llama 2's private mix. You can name any data set with one file per row, in its column
+`column`. If it needs a login, run `hf auth login` first. Llama's tokenizer (32,000 tokens; needs
+`pip install tokenizers`), end-of-text after each file. The split is by file: of every hundred, one
+is val and one is test, so a folder should have hundreds. A project's files land in all splits, so
+val and test are easier than code from elsewhere.
 """
 import functools
 from pathlib import Path
@@ -30,7 +30,7 @@ def files(folder):
     return paths
 
 def load(source, column):
-    """-> the number of files, and a function: number of a file -> its text. ValueError: the data
+    """-> the number of files, and a function from a file's number to its text. ValueError: the data
     set has no such column, or the folder no source code."""
     if Path(source).is_dir():
         paths = files(source)

@@ -6,17 +6,17 @@
 
 A row is a program such as `pass; a = 0 ; pass; a ++; a ++; print a 2`. The number of operations is
 uniform in [3, steps]. Each is drawn with the weights set 1, increment 7, pass `w_pass`. Only
-variables that were set are incremented or printed. No value passes 10: such an operation is drawn
-again. So is a program that sets no variable (likely if it is short), with the same length. Tokens
-are the words between spaces. Only the last `length` tokens of a program are kept. Pads follow a
-shorter one. Only the answer carries loss.
+variables that were set are incremented or printed. No value exceeds 10: an operation that would is
+drawn again. So is a program that sets no variable (likely if short), at the same length. Tokens are
+the words between spaces. Only the last `length` tokens of a program are kept; a shorter one is
+padded at its end. Only the answer carries loss.
 
-No row of another split is in train: such a row is drawn again. These are short programs, so the
+No row of another split is in train: such a row is drawn again. Mostly short programs repeat, so the
 other splits hold fewer of them. The best constant answer is wrong for 81% of the test split (10),
 82% of pass100 (0) and 85% of pass10 (10).
 
 splits   train, val and test: w_pass = 50; pass100: 100, so what matters is farther back; pass10: 10
-options  variables: 1 to 26; steps: the most operations; length: tokens per row; train, val, test
+options  variables: 1 to 26; steps: maximum operations; length: tokens per row; train, val, test
          (also of pass100 and pass10): rows; seed
 """
 import string
@@ -58,7 +58,7 @@ def programs(rng, counts, variables, w_pass):
     row, values = np.arange(len(counts)), np.full((len(counts), variables), -1)
     operations = np.zeros((len(counts), counts.max()), dtype=np.int64)
     for t in range(counts.max()):
-        # to draw again until an operation is allowed is to draw with these weights
+        # redrawing until an operation is allowed is the same as drawing with these weights
         is_set, can_grow = values >= 0, (values >= 0) & (values < LARGEST)
         increment = W_INCREMENT * can_grow / np.maximum(is_set.sum(axis=1, keepdims=True), 1)
         passing = np.full((len(row), 1), w_pass)

@@ -1,4 +1,4 @@
-"""Python finds this as `data` when a script is run as a file: it looks in data/, not beside it.
+"""When a script is run as a file, Python imports this as `data`: it looks in data/, not beside it.
 
     python -m data.openwebtext    # this works
 """

@@ -1,13 +1,13 @@
 """FineWeb's documents of 4000 tokens or more, for ExPE's small models (ExPE, 3.1 and 4.1).
 
-    python -m data.fineweb                   # streams until it has 700M tokens; again: continues
-    python -m data.fineweb --tokens=7000000  # a try
+    python -m data.fineweb                   # streams until it has 700M tokens; rerun to resume
+    python -m data.fineweb --tokens=7000000  # a trial
 
-Six sevenths are train, the rest is half val, half test: 600M, 50M and 50M Llama tokens (32,000 of
-them; needs `pip install tokenizers`). End-of-text follows each document. A split ends with the
-document that fills it. The paper does not say which part of FineWeb it reads, nor whose tokens it
-counts. Here it is the random sample of 10B tokens, counted with the set's own tokenizer. A second
-start streams past what was already read.
+Six sevenths are train; the rest is half val, half test: 600M, 50M and 50M Llama tokens (vocabulary
+32,000; needs `pip install tokenizers`). End-of-text follows each document. A split ends with the
+document that fills it. The paper does not say which part of FineWeb it reads, nor with which
+tokenizer it counts. Here it is the random sample of 10B tokens, counted with the set's own. A rerun
+streams past what was already read.
 """
 from data import command
 from data.text import hub, texts, write_documents

@@ -4,10 +4,10 @@ section 5.1).
     python -m data.flip_flop                              # the paper's size
     python -m data.flip_flop --length=256 --train=32000   # smaller
 
-A row is pairs of an instruction and a bit. w writes its bit. r reads: its bit is the one written
-last. i is noise. All bits but those read are coin flips. The first instruction is w, the last is r.
-The others are independent: i with probability p_i, w and r with (1 - p_i) / 2 each. Only the bits
-after r carry loss. No row of another split is in train.
+A row is a list of (instruction, bit) pairs. w writes its bit. r reads the bit written last.
+i is noise. All bits but those read are coin flips. The first instruction is w, the last is r. The
+others are independent: i with probability p_i, w and r with (1 - p_i) / 2 each. Only the bits after
+r carry loss. No row of another split is in train.
 
 splits   train and val: p_i = 0.8; sparse: 0.98, so the last w is far back; dense: 0.1
 options  length: tokens per row; train, val, sparse, dense: rows (by default 10,000 steps of 16

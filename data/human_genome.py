@@ -12,10 +12,10 @@ unplaced pieces) are skipped, and so is what follows the last whole window of a 
 
 A row is <bos> and the first 1000 tokens of a window, for block_size=1000. A window without N has
 exactly 1000, so rows need neither pads nor a mask, and an epoch sees each window once. A window
-with N has more, and the rest is cut off, as that model cuts its input. A stream would keep it: two
-thirds of chromosome 22's tokens would be N. In rows it is a quarter. The paper does not say what
-it did with N. A model predicts N almost for free, so compare losses at the same share of N only.
-The script prints that share.
+with N has more, and the rest is cut off, as that model cuts its input. A stream would keep it, and
+two thirds of chromosome 22's tokens would be N; in rows, a quarter are. The paper does not say what
+it did with N. A model predicts N almost for free, so compare losses only at the same share of N,
+which the script prints.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469
 options  source: the file; its records are named as at NCBI (NC_000021.9), UCSC (chr21) or
@@ -57,11 +57,11 @@ def records(file, block=1 << 24):
     while text := file.read(block):
         text = b"\n" + text + file.readline()  # whole lines
         for i, part in enumerate(text.split(b"\n>")):
-            if i:  # what comes before the first > belongs to the record of the last block
+            if i:  # what precedes the first > belongs to the previous block's record
                 header, _, part = part.partition(b"\n")
                 known = NAME.match(header + b"\n")
                 name = known[1].decode() if known else None
-                name = {"23": "X", "24": "Y"}.get(name, name)  # as NCBI counts
+                name = {"23": "X", "24": "Y"}.get(name, name)  # as NCBI numbers them
             yield name, part.translate(LETTERS, b"\r\n")
 
 def tokenise(sequence):

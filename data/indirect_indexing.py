@@ -7,15 +7,15 @@ A row is `<string>,<letter>,<shift>,<target>`, a token per character, such as `q
 string of distinct letters, one of them, a signed shift, and the letter that far to the right (+) or
 left (-). Only the target carries loss. Pads after it make the rows equally long. The paper draws
 shifts uniformly in [-15, 15] and does not say what happens if they leave the string (its first
-example is off by one, its third repeats a letter). Here the shift is uniform, and the letter is one
-from which it stays inside.
+example is off by one, its third repeats a letter). Here too the shift is uniform, and the letter is
+one from which it stays inside.
 
-No row of val or test is in train: such a row is drawn again. With few letters train holds most of
-the short strings, so these are somewhat rarer in val and test.
+No row of val or test is in train: such a row is drawn again. With few letters, train holds most
+short strings, so val and test have somewhat fewer of them.
 
 splits   train, val, test
-options  letters: of [a-zA-Z], to draw from; shortest, longest: length of the string; shift: the
-         largest; train, val, test: rows; seed
+options  letters: of [a-zA-Z], to draw from; shortest, longest: length of the string; shift: its
+         maximum; train, val, test: rows; seed
 """
 import string
 

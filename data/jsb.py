@@ -10,9 +10,9 @@ moves on. There are 229 pieces to train on, 76 for validation and 77 for testing
 and 75,600 tokens.
 
 A row is a start token, up to `length` tokens of one piece, which all carry loss, and pads, which
-carry none. The paper does not say how the first token is predicted. Here a pad starts a piece.
-Nor does it say what happens to the six pieces longer than 2048 tokens. Here they continue in a
-second row, which starts with the last token of the first. So every token is a target exactly once.
+carry none. The paper does not say how the first token is predicted; here a pad starts a piece. Nor
+does it say what happens to the six pieces longer than 2048 tokens; here they continue in a second
+row, which starts with the last token of the first. So every token is a target exactly once.
 
 splits   train, val, test
 options  length: tokens per row, a multiple of 4, so that a position always has the same voice;
@@ -57,7 +57,7 @@ def rows(tokens, length):
     return table, mask
 
 def prepare(folder, length: int = 2048, source: str = None):
-    """Write the set into `folder`. ValueError: the length, the file or the download is no good."""
+    """Write the set into `folder`. ValueError: the length, the file or the download is bad."""
     if length < 4 or length % 4:
         raise ValueError(f"length={length} is not a multiple of 4, the voices of a time step")
     with Writer(folder, source="Jsb16thSeparated.json") as writer:

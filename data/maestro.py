@@ -10,10 +10,10 @@ paper's vocabulary of 328 depends on the version: 3.0.1 to 3.0.5.post1 have it, 
 3.1.0 has 403.
 
 Each file becomes BOS, its tokens, EOS. The paper splits 90 / 5 / 5 percent, but does not say by
-what. Here it is by file, with a fixed seed, so two performances of one composition may be in two
-splits. The paper draws transpositions uniformly from -3 to +3 semitones. Here all seven of each
-training file are written, so a random window has each with equal chance. Val and test stay as
-played. REMI drops notes that leave the piano's 88 keys.
+what. Here it is by file, with a fixed seed, so two performances of one composition may land in
+different splits. The paper draws transpositions uniformly from -3 to +3 semitones. Here all seven
+of each training file are written, so a random window is equally likely to have any of them. Val and
+test stay as played. REMI drops notes outside the piano's 88 keys.
 
 A split is one stream. A piece is several times longer than the paper's 2048 tokens, so training on
 random windows of that length (block_size=2048) wastes nothing on pads. An evaluation tiles the
@@ -22,8 +22,8 @@ split with such windows.
 splits   train, val, test
 options  source: the zip, or a folder with the MIDI files
 
-It takes a quarter of an hour on one core and uses all there are. After an interruption it starts
-over, and writes the same bytes.
+It takes a quarter of an hour on one core, and uses all cores. After an interruption it starts over,
+and writes the same bytes.
 """
 import collections
 import functools

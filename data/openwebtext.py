@@ -1,9 +1,9 @@
 """OpenWebText as GPT-2 tokens: 9,035,582,198 for training, 4,434,897 for validation.
 
-    python -m data.openwebtext               # downloads, tokenises on all cores; again: continues
-    python -m data.openwebtext --limit=1000  # a try with 1000 documents (the download is the same)
+    python -m data.openwebtext               # downloads, tokenises on all cores; rerun to resume
+    python -m data.openwebtext --limit=1000  # a trial with 1000 documents (same download)
 
-The split is nanoGPT's: a share of 0.0005 of the documents, drawn with seed 2357, is for validation.
+The split is nanoGPT's: 0.0005 of the documents, drawn with seed 2357, are for validation.
 End-of-text follows each document.
 """
 from data import command

@@ -4,7 +4,7 @@
     python sample.py RUN ... --data=pg19 --split=test --extrapolate=1,2,4,8,10
 
 The only split is test. The tokenizer must be the run's: PoPE's models read OpenWebText as GPT-2
-tokens. End-of-text follows each book. A book has 70,000 words, so few windows hold one.
+tokens. End-of-text follows each book. A book has 70,000 words, so few windows contain that token.
 """
 from data import command
 from data.text import hub, texts, write_documents

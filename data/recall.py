@@ -1,18 +1,18 @@
-"""Associative recall: which value was beside this key, however far back? (MQAR, arXiv:2312.04927)
+"""Associative recall: which value was next to this key, however far back? (MQAR, arXiv:2312.04927)
 
     python -m data.recall                                                     # our default size
     python -m data.recall --length=48 --pairs=4 --queries=4 --train=64000     # smaller
 
 A row is `length` tokens of pairs and fillers, then queries, such as `. e 7 ; ; a 0 , a 0 e 7`. A
-pair is a key (a letter) and its value (a digit). Fillers are punctuation. A query is a key of the
-row again, then its value, which alone carries loss. Keys are distinct, and so are those asked for.
-Values and fillers are uniform, and all places that the pairs can take are equally likely. The
-distance of a query is from its key back to the same key in the pair. One pair and one query make a
-needle in a haystack. Public settings vary: the paper puts pairs side by side and sets the queries
-apart by a power law. No row of another split is in train.
+pair is a key (a letter) and its value (a digit). Fillers are punctuation. A query repeats a key of
+the row, then gives its value; only the value carries loss. Keys are distinct, and so are the
+queried ones. Values and fillers are uniform, and so are the places of the pairs. A query's distance
+runs from its key back to the same key in the pair. One pair and one query make a needle in a
+haystack. Other setups vary: the paper puts pairs side by side and spaces the queries by a power
+law. No row of another split is in train.
 
-splits   train and val; x2, x4, x8, x16: that many times the length with as many pairs, so only
-         distances grow
+splits   train and val; x2, x4, x8, x16: that many times the length, the same number of pairs, so
+         only distances grow
 options  length: tokens before the queries; pairs, queries: per row; filler: kinds of fillers;
          train, val: rows; test: rows of each longer split; seed
 """

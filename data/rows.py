@@ -14,9 +14,9 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
 
     Each split, name=(rows, options), gets the tokens and the loss mask, both (rows, row_length), of
     generate(rng, rows, **options). Train comes first. Every row of another split that is also in
-    train is drawn again. hold_out: train would draw nearly all the rows there are, so keep a tenth
-    of them, chosen by a hash, out of it. The same seed gives the same bytes, and fewer rows are the
-    first of more. ValueError: the disk is too small, or train leaves no rows for another split.
+    train is drawn again. hold_out: keep a tenth of all rows, chosen by a hash, out of train, which
+    would draw nearly all. The same seed gives the same bytes, and a smaller set is the start of a
+    larger one. ValueError: the disk is too small, or train leaves no rows for another split.
     """
     size = sum(3 * rows * generate(rng(seed, 0), 1, **how)[0].size for rows, how in splits.values())
     known = np.zeros(1, dtype=np.uint64)  # the keys of train's rows, sorted
@@ -26,7 +26,7 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
             for start in range(0, rows, 1000):
                 random = rng(seed, i << 32 | start)
                 tokens, loss = generate(random, 1000, **options)
-                again = np.arange(1000)  # the rows to look at, then those to draw again
+                again = np.arange(1000)  # the rows to check, then those to redraw
                 for _ in range(500):
                     keys = row_keys(tokens[again])
                     if split == "train":

@@ -4,13 +4,13 @@
     python -m data.selective_copy --copy=32 --blanks=32 --train=64000         # smaller
 
 A row is `copy` uniform letters in random places among the blanks, then the letters again without
-the blanks. Only these carry loss. Nothing marks where the copy begins. A row counts as right if all
-of its copy is. No row of another split is in train.
+the blanks. Only this copy carries loss, and nothing marks where it begins. A row is right if all of
+its copy is. No row of another split is in train.
 
 splits   train and val: as many blanks as asked; dense: half as many; sparse: twice as many
 options  copy: letters per row; blanks; vocabulary: letters and the blank; train, val, dense,
-         sparse: rows; seed (the paper does not give numbers of rows; these are our choice, and
-         training rows come in epochs)
+         sparse: rows; seed (the paper gives no numbers of rows; these are ours, and training
+         rows repeat in epochs)
 """
 import string
 

@@ -65,7 +65,7 @@ class Split:
     def batch(self, step, batch_size, block_size, seed, rank=0, world=1):
         """Training batch `step` -> x, y, int64 (batch_size // world, T). y is -1 without loss.
 
-        A stream gives random windows, T = block_size. Rows come in epochs, each row once in each,
+        A stream gives random windows, T = block_size. Rows come in epochs, each row once per epoch,
         T = row_length - 1. All ranks together read a batch that depends on (seed, step) alone.
         """
         length, share = self._targets(block_size), batch_size // world
@@ -77,7 +77,7 @@ class Split:
         return self.read(np.array(rows) * self.row_length, length)
 
     def windows(self, length, count=None):
-        """The starts, int64 (n,), of `count` windows, or of all that fit, that share no target."""
+        """The starts, int64 (n,), of `count` windows that share no target, or of all that fit."""
         length = self._targets(length)
         fit = self.rows or (self.tokens - 1) // length
         count = fit if count is None else min(count, fit)
@@ -118,7 +118,7 @@ class Split:
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist()):
             i, done = int(np.searchsorted(self.ends, start, side="right")), 0
-            while done < length:  # again if the window goes on in the next shard
+            while done < length:  # again if the window continues in the next shard
                 part = arrays[i][start + done - int(self.ends[i]) :][: length - done]
                 row[done : done + len(part)] = part
                 i, done = i + 1, done + len(part)
@@ -127,10 +127,10 @@ class Split:
 class Writer(contextlib.AbstractContextManager):
     """Writes a set: `with Writer(folder) as writer`, `write` as often as needed, then `finish`.
 
-    A shard of rows has at most `shard_tokens`; a stream's ends where a `write` reaches them. size:
-    of the set, in bytes. asked: what the set depends on, if it can be resumed. source: the name of
-    a file that may lie beside the shards. FileExistsError: the set is complete. ValueError: it has
-    another `asked`, other files are in the way, or the disk is too small.
+    A shard of rows has at most `shard_tokens`; a stream's ends with the `write` that reaches them.
+    size: of the set, in bytes. asked: what the set depends on, if it can be resumed. source: the
+    name of a file that may lie beside the shards. FileExistsError: the set is complete. ValueError:
+    it has another `asked`, other files are in the way, or the disk is too small.
     """
 
     def __init__(self, folder, shard_tokens=100_000_000, size=0, asked=None, source=None):
@@ -194,7 +194,7 @@ class Writer(contextlib.AbstractContextManager):
         self._save("meta.json", {"asked": self.asked, "shards": self.shards, **state})
 
     def finish(self, vocab_size, tokenizer, separator=None, **more):
-        """Save what is left and meta.json, with `more` in it, and give the folder its name."""
+        """Save what is left and meta.json, plus `more`, and give the folder its final name."""
         for split in self.tokens:
             self.flush(split)
         if not self.shards or not self.largest < vocab_size <= 65536:
@@ -206,7 +206,7 @@ class Writer(contextlib.AbstractContextManager):
         os.rename(self.part, self.folder)
 
     def _lock(self):
-        """Make the .part folder and lock it. If another process has, wait for it."""
+        """Make the .part folder and lock it. If another process holds the lock, wait."""
         while True:
             with contextlib.suppress(FileNotFoundError):  # the other has just finished or given up
                 self._check()

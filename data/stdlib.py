@@ -4,7 +4,7 @@
 
 This writes data/stdlib/ in a second or two, without a network. A token is a byte, 256 follows each
 file, and every tenth file is for validation. Python versions and distributions install different
-files (10 to 35 MB, much of it the library's tests). So compare losses on one machine only.
+files (10 to 35 MB, much of it the library's tests), so compare losses only on one machine.
 """
 
 import sysconfig
@@ -21,7 +21,7 @@ def prepare(folder):
     """Write the set into `folder`. FileNotFoundError: the library has no source here."""
     library = Path(sysconfig.get_paths()["stdlib"])
     files = {path.relative_to(library): path for path in library.rglob("*.py")}
-    others = {"site-packages", "dist-packages"}  # what pip installed differs from user to user
+    others = {"site-packages", "dist-packages"}  # what pip installs differs from user to user
     names = sorted(name for name in files if not others & set(name.parts))
     if not names:
         raise FileNotFoundError(f"no *.py files in {library}; "

@@ -5,8 +5,8 @@ al. 2023, "The Impact of Positional Encoding on Length Generalization in Transfo
     python -m data.strings --task=reversed_addition --longest=8    # and so on
 
 A row is a question, `=`, its answer, and pads up to the longest row. Only the answer carries loss.
-There is no end mark. n is uniform in [1, longest], and so are letters, digits and bits, so short
-questions repeat.
+There is no end mark. n is uniform in [1, longest]. Letters, digits and bits are uniform too. So
+short questions repeat.
 
 task                n                    a row
 copy                letters              hello=hello
@@ -15,13 +15,13 @@ addition            digits per number    067+958=1025    leading zeros: the sum 
 reversed_addition   the same             067+958=5201    units first: a carry comes before its use
 parity              bits                 10110=1         1 if the number of ones is odd
 
-No row of another split is in train. val draws such a row again, so it has hardly any questions that
-are short enough for train to hold them all. If there are fewer than 2^20 questions, such as the
-sums of up to 3 digits, train would hold too many. Then a tenth of them, chosen by a hash, is held
-out of train, and val draws from these. If a+b is held out, b+a may be in train.
+No row of another split is in train. val redraws such a row, so it has hardly any short questions:
+train may hold all of those. With fewer than 2^20 questions, such as the sums of up to 3 digits,
+train would hold too many. Then a tenth of them, chosen by a hash, is held out of train, and val
+draws from these. If a+b is held out, b+a may still be in train.
 
-splits   train and val; x1.5, x2, x3, x4: n up to that many times `longest`, and beyond the split
-         before
+splits   train and val; x1.5, x2, x3, x4: n up to that many times `longest`, and above the
+         previous split's
 options  task; longest; train, val: rows; test: rows of each longer split; seed
          (the paper's sizes differ by task, and its sums have no leading zeros)
 """
@@ -54,7 +54,7 @@ def reversed_addition(digits):
 def parity(bits):
     return bits, str(bits.count("1") % 2)
 
-# task: the symbols that are drawn, how many for n = 1, and what makes (question, answer) of them
+# task: the symbols to draw from, how many for n = 1, and what turns them into (question, answer)
 TASKS = {"copy": (string.ascii_lowercase, 1, copy), "reverse": (string.ascii_lowercase, 1, reverse),
          "addition": (string.digits, 2, addition),
          "reversed_addition": (string.digits, 2, reversed_addition),

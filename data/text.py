@@ -40,7 +40,7 @@ CORES = os.cpu_count() or 1
 
 def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
                     expect=None, shard_tokens=100_000_000, **origin):
-    """Tokenise a text corpus on all cores and write it. A second start continues the first.
+    """Tokenise a text corpus on all cores and write it. A rerun resumes where the last one stopped.
 
     corpus: a function -> {split: documents}, called after all checks. documents(skip) yields the
         texts from number `skip` on.
@@ -51,9 +51,9 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     expect: about how many tokens there will be, if `tokens` does not say.
     origin: what else the corpus depends on, by name.
 
-    A note of the documents read is saved with each shard. The next start continues there, and the
-    files come out the same to the byte. meta.json gets `asked`, these arguments, and `words`
-    {split: n}: perplexity per word, exp(loss * tokens / words), does not depend on the tokenizer.
+    The number of documents read is saved with each shard. A rerun resumes there, and the files come
+    out the same to the byte. meta.json gets `asked`, these arguments, and `words` {split: n}:
+    perplexity per word, exp(loss * tokens / words), does not depend on the tokenizer.
     """
     encoding, local = load_encoding(tokenizer), threading.local()
     if encoding.n_vocab > 65536:
@@ -113,7 +113,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
 
 def in_threads(function, items):
-    """map(function, items) on all cores, not far ahead of what is asked for. Threads suffice, since
+    """map(function, items) on all cores, only a little ahead of the caller. Threads suffice, since
     tiktoken, tokenizers and numpy release the GIL."""
     items, pending = iter(items), collections.deque()
     with concurrent.futures.ThreadPoolExecutor(CORES) as pool:
@@ -138,18 +138,18 @@ def workers(setup, *arguments):
 
 def start_worker(setup, *arguments):
     parent = multiprocessing.parent_process()
-    # without this, the workers of a killed process would wait for work for ever
+    # without this, the workers of a killed process would wait for work forever
     threading.Thread(target=lambda: os._exit(parent.join() or 1), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the parent to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-c
     setup(*arguments)
 
 def count_words(text):
-    """len(text.split()), ten times as fast: bytes above the space that follow one that is not."""
+    """len(text.split()), ten times as fast: counts bytes above 32 that follow one that is not."""
     above = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32
     return int(np.count_nonzero(above[1:] > above[:-1]))
 
 class Progress:
-    """A line on the screen, renewed every second: how much is done, how fast, and the time left."""
+    """A status line, refreshed every second: how much is done, how fast, and the time left."""
 
     def __init__(self, total, unit, done=0):
         self.total, self.unit, self.before = total or 0, unit, done
@@ -203,7 +203,7 @@ def download(url, folder, sha256=None):
     return path
 
 def digest(paths):
-    """A hash of the contents of files. If it is in `asked`, a second start notices an edit."""
+    """A hash of the contents of files. If it is in `asked`, a rerun notices an edit."""
     total = hashlib.sha256()
     for path in paths:
         total.update(hashlib.sha256(path.read_bytes()).digest())
@@ -243,7 +243,7 @@ def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
     print(f"train on it with `python train.py config/quickstart.py {flags}`")
 
 def name(source, **_):
-    """The name of the set that a source becomes: that of its file, or of its folder."""
+    """The name of a source's data set: that of its file or folder."""
     path = Path(source).resolve()
     name = path.stem if path.is_file() else path.name
     if name in SCRIPTS:

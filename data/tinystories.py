@@ -1,7 +1,7 @@
 """TinyStories: 2.1M short stories in a child's words, 22,000 to validate (Eldan & Li 2023).
 
     python -m data.tinystories               # downloads 1 GB; run it again to continue
-    python -m data.tinystories --limit=1000  # a try with the first 1000 stories of each split
+    python -m data.tinystories --limit=1000  # a trial with the first 1000 stories of each split
 
 End-of-text follows each story. CoPE's word counting task is made from the same stories.
 """

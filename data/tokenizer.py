@@ -38,7 +38,7 @@ def load_encoding(name):
     try:
         if "/" in name or name.endswith(".json"):
             return HubEncoding(name)
-        if name != "bytes":  # whose ids are the bytes, and 256 between documents
+        if name != "bytes":  # its ids are the bytes, and 256 between documents
             known = tiktoken.get_encoding(name)
             ranks, pattern, special = known._mergeable_ranks, known._pat_str, known._special_tokens
     except ImportError:
@@ -64,7 +64,7 @@ class HubEncoding:
         ids = self.inner.get_vocab()
         self.n_vocab = max(ids.values()) + 1
         self.eot_token = ids["</s>" if "</s>" in ids else "<|endoftext|>"]
-        self.inner.encode_special_tokens = True  # the library's name for: take them as text
+        self.inner.encode_special_tokens = True  # despite the name: treat them as text
 
     def encode(self, text, allowed_special="all"):
         self.inner.encode_special_tokens = False

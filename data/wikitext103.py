@@ -7,8 +7,8 @@ The splits train, val and test are the text of wiki.{train,valid,test}.raw, unch
 piece: nothing separates the articles. You can name a folder of such files instead of the hub.
 wiki.*.tokens and {train,valid,test}.txt will do too. If a file is missing, so is its split.
 
-A loss is per token of GPT-2's BPE, so compare its perplexity exp(loss) only under the same
-tokenizer. Per word it is
+The loss is per token of GPT-2's BPE, so compare perplexities exp(loss) only under one tokenizer.
+Per word it is
 
     exp(loss * tokens / words)
 
@@ -55,7 +55,7 @@ def lines_of(rows):
 
 def sections(lines):
     """Lines, joined up to the next heading. A tokenizer that splits off " =" gives the same tokens
-    for one section after the other as for the whole text."""
+    section by section as for the whole text."""
     section = []
     for line in lines:
         if line.startswith(" = ") and section:

@@ -21,7 +21,7 @@ splits   train, val (99 : 1, by story); k1, k2, ...: the val examples that count
 options  stories: a folder of text files in place of TinyStories, with <|endoftext|> between the
          stories, or cut at blank lines into pieces of some 800 letters; join: stories per sample,
          none used twice; length: of the training rows, in tokens; tokenizer: that of the model to
-         fine-tune; limit: the number of stories, for a try; seed
+         fine-tune; limit: the number of stories, for a trial; seed
 """
 import collections
 import math
@@ -118,7 +118,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     if len(order) < 2 * join:
         raise ValueError(f"{len(order)} stories are too few for training and validation samples of "
                          f"{join}; name more")
-    first = max(len(order) // 100, join)  # so many stories are for validation
+    first = max(len(order) // 100, join)  # this many stories are for validation
     end, count = encoding.eot_token, collections.Counter()
     lengths = {"sentences": collections.Counter(), "words": collections.Counter()}
 

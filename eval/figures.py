@@ -58,8 +58,8 @@ def save(figure, path):
     print(f"wrote {path}.png")
 
 def draw_by_length(lines, path):
-    """A panel for each config that was measured at several lengths: the loss of --extrapolate, one
-    for each split, or errors of --evaluate. lines: of results.jsonl."""
+    """A panel for each config measured at several lengths: the loss of --extrapolate (a panel for
+    each split) or the errors of --evaluate. lines: from results.jsonl."""
     found = {}
     for line in lines:
         title, metric = os.path.basename(line["config"]).removesuffix(".py"), line["metric"]
@@ -84,7 +84,7 @@ def draw_curves(found, path):
     """<path>.png with a panel for each {(title, x, y): rows}, y against x."""
     try:
         figure, axes = panels(len(found), 2, 5, 3.8)
-    except ImportError as error:  # the numbers are there
+    except ImportError as error:  # the numbers are saved anyway
         return print(f"no picture without {error.name}; pip install {error.name}")
     for ax, ((title, x, y), rows) in zip(axes, found.items()):
         trained = {row["trained"] for row in rows if x == "length"}
@@ -100,7 +100,7 @@ def draw_curves(found, path):
             ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if lengths[6:] else 0)
             ax.minorticks_off()
         low, high = ax.dataLim.intervaly
-        if y.endswith(("loss", "ppl")):  # one that explodes, or starts high, leaves the picture
+        if y.endswith(("loss", "ppl")):  # cut off a curve that explodes or starts high
             high = min(high, max(1.7 * low, low + 0.5))
         elif y.endswith("error"):  # percent: from 0, even if all are 0
             low, high = 0, max(high, 1)
@@ -122,15 +122,16 @@ def draw_each(ax, rows, x, y, **style):
         at, ys = zip(*sorted(points.items()))
         mean, low, high = ([of(y) for y in ys] for of in (statistics.fmean, min, max))
         if y == "loss" and x != "length":  # of single batches: the mean of the last twenty
-            mean, low, high = ([statistics.fmean(ys[max(0, n - 19) : n + 1]) for n in range(len(ys))]
+            parts = [slice(max(0, n - 19), n + 1) for n in range(len(at))]
+            mean, low, high = ([statistics.fmean(ys[part]) for part in parts]
                                for ys in (mean, low, high))
         ax.plot(at, mean, **dict(label=name, color=color, linestyle=line) | style)
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
 
 def draw_heads(run, cfg, path):
-    """<path>.png of cfg.figure on the text files of cfg.text, or else on ten stretches of the
-    split. It reads 256 tokens of each, or the trained length if that is less; `distance` reads four
-    times the trained length. All are cut to the shortest. A map shows the first of them."""
+    """Draws cfg.figure into <path>.png, from the text files of cfg.text or else ten stretches of
+    the split. It reads 256 tokens of each, or the trained length if that is less; `distance` reads
+    four times the trained length. All are cut to the shortest. A map shows only the first."""
     length = min(256, run.model.cfg.block_size)
     if cfg.figure == "distance":
         length = min(4 * run.trained, run.limit)
@@ -152,8 +153,8 @@ def draw_heads(run, cfg, path):
 
 @torch.no_grad()
 def measure_layers(model, idx, measure):
-    """{layer: what `measure` makes of its attention}, mean over the texts idx (B, T). There is a
-    forward pass for each layer, as the weights of all might not fit in memory."""
+    """{layer: `measure` of its attention}, averaged over the texts idx (B, T). Each layer has its
+    own forward pass, as the weights of all might not fit in memory."""
     layers = {}
     for text in idx:
         for i, block in enumerate(model.h):
@@ -166,7 +167,7 @@ def measure_layers(model, idx, measure):
     return layers
 
 def norms(attn, kept):
-    """(2, n): for q and k, the 2-norm of the pair of numbers that turns at frequency c, in PoPE the
+    """(2, n), for q and k: the norm of the pair of entries that rotates at frequency c, in PoPE the
     magnitude mu of component c. Mean over tokens and heads (PoPE Figures 3 to 6)."""
     for pe in attn.pes:
         if type(pe).rotate is not PE.rotate:
@@ -176,15 +177,15 @@ def norms(attn, kept):
             return pairs.norm(dim=-2).mean((1, 2, 3))
 
 def weights_by_distance(attn, kept):
-    """(H, T): the attention weight at each distance 0..T-1, mean over the queries that reach so
-    far back."""
+    """(H, T): the attention weight at each distance 0..T-1, mean over the queries that see that far
+    back."""
     weights = kept["weights"][0]
     return torch.stack([weights.diagonal(-n, 1, 2).mean(1) for n in range(weights.size(1))], 1)
 
 def maps(attn, kept, alone):
-    """(H, T, T), nan in the future: CoPE's gates g_ij (CoPE Figure 7) or, from positions p_ij only,
-    the attention exp(z_i[p_ij]) over the largest in its row, as if q.k were the same for all keys
-    (Figure 4)."""
+    """(H, T, T), nan in the future. CoPE's gates g_ij (CoPE Figure 7), or attention from position
+    alone, as if q.k were the same for all keys: exp(z_i[p_ij]) over the largest in its row (Figure
+    4)."""
     for pe in attn.pes:
         if isinstance(pe, CoPE):
             j = torch.arange(kept["x"].size(1), device=kept["x"].device)
@@ -197,7 +198,7 @@ def maps(attn, kept, alone):
             return shown[0].masked_fill(j > i, math.nan)
 
 def draw_norms(run, layers, chosen, words):
-    """Each frequency is named by its period (CARoPE: at the start)."""
+    """Labels each frequency by its period (CARoPE: at initialisation)."""
     n = layers[min(layers)].size(1)
     periods = [2 * math.pi * run.model.cfg.base ** (c / n) for c in range(n)]
     return draw_lines(run, layers, "period", periods, ["queries", "keys"])
@@ -246,8 +247,8 @@ def draw_maps(run, layers, chosen, words):
     return figure
 
 def line_ends(words):
-    """Where lines of a text end, and the size of the sign there: large for a blank line and for a
-    heading as Wikipedia writes it, "= A ="."""
+    """Where the lines of a text end, and the marker's size there: large for a blank line or a
+    Wikipedia heading, "= A ="."""
     ends, sizes, first = [], [], 0
     for t, word in enumerate(words):
         if "\n" in word:
@@ -258,7 +259,7 @@ def line_ends(words):
             first = t + 1
     return ends, sizes
 
-FIGURES = {  # name: what measures, what draws, the title
+FIGURES = {  # name: (how to measure, how to draw, title)
     "frequency": (norms, draw_norms, "magnitude of q and k at each frequency, mean over heads"),
     "distance": (weights_by_distance, draw_distances, "mean attention weight at each distance"),
     "gates": (partial(maps, alone=False), draw_maps, "gates, how much of each key a query counts"),

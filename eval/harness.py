@@ -12,6 +12,7 @@ from data.text import tokenizer
 from eval import losses, results
 from model import refuse
 
+
 def score_tasks(runs, names, limit, fewshot):
     """Print the harness's table of scores for each run, and append them to RUN/results.jsonl."""
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
@@ -32,13 +33,13 @@ def score_tasks(runs, names, limit, fewshot):
             results.append(run, [scores | dict(split=name, length=model.longest)])
 
 class Score(tuple):
-    """The pair that the harness wants of a continuation: its log-likelihood, and whether greedy
-    decoding would write it. cbt.py also takes the number of its `tokens`."""
+    """The pair that the harness expects for a continuation: its log-likelihood, and whether greedy
+    decoding would produce it. cbt.py also reads its number of `tokens`."""
 
 class Model(TemplateLM):
-    """A GPT as the harness wants it. It reads at most block_size tokens at once (RUN@block_size=n:
-    more than in training): the last ones of a longer context, as the harness's own adapters do. A
-    longer continuation is scored block_size targets at a time. The separator stands in for an
+    """A GPT behind the harness's interface. It reads at most block_size tokens at once
+    (RUN@block_size=n allows more): the last ones of a longer context, as the harness's own adapters
+    do. A longer continuation is scored block_size targets at a time. The separator stands in for an
     empty context."""
     def __init__(self, model, meta):
         super().__init__()
@@ -46,7 +47,7 @@ class Model(TemplateLM):
                "set has no separator between documents; train on text")
         self.model, self.text, self.separator = model, tokenizer(meta), meta["separator"]
         self.longest = model.cfg.block_size
-        self._device = model.wte.weight.device  # what LM.device gives
+        self._device = model.wte.weight.device  # LM.device returns it
 
     @property
     def eot_token_id(self):
@@ -58,7 +59,7 @@ class Model(TemplateLM):
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False):
         """requests: [(_, context tokens, target tokens)]. Returns a Score for each."""
-        windows = []  # (number of its request, tokens, how many of the last ones are targets)
+        windows = []  # (index of the request, tokens, how many of the last are targets)
         for i, (_, context, targets) in enumerate(requests):
             tokens = (context or [self.separator]) + targets
             for begin in range(len(tokens) - len(targets), len(tokens), self.longest):

@@ -1,6 +1,6 @@
 """
 Losses of trained models, over whole splits and past the trained length. `evaluate` and
-`extrapolate` measure: they yield a list of rows for each run. `write` prints, keeps and draws them.
+`extrapolate` measure: they yield a list of rows for each run. `write` prints, saves and draws them.
 """
 import math
 import sys
@@ -17,11 +17,11 @@ from train import error_sums, scores
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to bound the memory
 STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolate` reads
-TOKENS = 131072  # in all of them together
+TOKENS = 131072  # in all stretches together
 
 def evaluate(runs, names):
     """Yields the rows of each run: its scores over every target of whole splits. A row has no
-    scores where the model ends before the split's sequences do."""
+    scores if the split's sequences exceed the model's limit."""
     splits = {run: [run.split(name) for name in names] for run in runs}  # fail before measuring
     for run in runs:
         rows = []
@@ -36,9 +36,9 @@ def evaluate(runs, names):
 
 def extrapolate(runs, multiples, name, tokens):
     """Yields the rows of each run: its loss at these multiples of the trained length, and its
-    window_loss, for which a token sees only as many of the last tokens as in training. A loss
-    below it means that distant context helps. Windows of each length tile the same stretches of
-    text, with a shorter one at the end, so all lengths have exactly the same targets."""
+    window_loss, where a token sees only as many previous tokens as in training. A loss below
+    window_loss means that distant context helps. Windows of each length tile the same stretches of
+    text, the last one shorter, so all lengths have exactly the same targets."""
     multiples, texts = sorted(set(map(float, multiples.split(",")))), {}
     for run in runs:  # fail before measuring
         split = run.split(name)
@@ -60,8 +60,8 @@ def extrapolate(runs, multiples, name, tokens):
         yield rows
 
 def stretches(split, trained, multiples, tokens):
-    """[(start, stop), ...] of the text to evaluate. They depend on the split and `tokens` alone: on
-    a split with no more tokens, one stretch covers it."""
+    """[(start, stop), ...] of the text to evaluate. They depend only on the split and `tokens`. If
+    the split has no more tokens, one stretch covers it."""
     refuse(split.rows, f"{split.folder} holds rows of {split.row_length} tokens; extrapolation "
            "needs a stream of text, --evaluate takes rows")
     total = split.tokens - 1  # the last token is only a target
@@ -76,7 +76,7 @@ def stretches(split, trained, multiples, tokens):
 
 def tiled_loss(run, split, tiles, width, known):
     """Mean loss of the targets in the tiles, (start, stop), when a token sees at most the last
-    `width` tokens of its tile. known keeps what token_losses returns, so none is computed twice."""
+    `width` tokens of its tile. known caches token_losses, so none is computed twice."""
     views = [view for start, stop in tiles for view in windows(start, stop, width)]
     known |= token_losses(run, split, {window for window, _ in views} - known.keys())
     sums = sum(known[window][:, first - window[0] :].double().sum(1) for window, first in views)
@@ -85,9 +85,9 @@ def tiled_loss(run, split, tiles, width, known):
     return loss / targets
 
 def windows(start, stop, width):
-    """Yields ((begin, end), first) for windows of at most `width` tokens. Their targets from
-    `first` on count. They overlap by half, so from the second window on, a target that counts sees
-    at least half a window."""
+    """Yields ((begin, end), first) for windows of at most `width` tokens, whose targets count from
+    `first` on. They overlap by half, so from the second window on, a target that counts sees at
+    least half a window."""
     done = start
     while done < stop:
         end = min(done + (math.ceil(width / 2) if done > start else width), stop)
@@ -110,8 +110,8 @@ def token_losses(run, split, windows):
     return found
 
 def batches(items, length, name):
-    """Yields the items in lists of one length, of about BATCH tokens. Every ten seconds it prints
-    how far it is."""
+    """Yields the items in batches of one length and about BATCH tokens. Prints its progress every
+    ten seconds."""
     parts, shown = [], time.monotonic()
     for tokens, group in groupby(sorted(items, key=length), length):
         group, n = list(group), max(1, BATCH // tokens)
@@ -123,7 +123,7 @@ def batches(items, length, name):
         yield part
 
 def write(runs, measured, path):
-    """Print and keep the rows of each run as soon as they are measured. Then draw them all."""
+    """Print and save the rows of each run as soon as they are measured. Then draw them all."""
     lines, width = [], max(24, *(len(run.name) for run in runs))
     for run, rows in zip(runs, measured):
         if run is runs[0]:

@@ -3,9 +3,9 @@ Draw eval/methods.png, how each method of model.PES changes what attention sees:
 
     python -m eval.methods
 
-The same query asks from every position i. Keys are of two kinds: first letters of words, which the
-query likes, and others. CoPE counts the first letters, FoX forgets at them, CARoPE turns at them.
-No parameter is trained: tables are random, the rest is set by hand.
+The same query stands at every position i. Keys are of two kinds: first letters of words, which
+match the query, and others. CoPE counts the first letters, FoX forgets at them, CARoPE turns at
+them. No parameter is trained: tables are random, the rest is set by hand.
 """
 import math
 

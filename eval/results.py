@@ -1,4 +1,4 @@
-"""The numbers that are measured: RUN/results.jsonl, CSV files, and tables over runs and seeds."""
+"""Stores what is measured: RUN/results.jsonl, CSV files, and tables over runs and seeds."""
 import csv
 import functools
 import json
@@ -22,8 +22,8 @@ METRICS = {
 }
 
 def append(run, rows):
-    """Append every number of the rows to RUN/results.jsonl, and return these lines as dicts. Beside
-    a number stands all that made it."""
+    """Append every number in the rows to RUN/results.jsonl, with everything that it depends on, and
+    return these lines as dicts."""
     other = "" if run.data == run.config["data"] else f"{run.data} "
     machine = f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
@@ -78,8 +78,8 @@ def training(names):
     return list(rows.values())
 
 def labels(rows):
-    """{run: label} with what tells the runs apart: `pope` for out/quickstart_pope and for its other
-    seed out/quickstart_pope_seed1338. Steps count where they differ."""
+    """{run: label}, which tells the runs apart: `pope` for out/quickstart_pope and for its other
+    seed, out/quickstart_pope_seed1338. Steps are added where they differ."""
     names = {row["run"]: re.sub(r"_seed\d+$", "", row["run"].partition("@")[0]) for row in rows}
     common = os.path.commonprefix([names[row["run"]].removesuffix(row["pe"]) for row in rows])
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))
@@ -91,9 +91,9 @@ def labels(rows):
     return result
 
 def report(names, path):
-    """Print a Markdown table for each config and metric: a row for the runs that differ in their
-    seed alone, a column for each split. Of the numbers of one kind the last counts. <path>.csv has
-    all of these, and they are returned."""
+    """Print a Markdown table for each config and metric: a row for runs that differ only in seed, a
+    column for each split. If a number was measured twice, the later one counts. All are written to
+    <path>.csv and returned."""
     latest, groups = {}, {}
     for name in names:
         for line in records(name, "results.jsonl"):
@@ -116,7 +116,7 @@ def report(names, path):
     return list(latest.values())
 
 def spread(values):
-    """Mean ± sample standard deviation (lowest to highest), to the deviation's second digit."""
+    """Mean ± sample standard deviation (lowest to highest), to two digits of the deviation."""
     if len(values) < 2:
         return f"{values[0]:#.4g}" if values else "–"
     mean, deviation = statistics.fmean(values), statistics.stdev(values)

@@ -1,13 +1,11 @@
-"""Measures every time that README gives, in some minutes:
+"""Times attention and small models, in some minutes:
 
     python tests/bench.py
 
 On a GPU, attention alone: ms of forward and of forward + backward, and MB at the peak. Beside the
 kernels: RoPE, PoPE's vectors in PyTorch's own attention, and CoPE's Listing 1. On a CPU, ms of a
-training step, of CoPE's dense path and Listing 1, and of a token decoded with and without the
-cache. Each is the median of repeated runs.
+training step and of a token decoded with and without the cache. All are medians.
 """
-import math
 import os
 import statistics
 import sys
@@ -19,7 +17,7 @@ import torch.nn.functional as F
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import kernels  # noqa: E402
-import model  # noqa: E402
+from model import GPT, GPTConfig, turn  # noqa: E402
 
 # --- on a GPU: attention alone. All functions get the same tables of angles -----------------------
 
@@ -28,13 +26,7 @@ def table(T, d, step, device):
     angle = torch.arange(T, device=device)[:, None] * theta
     return angle.cos(), angle.sin()  # (T, d / step)
 
-def turn(x, cos, sin):
-    """RoPE"""
-    a, b = x.float().chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
-
-def widen(x, cos, sin):
-    """PoPE's vectors, 2d wide"""
+def widen(x, cos, sin):  # PoPE's vectors, 2d wide
     mu = F.softplus(x.float())
     return torch.cat((mu * cos, mu * sin), -1).to(x.dtype)
 
@@ -45,15 +37,7 @@ def sdpa(backend, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=v.size(-1) ** -0.5)
 
 def listing1(q, k, v, e):
-    """CoPE with T x T tensors, step by step as its paper lists it. e (d, npos)"""
-    logits = q @ k.mT * q.size(-1) ** -0.5
-    future = torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1)
-    gates = logits.sigmoid().masked_fill(future, 0)
-    pos = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=e.size(-1) - 1)
-    floor, ceil, z = pos.floor().long(), pos.ceil().long(), q @ e
-    w = pos - floor
-    bias = z.gather(-1, ceil) * w + z.gather(-1, floor) * (1 - w)
-    return (logits + bias).masked_fill(future, -math.inf).softmax(-1).to(v.dtype) @ v
+    return kernels.naive_cope(q, k, v, q @ e)
 
 def attentions(B, H, T, d):
     """{name: (function, its inputs)}"""
@@ -123,7 +107,6 @@ def on_gpu(tokens=16384, H=12, d=64):
             except RuntimeError as error:  # no memory, or no such backend for these shapes
                 print(f"{T:6} {name:28} {type(error).__name__}", flush=True)
 
-
 # --- on a CPU: small models -----------------------------------------------------------------------
 
 def median_ms(f, runs=9):
@@ -137,15 +120,12 @@ def median_ms(f, runs=9):
 
 def gpt(pe, T):
     torch.manual_seed(0)
-    return model.GPT(model.GPTConfig(T, 256, n_layer=4, n_head=4, n_embd=256, pe=pe))
+    return GPT(GPTConfig(T, 256, n_layer=4, n_head=4, n_embd=256, pe=pe))
 
 def training_step(pe, T, B=4):
     net, idx = gpt(pe, T), torch.randint(256, (B, T))
 
-    def step():
-        net(idx, idx)[1].backward()
-
-    return median_ms(step)
+    return median_ms(lambda: net(idx, idx)[1].backward())
 
 def decoding(pe, T, cached):
     """ms of a token that follows T - 1 others"""
@@ -166,20 +146,9 @@ def on_cpu():
         for pe, ms in steps.items():
             print(f"training step, 4 x {T:4} tokens, {pe:8} {ms:8.1f} ms, "
                   f"{ms / steps['rope']:.2f} of rope's", flush=True)
-    for T in (256, 1024):
-        q, k, v = (torch.randn(4, 4, T, 64, requires_grad=True) for _ in range(3))
-        e = torch.randn(64, 64, requires_grad=True)
-        layer = gpt("cope", T).h[0].attn
-        layer.pes[0].e.data.copy_(e.data)
-        pos = torch.arange(T)
-        dense = median_ms(lambda: layer.attention(q, k, v, None, pos, {}).sum().backward())
-        listed = median_ms(lambda: listing1(q, k, v, e).sum().backward())
-        print(f"CoPE's attention, 4 x {T} tokens: dense path {dense:.1f} ms, "
-              f"Listing 1 {listed:.1f} ms")
     for pe in ("rope", "pope", "cope"):
         cached, without = decoding(pe, 1024, True), decoding(pe, 1024, False)
         print(f"a token after 1023, {pe:8} {cached:6.1f} ms with the cache, {without:6.1f} without")
-
 
 if __name__ == "__main__":
     on_gpu() if torch.cuda.is_available() else on_cpu()

@@ -1,5 +1,5 @@
-"""Shared by several test files: two small data sets, the flags of a small run, what a script ends
-with."""
+"""Shared by several test files: two small data sets, the flags of a small run, and what a script
+ends with."""
 import os
 
 # The models are tiny, so more threads would only wait for each other. Set before torch is imported;
@@ -24,7 +24,7 @@ HANDLERS = {number: signal.getsignal(number) for number in SIGNALS}
 
 @pytest.fixture(autouse=True)
 def own_signal_handlers():
-    """train.main catches signals. A process forked after it would not end by SIGTERM."""
+    """train.main catches signals. A process forked after it would not end on SIGTERM."""
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
 

@@ -44,7 +44,6 @@ def rotate(x, angle):
             out[t, c + half] = x[t, c] * sin + x[t, c + half] * cos
     return out
 
-
 # --- absolute: the embeddings or the input change -------------------------------------------------
 
 def learned(x, pos, wpe):
@@ -79,7 +78,6 @@ def exqpe(x, pos, cfg, S, theta, theta2):
             steps = sum(m % width == i for m in range(n + 1))
             out[t, i] = S + cfg.expe_scale * (i * theta + steps * theta2)
     return out
-
 
 # --- rotations: the dot product changes -----------------------------------------------------------
 
@@ -129,7 +127,6 @@ def pope_scores(q, k, pos, delta, cfg):
         return total / math.sqrt(d)
 
     return causal(len(q), score)
-
 
 # --- biases on the scaled score; q is never rotated -----------------------------------------------
 
@@ -215,7 +212,6 @@ def cope_alibi_bias(p, m):
     """CoPE eq. (10), p unclamped: -m p_ij. The paper prints a plus, which would favour distant
     keys."""
     return causal(len(p), lambda i, j: -m * p[i, j])
-
 
 # --- the model ------------------------------------------------------------------------------------
 

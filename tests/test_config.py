@@ -171,15 +171,15 @@ def test_documented_commands_parse(path):
                     config.typed(GPTConfig, *option.split("="), run)
 
 def build(cfg):
-    """The model of a TrainConfig without memory for its weights."""
+    """The model of a TrainConfig, with no memory for its weights."""
     fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(GPTConfig)}
     with torch.device("meta"):
         return GPT(GPTConfig(**fields | dict(vocab_size=cfg.vocab_size or 257)))
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_config_files_train(path, stream, rows, tmp_path, capsys):
-    """A step at a small size, on generated data of the config's kind, a stream or masked rows. The
-    file's docstring names it."""
+    """One step at a small size, on generated data of the config's kind, a stream or masked rows.
+    The docstring names the file."""
     assert os.path.basename(path) in open(path).read().split('"""')[1]
     cfg = config.load(TrainConfig, [path])
     tasks = "flip", "copy", "counting", "indirect", "wordcount", "jsb"

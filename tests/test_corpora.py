@@ -1,6 +1,6 @@
 """write_documents and the text corpora, against files built by hand, one token at a time.
 
-The corpora are small local files of the original formats. No tokenizer needs a download.
+The corpora are small local files in the original formats. No tokenizer needs a download.
 """
 import contextlib
 import functools
@@ -98,8 +98,8 @@ def check(folder, parts, shard_tokens=10**9, separator="after", tokens=None, sho
 
 @contextlib.contextmanager
 def death_at(monkeypatch, moment, after=False):
-    """Ends the block before or right after file number `moment`, or last the folder, gets its name.
-    `died` tells whether it did."""
+    """Kills the block before or right after file number `moment`, the folder being last, gets its
+    name. `died` tells whether it did."""
     renamed, died = [], []
 
     def dying(rename):
@@ -141,7 +141,7 @@ def test_no_more_is_read_than_the_budgets_take(tmp_path):
         assert np.fromfile(tmp_path / f"{split}_000000.bin", dtype="<u2").tolist() == want
 
 def test_a_second_start_with_other_arguments_is_refused(tmp_path, monkeypatch, capsys):
-    """Else a set would be of two kinds, or not the one asked for."""
+    """Otherwise a set could mix two kinds, or not be the one asked for."""
     parts, want, options = corpus("budget")
     arguments = dict(options, tokenizer="bytes", shard_tokens=500, limit=7)
     with death_at(monkeypatch, 8):
@@ -172,7 +172,7 @@ def test_a_tokenizer_must_fit_uint16(tmp_path, monkeypatch):
     one_line(error, "cl100k_base", "65537", "65536")
 
 def test_the_disk_is_looked_at_first(tmp_path, monkeypatch):
-    """Before the corpus is loaded. What is written already needs no more room."""
+    """Before the corpus is loaded. What is already written needs no more room."""
     def disk_has(free):
         usage = types.SimpleNamespace(free=free)
         monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: usage)
@@ -194,7 +194,7 @@ def test_the_disk_is_looked_at_first(tmp_path, monkeypatch):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("shape", ["two parts", "budget"])
 def test_stopped_at_every_renaming(tmp_path, monkeypatch, shape, after):
-    """Whenever a process dies, one more start makes the set that it would have made."""
+    """Whenever a process dies, a rerun makes the set that it would have made."""
     parts, want, options = corpus(shape, 40)
     for moment in itertools.count(1):
         folder = tmp_path / str(moment)
@@ -212,7 +212,7 @@ def test_stopped_at_every_renaming(tmp_path, monkeypatch, shape, after):
     assert moment >= 2 * len(list(folder.glob("*.bin"))) + 2
 
 def test_killed_at_random_moments(tmp_path):
-    """SIGKILL, which no handler sees, until one start gets through. Whole shards stay."""
+    """SIGKILL, which no handler sees, until one start finishes. Complete shards survive."""
     folder, note, rng = tmp_path / "out", tmp_path / "out.part" / "meta.json", random.Random(0)
     how = dict(tokens={"val": 25_000, "test": 24_999, "train": None}, shortest=40,
                shard_tokens=10_000)
@@ -241,7 +241,7 @@ def test_progress_tells_rate_and_time_left(capsys, monkeypatch):
                          "56%, 5,000,000 tokens, 500,000 a second, 0:00:08 left"]
 
 def test_the_source_is_read_a_little_ahead(monkeypatch):
-    """Else memory would grow with the corpus. The order stays."""
+    """Otherwise memory would grow with the corpus. The order stays."""
     taken, ahead, out = 0, [], []
     monkeypatch.setattr(text_corpora, "CORES", 3)
 
@@ -343,7 +343,7 @@ def rows(path, texts, column="text"):
     return functools.partial(datasets.load_dataset, "parquet", **how)
 
 def write(module, folder, monkeypatch, moment, **options):
-    """Prepare a set twice: straight, and again after a death."""
+    """Prepare a set twice: in one go, and resumed after a death."""
     module.prepare(folder / "whole", tokenizer="bytes", **options)
     with death_at(monkeypatch, moment) as died:
         module.prepare(folder / "again", tokenizer="bytes", **options)
@@ -420,7 +420,8 @@ def test_tinystories(tmp_path, monkeypatch):
 def wiki(lines, seed=0):
     """Lines of WikiText's format: headings of several levels, empty lines, and a paragraph that
     looks like a heading."""
-    rng, word = random.Random(seed), lambda: "".join(rng.choices("abcde@é=", k=rng.randrange(1, 7)))
+    rng = random.Random(seed)
+    word = lambda: "".join(rng.choices("abcde@é=", k=rng.randrange(1, 7)))  # noqa: E731
     kinds = [" \n", " = {} = \n", " = = {} {} = = \n", " {} , {} . \n", " = {} \n",
              " {} <unk> {}{} \n", "  =  {} \n"]
     return [" \n", *(rng.choice(kinds).format(word(), word(), word()) for _ in range(lines - 1))]
@@ -431,7 +432,7 @@ def joined(parts):
     return {split: ["".join(lines)] for split, lines in parts.items()}
 
 def test_wikitext103_from_files(tmp_path, monkeypatch, vocabulary):
-    """Sections are tokenised alone. Still the tokens are those of the whole text."""
+    """Sections are tokenised separately, but the tokens are those of the whole text."""
     names = {"train": "wiki.train.raw", "val": "wiki.valid.tokens", "test": "test.txt"}
     for split, name in names.items():
         (tmp_path / name).write_bytes("".join(WIKI[split]).encode())
@@ -501,7 +502,7 @@ def test_code_of_the_hub(tmp_path, monkeypatch):
     one_line(error, "column='content'", "func")
 
 def test_rows_of_a_dataset(tmp_path):
-    """A resumed corpus begins where it stopped, and --limit counts from the first text."""
+    """A corpus resumes where it stopped, and --limit counts from the first text."""
     source = list(documents(0, 20))
     load = rows(tmp_path / "r.parquet", source)
     for dataset in (load(), load(streaming=True)):
@@ -531,7 +532,7 @@ def test_a_killed_worker_is_one_line():
     one_line(error, "worker", "killed")
 
 def test_workers_end_with_a_killed_parent(tmp_path, monkeypatch):
-    """Else they would wait for work for ever."""
+    """Otherwise they would wait for work forever."""
     monkeypatch.setattr(text_corpora, "CORES", 2)
 
     def parent():
@@ -591,7 +592,7 @@ SOURCES = {text_corpora: [f"{i}.txt" for i in range(4)], code: [f"{i}.py" for i 
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_an_edited_source_is_refused(tmp_path, monkeypatch, module):
-    """Also if it is as long as before. Else half of the tokens would be those of the old text."""
+    """Even if it is as long as before. Otherwise half the tokens would come from the old text."""
     source, names, text = tmp_path / "source", SOURCES[module], " = a heading = \n a text \n" * 50
     source.mkdir()
     for name in names:

@@ -1,6 +1,6 @@
-"""jsb.py, maestro.py and human_genome.py: shards, decoded, say what the source said.
+"""jsb.py, maestro.py and human_genome.py: decoded shards match the source.
 
-The sources are small files of the original formats, JSON, MIDI and FASTA, written byte by byte.
+The sources are small files in the original formats, JSON, MIDI and FASTA, written byte by byte.
 """
 import functools
 import gzip

@@ -72,7 +72,7 @@ def test_every_window_across_every_shard_boundary(tmp_path):
         assert np.array_equal(x, every[:-1]) and np.array_equal(y, every[1:])
 
 def test_batch_is_a_function_of_seed_and_step(tmp_path):
-    """Else a resumed run would train on other data."""
+    """Otherwise a resumed run would train on other data."""
     values = stream(tmp_path, tokens=5000, vocab_size=60000, shard_tokens=1300)
     split = Split(tmp_path, "train")
     straight = [split.batch(step, 4, 16, seed=3) for step in range(20)]
@@ -127,7 +127,7 @@ def test_masked_targets_are_minus_one(tmp_path):
 
 @pytest.mark.parametrize("batch_size", [1, 8, 50])
 def test_epochs_hold_every_row_once(tmp_path, batch_size):
-    """In another order each time, with its own mask."""
+    """In another order each time, each row with its own mask."""
     values, loss = table(tmp_path, mask=True)
     split = Split(tmp_path, "train")
     assert split.rows == 23 and split.meta["row_length"] == {"train": 6}
@@ -200,7 +200,7 @@ def test_missing_set_names_its_command(tmp_path):
         one_line(error, words)
 
 def test_files_that_are_not_those_of_meta(tmp_path):
-    """Else a run would go on with a part of the data, or with shifted masks."""
+    """Otherwise a run would continue on part of the data, or with shifted masks."""
     stream(tmp_path, loss=np.ones(1000))
     with pytest.raises(ValueError) as error:
         Split(tmp_path, "vla")
@@ -332,7 +332,7 @@ def test_other_files_are_left_alone(tmp_path, name):
     assert everything(tmp_path) == before
 
 def test_links_are_not_followed(tmp_path):
-    """Except for the folder of the set, which may be on another disk."""
+    """Except for the set's own folder, which may be on another disk."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train_000000.bin").write_bytes(b"mine")
     (tmp_path / "set.part").symlink_to(tmp_path / "mine")
@@ -355,7 +355,7 @@ def test_links_are_not_followed(tmp_path):
     assert len(contents(tmp_path / "disk")) == 7 and (tmp_path / "linked").is_symlink()
 
 def test_a_mount_point_is_refused_first(tmp_path, monkeypatch):
-    """Its name cannot be given to the finished folder."""
+    """The finished folder could not be renamed to it."""
     monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path / "set"))
     with pytest.raises(ValueError) as error:
         Writer(tmp_path / "set")
@@ -436,7 +436,7 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
 # interrupted, or written twice at once
 
 def test_files_are_on_the_disk_before_they_have_their_names(tmp_path, monkeypatch):
-    """Else a power cut would leave a half-written file under a final name."""
+    """Otherwise a power cut could leave a half-written file under a final name."""
     synced, named = {}, []
     fsync, replace, rename = os.fsync, os.replace, os.rename
 
@@ -461,7 +461,7 @@ def test_files_are_on_the_disk_before_they_have_their_names(tmp_path, monkeypatc
     assert len(named) == 14 and named[-1] == "set"
 
 def test_a_full_disk_is_one_line(tmp_path):
-    """What is saved stays, and the next start goes through."""
+    """What is saved stays, and the next start succeeds."""
     how = dict(length=64, train=2000, val=9, sparse=9)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))  # a larger file does not fit
@@ -490,7 +490,7 @@ def test_starts_at_once_make_a_set_once(tmp_path, capfd):
 
 @pytest.mark.parametrize("end", ["finished", "killed", "gone"])
 def test_a_start_waits_for_another(tmp_path, monkeypatch, capfd, end):
-    """Whether that finishes the set, is killed, or gives up and takes the .part folder with it."""
+    """Whether the other finishes, is killed, or gives up and removes the .part folder."""
     def prepare(folder):
         with Writer(folder) as writer:
             while not (tmp_path / "go").exists():
@@ -522,7 +522,7 @@ def test_a_start_waits_for_another(tmp_path, monkeypatch, capfd, end):
 
 @pytest.mark.parametrize("data", ["text", "../data/stdlib", "..", "", "@", "stdlib/", "nothing"])
 def test_names_that_are_no_sets(tmp_path, data):
-    """prepare makes nothing of them and raises nothing. Split says what is wrong."""
+    """prepare ignores them. Split says what is wrong."""
     prepare(data, tmp_path / "set")
     assert not list(tmp_path.iterdir())
 
@@ -562,7 +562,7 @@ def test_a_bad_command_is_one_line(places, words, capfd):
     assert everything(places) == before and sorted((ROOT / "data").iterdir()) == in_data
 
 def test_a_script_run_as_a_file_says_how_to_run_it():
-    """One with `import numpy` first, before Python looks for `data` in data/."""
+    """Even one that imports numpy before `data`, which Python then finds in data/."""
     words = [sys.executable, str(ROOT / "data" / "flip_flop.py")]
     run = subprocess.run(words, capture_output=True, text=True)
     assert run.returncode == 1

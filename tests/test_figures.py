@@ -195,7 +195,7 @@ def lines_of(config, values, **more):
 
 def test_curves_of_seeds_and_methods(drawn):
     """A curve for each label: the mean of its seeds, in a band from the lowest to the highest, in
-    its method's colour. Thin: its window losses."""
+    its method's colour. The thin line: its window losses."""
     losses = {"x_pope": [2.0, 3.0], "x_pope_seed2": [4.0, 4.0], "x_rope": [5.0, 7.0],
               "x_rope@rope_factor=2": [1.0, 1.0], "x_learned": [6.0]}
     values = {}
@@ -221,7 +221,7 @@ def test_curves_of_seeds_and_methods(drawn):
 
 def test_a_panel_for_each_set_of_lengths(drawn):
     """Losses of two splits, and errors. A single length makes no panel. A whole split is no
-    multiple: its windows differ. Runs of other steps have a curve of their own."""
+    multiple: its windows differ. Runs of other steps get their own curve."""
     lines = []
     for config, metric, splits in (
         ("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 4, "test": 8}),
@@ -251,7 +251,7 @@ def test_a_panel_for_each_set_of_lengths(drawn):
     assert names == ["pope, 9 steps", "pope, 4 steps", "rope, 9 steps"]
 
 def test_the_start_of_training_does_not_set_the_height(drawn):
-    """Of a loss; errors are drawn from the first one on."""
+    """Of a loss plot; errors are drawn from the first one on."""
     steps = [(0, 10.0, 50.0), (100, 3.0, 0.0), (2000, 2.0, 0.0)]
     rows = [{"run": "r", "pe": "rope", "step": x, "tokens": 16 * x, "val/loss": y,
              "val/token_error": z} for x, y, z in steps]
@@ -263,7 +263,7 @@ def test_the_start_of_training_does_not_set_the_height(drawn):
 
 @pytest.mark.parametrize("multiples", [range(1, 11), (1, 1.5, 2, 2.5)], ids=str)
 def test_lengths_do_not_overlap(multiples, drawn):
-    """Those of PoPE's Figure 2, which are turned, and of CoPE's Figure 3."""
+    """The tick labels of PoPE's Figure 2, which are rotated, and of CoPE's Figure 3."""
     splits = {(f"val {m}x", round(1024 * m)): dict(loss=2.0) for m in multiples}
     lines = list(lines_of("config/x.py", {"x_pope": splits}, trained=1024))
     lines += [line | dict(config="config/y.py") for line in lines]  # two panels are narrower

@@ -43,7 +43,6 @@ def write(folder, module, **options):
         assert len(rows) == options.get(split, options["test"])
     return splits
 
-
 # --- recall ---------------------------------------------------------------------------------------
 
 def times(split):
@@ -115,7 +114,6 @@ def test_recall_asks_in_every_order(tmp_path):
         asked[tuple([key for key, _ in table].index(key) for key in keys)] += 1
     uniform(asked, itertools.permutations(range(4), 3))
 
-
 # --- strings --------------------------------------------------------------------------------------
 
 def solve(task, question):
@@ -176,13 +174,12 @@ def test_a_task_without_rows_for_val_is_refused(tmp_path):
     with pytest.raises(ValueError, match="val=5.*hardly any row.*take fewer train rows or a"):
         recall.prepare(tmp_path / "set", length=2, pairs=1, queries=1, train=20_000, val=5, test=5)
 
-
 # --- both of them ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("module, options", SETS)
 def test_rows_are_a_function_of_the_seed(tmp_path, module, options):
-    """The same seed gives the same bytes, another one others. Fewer rows are the first of more. Val
-    and the longer splits depend on train too, as they hold no row of it."""
+    """The same seed gives the same bytes, another seed others. A smaller set is the start of a
+    larger one. Val and the longer splits also depend on train, as they hold no row of it."""
     def make(name, **more):
         module.prepare(tmp_path / name, **options | dict(train=990, val=7, test=7) | more)
         return contents(tmp_path / name)

@@ -134,7 +134,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     assert printed.startswith(run) and "three_questions" in printed and "|acc" in printed
 
 def test_cbt(run, net, own_tasks, monkeypatch):
-    """The mean per token decides, here otherwise than a sum would. The space before a word, if
+    """The mean per token decides; here a sum would decide otherwise. The space before a word, if
     there is one, is scored with it."""
     tale = [f"line {i} of a tale ." for i in range(20)]
     rows = [dict(sentences=tale, question="The XXXXX 's .", options=["for a in", "a", "print", ""]),

@@ -23,7 +23,7 @@ NAMES = sorted(Path(path).stem for path in glob.glob("config/[a-z]*.py"))
 FULL_SIZE = [name for name in NAMES if name != "quickstart" and not name.endswith("_small")]
 
 def load(name, *flags):
-    """The TrainConfig of a config. Those that fine-tune take the model that they start from."""
+    """The TrainConfig of a config. Fine-tuning configs take the model that they start from."""
     origin = {}
     if name.startswith("cope_wordcount"):
         origin = model_fields(config.load(TrainConfig, ["config/cope_1b4.py"]))
@@ -35,14 +35,13 @@ def model_fields(cfg):
     return {field.name: getattr(cfg, field.name) for field in dataclasses.fields(GPTConfig)}
 
 def parameters(cfg):
-    """Counted in a model without memory for its weights."""
+    """Counted in a model with no memory for its weights."""
     with torch.device("meta"):
         return GPT(GPTConfig(**model_fields(cfg))).get_num_params(non_embedding=False)
 
 def length(cfg):
     """Tokens of a training sequence."""
     return 767 if cfg.data.startswith("selective_copy") else cfg.block_size  # test rows are longer
-
 
 GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
 
@@ -184,7 +183,6 @@ def test_rows_of_flags_make_a_model(name):
 def test_rows_of_flags_are_seen():
     assert len(rows_of_flags("cope_flip_flop")) == 9 + 7
     assert ["--pe=cope+relative"] in rows_of_flags("cope_wikitext103")
-
 
 # --- config/README.md -----------------------------------------------------------------------------
 

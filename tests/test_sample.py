@@ -30,7 +30,7 @@ def runs(stream, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    """A run of a half-learned task: after 7 come two answers, the first of them easy."""
+    """A run of a half-learned task: two answers follow a 7, the first of them easy."""
     folder, rng = tmp_path_factory.mktemp("task"), np.random.default_rng(0)
     writer = Writer(folder / "data")
     for split, n, T in (("train", 256, 8), ("val", 40, 8), ("long", 24, 12)):
@@ -357,7 +357,7 @@ def test_wrong_input(runs, task, tmp_path, monkeypatch, capsys, words, message):
     assert capsys.readouterr().out == ""
 
 def test_a_mistyped_run(tmp_path, monkeypatch):
-    """The error names the runs there are, nearest first."""
+    """The error names the existing runs, nearest first."""
     for name in ("quickstart_rope", "quickstart_pope", "other"):
         (tmp_path / "out" / name).mkdir(parents=True)
         (tmp_path / "out" / name / "ckpt.pt").touch()

@@ -44,7 +44,7 @@ def read(folder):
     return splits
 
 def write(folder, task, **options):
-    """Write a set and read it back. The number of rows that were asked for is there."""
+    """Write a set and read it back. It has as many rows as were asked for."""
     TASKS[task].prepare(folder, **options)
     splits = read(folder)
     for split, rows in splits.items():
@@ -70,7 +70,7 @@ def uniform(counts, values):
     fit(counts, {value: sum(counts.values()) / len(values) for value in values})
 
 def all_different(splits):
-    """No row is there twice, be it in one split or in two."""
+    """No row occurs twice, in one split or in two."""
     rows = ["".join(row) for split in splits.values() for row, _ in split]
     assert len(set(rows)) == len(rows)
 
@@ -304,7 +304,7 @@ def test_rows_are_a_function_of_the_seed(tmp_path, task):
     assert once == make("again") != make("other", seed=1)
 
 def test_fewer_rows_are_the_first_of_more(tmp_path):
-    """The other splits depend on train too, as no row of theirs is in it."""
+    """The other splits also depend on train, which holds no row of theirs."""
     def make(name, **options):
         few = dict(length=64, val=7, sparse=7, dense=7, train=990)
         flip_flop.prepare(tmp_path / name, **few | options)
@@ -372,7 +372,7 @@ SMALL = [path for path in (ROOT / "config").glob("*_small.py") if "stdlib" not i
 
 @pytest.mark.parametrize("name", sorted({config.assignments(str(p))["data"] for p in SMALL}))
 def test_no_row_of_another_split_is_in_train(tmp_path, name):
-    """Else a small config would be evaluated on what it has seen."""
+    """Otherwise a small config would be evaluated on rows it has seen."""
     shards.prepare(name, tmp_path / "set")
     meta, rows = json.loads((tmp_path / "set" / "meta.json").read_text()), {}
     symbols = meta["tokenizer"]["symbols"]

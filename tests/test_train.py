@@ -1,5 +1,5 @@
-"""train.py: a run that is stopped, resumed or shared out is the same run, and no end loses it. Its
-numbers are checked against sums done by hand."""
+"""train.py: a run that is stopped, resumed or split over processes is the same run, and no way to
+end it loses it. Its numbers are checked against sums done by hand."""
 import json
 import math
 import multiprocessing
@@ -79,7 +79,7 @@ def wait_for_text(path, text):
     wait_for(lambda: path.exists() and text in path.read_text())
 
 def alone_among_two(monkeypatch, all_reduce):
-    """As if torchrun had started this process and another, whose part all_reduce plays."""
+    """As if torchrun had started this process and another one, played by all_reduce."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(train.dist, "init_process_group", lambda *_: None)
     monkeypatch.setattr(train.dist, "destroy_process_group", lambda: None)
@@ -112,7 +112,7 @@ def test_evaluating_does_not_change_training(stream, tmp_path):
 
 @pytest.mark.parametrize("data", ["stream", "rows"])
 def test_micro_batches_add_up(data, request, tmp_path):
-    """In rows, each has another number of targets."""
+    """In rows, each has a different number of targets."""
     folder = request.getfixturevalue(data)
     flags = ["--max_iters=5", "--dropout=0.0", "--log_interval=1", "--grad_clip=0.0"]
     a = run(folder, tmp_path / "a", *flags)
@@ -320,7 +320,7 @@ def test_one_run_at_a_time(stream, tmp_path):
     assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
 
 def test_broken_pipe(stream, tmp_path):
-    """`| head -1`: the run continues without its screen."""
+    """`| head -1`: the run continues without output."""
     words = [f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--max_iters=30"]
     process = subprocess.Popen([sys.executable, "train.py", *words, "--log_interval=1"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -489,7 +489,7 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     assert "holds another architecture" in line
 
 def test_weights_of_a_shared_tensor(stream, tmp_path):
-    """One table a layer does not load as a table that the layers share."""
+    """One table per layer does not load as a table that the layers share."""
     own = run(stream, tmp_path / "own", "--max_iters=3", "--pe=cope", "--cope_shared=False")
     with pytest.raises(ValueError, match="e of its own, which layers share in this model"):
         load_weights(GPT(model_config(own, cope_shared=True)), own, "own")
@@ -556,7 +556,7 @@ def test_best_evaluation(stream, tmp_path, capsys):
     assert f"ckpt.pt, best val loss {best['loss']:.4f} at step 20\n" in printed
 
 def test_signs_of_life(stream, tmp_path, monkeypatch, capsys):
-    """A long evaluation says how far it is. The time left counts steps and evaluations."""
+    """A long evaluation reports its progress. The time left counts steps and evaluations."""
     clock = [0.0]
 
     def pass_by(seconds):
@@ -681,7 +681,7 @@ def test_a_checkpoint_reaches_the_disk_before_its_name_does(stream, tmp_path, mo
 
 @pytest.mark.parametrize("size", [16, 256])  # PyTorch hides the system's error on a large tensor
 def test_no_room_for_a_checkpoint(stream, tmp_path, size):
-    """Here a limit on the size of files; tests/torture.py has a full disk."""
+    """Here through a limit on file size; tests/torture.py has a full disk."""
     words = [f"--data={stream}", *TINY, "--max_iters=2", f"--n_embd={size}"]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limits[1]))
@@ -704,7 +704,7 @@ def test_a_line_cut_short_in_the_log(stream, tmp_path):
     assert "config" in log(tmp_path / "a")[n]
 
 def test_out_of_memory(stream, tmp_path):
-    """Is one line, whichever error says so. A bug keeps its traceback."""
+    """It is one line, whichever error reports it. A bug keeps its traceback."""
     words = [f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}"]
     line = fails("train.py", *words, "--mlp_width=1e13")  # beyond any address space
     assert "out of memory" in line and "try a smaller --micro_batch" in line
@@ -735,7 +735,7 @@ def test_damaged_checkpoints(stream, tmp_path):
         assert "is damaged or no checkpoint" in line and path.read_bytes() == damaged
 
 def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
-    """It lacks keys that were added since, and holds some that are gone."""
+    """It lacks keys added since, and holds some that are gone."""
     old = run(stream, tmp_path / "a", "--max_iters=2")
     for key in ("best", "wandb"):
         del old[key]

@@ -1,9 +1,9 @@
 """
-Ends training in ways that take minutes or a disk of their own, and checks that nothing is lost:
+Ends training in ways that take minutes or a separate disk, and checks that nothing is lost:
 
     python tests/torture.py [kills] [disk]    both by default
 
-kills    100 times SIGKILL at random moments, then the same weights as without
+kills    SIGKILL 100 times at random moments, then the same weights as without
 disk     a full disk and a read-only one (needs the right to mount)
 
 Each prints one line with what it counted, or stops with an AssertionError.
@@ -40,7 +40,7 @@ def start(words):
                             stderr=subprocess.PIPE, text=True)
 
 def last_line(process):
-    """The only one that it ends with."""
+    """The one line that it ends with."""
     errors = process.communicate(timeout=120)[1]
     assert process.returncode == 1 and errors.count("\n") == 1, errors
     return errors.strip()
