@@ -158,9 +158,9 @@ def matmul(a, b, acc=None):
     return tl.dot(a, b, acc, input_precision="ieee")  # no tf32 where the inputs are float32
 
 @triton.jit
-def mask_future(x, causal, MASKED, value=0.0):
-    """MASKED: puts value where the key comes after the query, so that causal is False."""
-    if MASKED:
+def mask_future(x, causal, NEEDED, value=0.0):
+    """If NEEDED, puts value where the key comes after the query, so that causal is False."""
+    if NEEDED:
         x = tl.where(causal, x, value)
     return x
 
@@ -335,11 +335,11 @@ def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed
 
 BITS = constexpr(11)  # of a position's fraction: the most that leave every gate exact in float16
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
-MAGIC = constexpr(2.0**23)  # x + 2^23 is rounded to a whole number, found in the low bits of the
-MAGIC_BITS = constexpr(0x4B000000)  # float, above these: cheaper than floor and a conversion
+MAGIC = constexpr(2.0**23)  # a float x + 2^23 has no room for a fraction, so x is rounded. Its low
+MAGIC_BITS = constexpr(0x4B000000)  # bits hold x, above these of 2^23: cheaper than a conversion
 CHUNK = constexpr(2)  # tiles of keys between two checks whether all rows are saturated
 COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
-SATURATED, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # the picture at the top
+SATURATED, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # parts of the picture
 
 @triton.jit
 def round_to_int(x):
@@ -351,11 +351,11 @@ def clamp(p, NPOS):
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit
-def gates_of(logit, causal, MASKED):
+def gates_of(logit, causal, NEEDED):
     """Gates, and the same rounded to units, still in float32."""
     root = tl.rsqrt(1.0 + tl.exp2(-logit))
     gate = root * root  # sigmoid; Triton's division would take many instructions
-    return gate, mask_future((gate * UNIT + MAGIC) - MAGIC, causal, MASKED)
+    return gate, mask_future((gate * UNIT + MAGIC) - MAGIC, causal, NEEDED)
 
 @triton.jit
 def triangle(N, DTYPE):
@@ -475,7 +475,7 @@ def store_two(at, x, y, mask):
 @triton.jit
 def store_dz(dz, dz_row, run_ends, row, valid, max_column, NPOS):
     """dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c]), COLUMNS at a time. A row begins in max_column
-    (M,); above it F and C are 0."""
+    (M,); above it F and C are 0. In memory they alternate: C[c - 1], F[c], C[c], F[c + 1]."""
     for c0 in range(0, NPOS, COLUMNS):
         c, here = c0 + tl.arange(0, COLUMNS)[None, :], valid[:, None]
         has_run, next_has_run = here & (c <= max_column[:, None]), here & (c < max_column[:, None])
@@ -526,7 +526,7 @@ def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, sc
     # 2. the walk
     n_saturated = tl.load(saturated + bh * tl.cdiv(T, FORWARD_M) + tile * M // FORWARD_M) // N
     bounds = (0, n_saturated, tile * M // N, tl.cdiv(tl.minimum(tile * M + M, T), N))  # in tiles
-    for part in tl.static_range(3):
+    for part in tl.static_range(3):  # SATURATED, COUNTED, MASKED
         for n in range(bounds[part], bounds[part + 1]):
             j = n * N + tl.arange(0, N)
             causal = i[:, None] >= j[None, :]
@@ -605,7 +605,7 @@ def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, s
         gate_k_tile = load(gates[1], bh, H, j, T, D, P)
         acc_gate = tl.zeros((N, P), tl.float32)
     i_unmasked = tl.minimum(tl.cdiv(j0 + N, M) * M, T)  # from here on, queries see the whole tile
-    for part in tl.static_range(2, -1, -1):
+    for part in tl.static_range(2, -1, -1):  # MASKED, COUNTED, SATURATED
         tile_end = 1 if part == MASKED else tl.cdiv(T, FORWARD_M)
         for tile in range(0 if part == MASKED else i_unmasked // FORWARD_M, tile_end):
             if part == MASKED:
