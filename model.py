@@ -37,11 +37,11 @@ class GPTConfig:
     norm: str = "layernorm"  # layernorm | rmsnorm
     hard_attention: bool = False  # all weight on the largest logit (CoPE appendix C, an ablation)
     mlp: str = "gelu"  # gelu | swiglu
-    mlp_width: int = 0  # its hidden width; 0: 4 C for gelu, 8/3 C rounded up to 64s for swiglu
+    mlp_width: int = 0  # hidden width; 0: 4 C for gelu, a multiple of 64 near 8/3 C for swiglu
     tie: bool = True  # the output layer uses the token embeddings' weights
     pe: str = "learned"  # a name of PES; a+b: both in a layer; a,b,c: a pattern over the layers
     # options of the positional encodings, by method
-    base: float = 10000.0  # sinusoidal, rope, carope, pope: theta_c = base^(-c/n), n <= d or C/2
+    base: float = 10000.0  # theta_c = base^(-c/n), n: d/2 in (ca)rope, d in pope, C/2 in sinusoidal
     sinusoidal_scale: bool = True  # multiply the token embeddings by sqrt(C) (Vaswani, not ExPE)
     rel_max: int = 0  # relative: how many distances have a vector; 0: block_size
     rel_capped: bool = False  # longer distances reuse the last vector; else they add nothing
@@ -68,22 +68,23 @@ class GPTConfig:
     expe_v: bool = False  # write positions into the input of the values too
     expe_once: bool = False  # only before the first block, not in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
-    expe_learned: str = "no"  # no | random | init: train S and theta, from random or the given ones
+    expe_learned: str = "no"  # no | random | init: train S and theta, from random or given values
     expe_scale: float = 1.0  # test time: multiply all but S by this (0.5: twice the length)
 
 class PE(nn.Module):
     """`nope`: no positional encoding. Only the causal mask tells a token what came before it.
 
-    Every other method is a subclass that overrides the hooks where it acts. shared_from: this
-    method's instance in the first layer that uses it, to share parameters with; there, None. The
-    hooks are given:
+    Every other method is a subclass that overrides the hooks where it acts. shared_from is this
+    method's instance in the first layer that uses it (None in that layer), to share parameters
+    with. An nn.Linear here is initialised and decays as any other; an nn.Parameter starts as
+    __init__ sets it, and never decays. Arguments of the hooks:
         x         (B, T, C)      in embed the token embeddings, elsewhere the attention's input
         pos       (T,)           positions of the new tokens
         q, k      (B, H, T, d)   queries and keys of the new tokens
         cache     dict           this PE's own; kept between calls when decoding, else empty
     and in key_features and logit_bias:
-        k, v      (B, H, S, d)   keys after rotation, and values, of all tokens so far
-        q         (B, H, t, d)   some of the queries, before rotation
+        k, v      (B, H, S, d)   keys after rotation (PoPE's: 2d), and values, of all tokens so far
+        q         (B, H, t, d)   a chunk of the queries, before rotation
         logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after rotation
         i, j      (t, 1), (s,)   positions of these queries, and of the keys up to the last query
         features  (B, H, s, ..)  what key_features returned for these keys
@@ -151,7 +152,7 @@ class Attention(nn.Module):
             x_qk, x_v = pe.inputs(x_qk, x_v, pos)  # expe, exqpe
         q, k = (split_heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
         v = split_heads(self.c_v(x_v), self.H)
-        if self.triton and cache is None and self.kept is None:  # a kernel keeps and reads nothing
+        if self.triton and cache is None and self.kept is None:  # a kernel fills neither
             y = triton_attention(self, q, k, v, x, pos)
         else:
             y = self.attention(q, k, v, x, pos, {} if cache is None else cache)
@@ -168,12 +169,12 @@ class Attention(nn.Module):
             return self.fused(q, k, v)
 
         features = [pe.key_features(x, k, v, cache.setdefault(pe, {})) for pe in self.biases]
-        q, k, v, raw_q = (y.contiguous() for y in (q, k, v, raw_q))  # here, not in every chunk
+        q, k, v, raw_q = (y.contiguous() for y in (q, k, v, raw_q))  # once, not per chunk
         T, S, chunks = q.size(2), k.size(2), []
-        j = pos[-1] + 1 - S + torch.arange(S, device=q.device)  # of the keys, up to the last query
-        n = math.ceil(T / CHUNK)  # so many chunks, as the T x T matrix may not fit in memory
+        j = pos[-1] + 1 - S + torch.arange(S, device=q.device)  # the last key is the last query's
+        n = math.ceil(T / CHUNK)  # number of chunks: the T x T matrix may not fit in memory
         if torch.compiler.is_compiling():
-            n = 4  # unrolled: one graph for all lengths, and 4 chunks skip 3/8 of the work
+            n = 4  # unrolled: one graph for all lengths. 4 chunks skip 3/8 of the pairs
         if self.kept is not None:
             self.kept.update(x=x, q=raw_q, k=raw_k, v=v)
             n = 1
@@ -258,7 +259,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
-        # Linear and Embedding start as in GPT-2, also inside a PE; its others start as it says
+        # Linear and Embedding layers start as in GPT-2, also inside a PE
         for name, layer in self.named_modules():
             if isinstance(layer, (nn.Linear, nn.Embedding)):
                 residual = name.endswith("c_proj")  # the 2 n_layer that add to the residual stream
@@ -339,7 +340,7 @@ class GPT(nn.Module):
 
     def use_kernels(self, dtype):
         """Uses a Triton kernel of kernels.py where one fits. Move the model to its device first.
-        dtype: of q, k, v, so autocast's. Returns one line on what each kind of layer runs."""
+        dtype: of q, k, v, so autocast's if it is on. Returns one line that says what layers run."""
         import kernels
 
         labels, device = [], self.wte.weight.device
@@ -519,9 +520,9 @@ class FoX(PE):
         return append(cache, "log_f", log_f.mT)  # (B, H, S)
 
     def logit_bias(self, q, logits, i, j, log_f):
-        """total: the sum from each key to the first of these queries, negative to its right. Sums
-        from the start of the text would grow large, and their differences lose digits."""
-        first = j.size(0) - i.size(0)  # which key belongs to that query
+        """The bias is total_j - total_i, total_j = sum_{l=j+1..a} log f_l, where a is the first of
+        these queries; for j > a it is -sum_{l=a+1..j}. From position 0, sums would lose digits."""
+        first = j.size(0) - i.size(0)  # the index of a among the keys
         left = log_f[..., 1 : first + 1].flip(-1).cumsum(-1).flip(-1)
         right = log_f[..., first + 1 :].cumsum(-1)
         total = torch.cat((left, torch.zeros_like(log_f[..., :1]), -right), -1)  # (B, H, s)
@@ -536,7 +537,7 @@ class CoPE(PE):
     As in Listing 1, gates from keys reuse the layer's logits, after rotation in `cope+rope`. On the
     quickstart (seed 1337) that gave 1.448, 1.440, 1.473, 1.559 nats at 1, 2, 4, 8 times the trained
     length, and gates before rotation 1.452, 1.439, 1.444, 1.467. The table sees q before rotation:
-    after it, q.e would change if all positions shifted."""
+    a rotated q would make q.e depend on absolute position."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         if cfg.cope_gates == "sep-keys":
@@ -560,7 +561,7 @@ class CoPE(PE):
 
     def gates(self, q, logits, i, j, gate_k):
         """g (B, H, t, s), zero in the future"""
-        if self.cfg.cope_gates != "keys":
+        if self.cfg.cope_gates != "keys":  # by default the logits serve
             logits = dots(q, gate_k, self.d)
         return logits.sigmoid() * (j <= i)
 
@@ -570,7 +571,7 @@ class CoPE(PE):
 
     def bias_at(self, p, q):
         """The bias (B, H, t, s) at positions p."""
-        z = self.z(q).to(precise(q))
+        z = self.z(q).to(precise(q))  # float32
         z_next = torch.cat((z[..., 1:], z[..., -1:]), -1)  # z at the next integer
         p = p.clamp(max=self.cfg.cope_npos - 1)
         floor = p.long()
@@ -661,7 +662,7 @@ class ExQPE(ExPE):
     def growth(self, i, c):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
 
-PES = {  #                   acts on        learns                       cache past trained length
+PES = {  #                   acts on        learns                       cache  when longer
     "nope": PE,  #               nowhere        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades

@@ -47,8 +47,8 @@ class TrainConfig(GPTConfig):
     micro_batch: int = 0  # sequences per forward pass; 0: all of a process's share at once
     max_iters: int = 1000  # training steps
     learning_rate: float = 1e-3  # after warm-up
-    min_lr: float = 0.0  # at the last step
-    schedule: str = "cosine"  # cosine | linear | constant, from learning_rate to min_lr
+    min_lr: float = 0.0  # where the schedule ends, at max_iters
+    schedule: str = "cosine"  # cosine | linear | constant: from learning_rate to min_lr
     warmup_iters: int = 0  # steps of linear warm-up
     weight_decay: float = 0.1  # on the weights of linear and embedding layers
     beta1: float = 0.9  # AdamW: decay of the mean gradient
@@ -60,7 +60,7 @@ class TrainConfig(GPTConfig):
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
     log_interval: int = 10  # steps between log lines
     device: str = "auto"  # auto | cpu | cuda | mps
-    dtype: str = "auto"  # auto: bfloat16 autocast where the GPU has it | float32 | bfloat16
+    dtype: str = "auto"  # auto: bfloat16 autocast if the GPU has it | float32, no TF32 | bfloat16
     compile: bool = False  # torch.compile: slow to start, fast steps
     kernels: str = "auto"  # auto: Triton kernels in the layers that have one | off: PyTorch alone
     wandb_project: str = ""  # also log to this Weights & Biases project
@@ -84,7 +84,7 @@ def main(argv):
 
     # processes: torchrun sets these variables
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    refuse(cfg.batch_size % world, f"batch_size={cfg.batch_size} does not divide by the {world} "
+    refuse(cfg.batch_size % world, f"batch_size={cfg.batch_size} is not divisible by the {world} "
            "processes; change one of them")
     device = pick_device(cfg.device, int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":
@@ -116,11 +116,11 @@ def main(argv):
     cfg.vocab_size = cfg.vocab_size or train.vocab_size
     refuse(cfg.vocab_size < train.vocab_size, f"vocab_size={cfg.vocab_size} is less than the "
            f"{train.vocab_size} of {folder}; use vocab_size=0 for the data set's own")
-    share = cfg.batch_size, cfg.block_size, cfg.seed, rank, world  # of each batch
+    share = cfg.batch_size, cfg.block_size, cfg.seed, rank, world  # what this process reads
 
     # model and optimizer
     torch.manual_seed(cfg.seed)
-    torch.set_float32_matmul_precision("highest" if cfg.dtype == "float32" else "high")  # no TF32
+    torch.set_float32_matmul_precision("highest" if cfg.dtype == "float32" else "high")
     raw = GPT(GPTConfig(**{f.name: getattr(cfg, f.name) for f in fields(GPTConfig)})).to(device)
     betas = cfg.beta1, cfg.beta2
     optimizer = raw.configure_optimizers(cfg.weight_decay, cfg.learning_rate, betas, device.type)
@@ -201,7 +201,7 @@ def main(argv):
             with contextlib.suppress(OSError):  # the terminal may be gone
                 os.write(2, b"\nstopping after this step or batch; Ctrl-C again ends it at once\n")
         heard.append(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not SIGTERM, which torchrun sends twice
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not SIGTERM: torchrun sends two
 
     def stopped():  # by which signal, to any process; else 0
         return int(over_all(torch.tensor(max(heard, default=0)), dist.ReduceOp.MAX))
@@ -210,7 +210,7 @@ def main(argv):
             signal.signal(number, hear)
 
     def evaluate(split):
-        """Its scores on the same windows each time, or None if a signal interrupts."""
+        """The split's scores, on the same windows each time, or None if a signal interrupts."""
         starts = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None)
         sums, shown = torch.zeros(5, dtype=torch.float64), time.monotonic()
         net.eval()
@@ -331,8 +331,8 @@ def learning_rate(step, cfg):
 
 @torch.no_grad()
 def error_sums(model, x, y):
-    """Float64 (5,), sums over x, y (B, T): loss in nats, targets, wrong argmaxes, rows with one,
-    rows. Greedy decoding reproduces exactly the rows without a wrong argmax."""
+    """Float64 (5,), sums over x, y (B, T): loss in nats, targets, wrong argmaxes, rows with a wrong
+    argmax, all rows. Greedy decoding reproduces exactly the rows without a wrong argmax."""
     logits, loss = model(x, y)
     wrong, n = (logits.argmax(-1) != y) & (y != -1), (y != -1).sum()
     sums = torch.stack([loss * n, n, wrong.sum(), wrong.any(1).sum()]).cpu().double()

@@ -608,7 +608,7 @@ def test_no_words_and_too_many_processes(monkeypatch):
     assert "nothing to train; try python train.py config/quickstart.py" in fails("train.py")
     monkeypatch.setenv("WORLD_SIZE", "3")
     line = fails("train.py", *TINY)
-    assert "batch_size=4 does not divide by the 3 processes; change one of them" in line
+    assert "batch_size=4 is not divisible by the 3 processes; change one of them" in line
 
 def test_another_model_or_other_data_is_refused(stream, tmp_path):
     """And the run stays as it is. The same data in another place are the same data."""
