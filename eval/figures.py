@@ -219,8 +219,7 @@ def draw_lines(run, layers, label, x, names, **options):
     figure, axes = panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
         for n, (line, name) in enumerate(zip(lines, names)):
-            style = dict(color=f"C{n % 10}", linestyle=LINES[n // 10 % 4], linewidth=1)
-            ax.plot(x, line, label=name, **style)
+            ax.plot(x, line, LINES[n // 10 % 4], color=f"C{n % 10}", linewidth=1, label=name)
         ax.set(xlabel=f"{label}, tokens; dashed: as trained", xscale="log", **options)
         ax.set_title(f"layer {i + 1}")
         plain(ax, [run.trained])
