@@ -8,9 +8,7 @@ Addition, trained on up to 2 digits and tested on up to 8, units first: a minute
 A row is the token_error of each split; sequence_error counts whole sums. Guessing gets 90% wrong.
 There are 10,100 sums of up to 2 digits. Train holds nine tenths of them and val draws from the
 others: val shows whether a method adds such sums, the longer splits whether it adds longer ones.
-With 3 digits and 4000 steps of 96 rows, RoPE got every digit of val right; PoPE, ALiBi and NoPE got
-5%, 15% and 20% wrong. None of the four added more than 4 digits (one seed each). `task=addition`
-writes the digits in reading order. Larger, for a GPU:
+`task=addition` writes the digits in reading order. Larger, for a GPU:
 
     python train.py config/addition_small.py --out_dir=out/addition_pope \
         --data=strings@task=reversed_addition,longest=16,train=4000000 \
