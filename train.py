@@ -142,7 +142,7 @@ def main(argv):
         data, meta = before["config"]["data"], before["meta"]
         differ = [key for key in meta if train.meta.get(key) != meta[key]]
         differ += ["name"] * (os.path.basename(data) != os.path.basename(cfg.data))
-        refuse(differ, f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} has another "
+        refuse(differ, f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} differs in "
                f"{', '.join(differ)}; to fine-tune on it, use --init_from={cfg.out_dir}")
         load_weights(raw, before, cfg.out_dir)
         groups = optimizer.state_dict()["param_groups"]  # keep the moments, use this run's settings
@@ -236,8 +236,7 @@ def main(argv):
         last = stop or step >= cfg.max_iters
         torch.manual_seed(cfg.seed + step * world + rank)  # of dropout, so that resuming is exact
 
-        # the loss of these weights and, unless the run ends here, its gradients; every target
-        # counts the same, whichever micro-batch and process it is in
+        # the loss and, unless the run ends here, its gradients. Every target counts the same
         targets = over_all((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
         for i in range(0, len(x), n):
@@ -304,7 +303,8 @@ def main(argv):
     line = f"stopped by a signal at step {step}: {path}" if stop else f"done: {path}"
     if best:
         line += ", best {split} loss {loss:.4f} at step {step}".format(**best)
-    sample = f"python sample.py {cfg.out_dir}" + " --extrapolate=1,2,4,8" * (not train.row_length)
+    longer = not train.row_length and evals[0].tokens > 8 * cfg.block_size
+    sample = f"python sample.py {cfg.out_dir}" + " --extrapolate=1,2,4,8" * longer
     say(f"{line}\nnext: {'the same command with --resume=True' if stop else sample}")
     if tracker:
         tracker.finish()

@@ -52,11 +52,12 @@ def extrapolate(runs, multiples, name, tokens):
             tiles = [(a, min(a + length, stop)) for start, stop in spans
                      for a in range(start, stop, length)]
             near = tiled_loss(run, split, tiles, run.trained, known)
-            rows.append(dict(split=f"{name} {multiple:g}x", length=length, window_loss=near))
+            rows.append(dict(split=f"{name} {multiple:g}x", length=length))
             if length <= run.limit:
                 longer = length > run.trained
                 loss = tiled_loss(run, split, tiles, length, {}) if longer else near
                 rows[-1] |= dict(loss=loss, ppl=math.exp(min(loss, 700)))
+            rows[-1]["window_loss"] = near
         yield rows
 
 def stretches(split, trained, multiples, tokens):
@@ -68,9 +69,9 @@ def stretches(split, trained, multiples, tokens):
     n = tokens // STRETCHES if tokens < total else total
     for multiple in multiples:
         length = round(multiple * trained)
+        more = f"--eval_tokens={STRETCHES * length} or more, or " if n < length <= total else ""
         refuse(not 1 <= length <= n, f"extrapolate={multiple:g} times {trained} tokens is not in "
-               f"1 to {n}, the length of a stretch of {split.folder}; use "
-               f"--eval_tokens={STRETCHES * length} or more, or another multiple")
+               f"1 to {n}, the length of a stretch of {split.folder}; use {more}another multiple")
     starts = split.windows(n, STRETCHES if n < total else 1)
     return [(start, start + n) for start in starts.tolist()]
 

@@ -633,8 +633,8 @@ def test_another_model_or_other_data_is_refused(stream, tmp_path):
     line = refusal("--resume=True", "--n_layer=3")
     assert "was trained with n_layer=2, not 3; keep it" in line
     mend = "; to fine-tune on it, use --init_from="
-    assert f"has another tokenizer{mend}" in other("b/stream", tokenizer="bytes")
-    assert f"has another name{mend}" in other("c/corpus")
+    assert f"differs in tokenizer{mend}" in other("b/stream", tokenizer="bytes")
+    assert f"differs in name{mend}" in other("c/corpus")
     shutil.copytree(stream, tmp_path / "d" / "stream")
     after = run(tmp_path / "d" / "stream", out, "--max_iters=4", "--resume=True")
     assert after["step"] == 4
