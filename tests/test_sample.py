@@ -249,7 +249,7 @@ def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
     """In results.jsonl and in the CSV file. A number on other data names them."""
     pope, rope, other = str(runs / "pope"), str(task / "run"), str(tmp_path / "other")
     shutil.copytree(task / "data", other)
-    loss, errors = ["window_loss", "loss", "ppl"], "loss ppl token_error sequence_error".split()
+    loss, errors = ["loss", "ppl", "window_loss"], "loss ppl token_error sequence_error".split()
     for run, words, split, metrics, steps in (
         (pope, ["--extrapolate=1,2", "--eval_tokens=512"], "val (512 tokens) 2x", loss, 10),
         (rope, ["--evaluate=val"], "val", errors, 150),
