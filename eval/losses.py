@@ -54,9 +54,8 @@ def extrapolate(runs, multiples, name, tokens):
             near = tiled_loss(run, split, tiles, run.trained, known)
             rows.append(dict(split=f"{name} {multiple:g}x", length=length))
             if length <= run.limit:
-                longer = length > run.trained
-                loss = tiled_loss(run, split, tiles, length, {}) if longer else near
-                rows[-1] |= dict(loss=loss, ppl=math.exp(min(loss, 700)))
+                far = tiled_loss(run, split, tiles, length, {}) if length > run.trained else near
+                rows[-1] |= dict(loss=far, ppl=math.exp(min(far, 700)))
             rows[-1]["window_loss"] = near
         yield rows
 
