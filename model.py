@@ -37,7 +37,7 @@ class GPTConfig:
     norm: str = "layernorm"  # layernorm | rmsnorm
     hard_attention: bool = False  # all weight on the largest logit (CoPE appendix C, an ablation)
     mlp: str = "gelu"  # gelu | swiglu
-    mlp_width: int = 0  # hidden width; 0: 4 C for gelu, a multiple of 64 near 8/3 C for swiglu
+    mlp_width: int = 0  # hidden width; 0: 4 C (gelu), 8/3 C rounded up to a multiple of 64 (swiglu)
     tie: bool = True  # the output layer uses the token embeddings' weights
     pe: str = "learned"  # a name of PES; a+b: both in a layer; a,b,c: a pattern over the layers
     # options of the positional encodings, by method
