@@ -4,10 +4,9 @@
     python -m data.jsb --source=/path/Jsb16thSeparated.json --out=data/jsb    # no network
     python -m data.jsb --length=256                                           # shorter rows
 
-A token is what one voice sings during one 16th note: a MIDI key from 21 to 108, or -1 for
-silence. As in the paper, the four voices of a time step come first, soprano to bass, then time
-moves on. There are 229 pieces to train on, 76 for validation and 77 for testing: 220,912, 73,632
-and 75,600 tokens.
+A token is one voice's pitch during a 16th note: a MIDI key from 21 to 108, or -1 for silence. As in
+the paper, the four voices of a time step come first, soprano to bass, then time moves on. There are
+229 pieces to train on, 76 for validation and 77 for testing: 220,912, 73,632 and 75,600 tokens.
 
 A row is a start token, up to `length` tokens of one piece, which all carry loss, and pads, which
 carry none. The paper does not say how the first token is predicted; here a pad starts a piece. Nor

@@ -8,6 +8,7 @@ import os
 import re
 import statistics
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -135,7 +136,7 @@ def draw_heads(run, cfg, path):
     if cfg.figure == "distance":
         length = min(4 * run.trained, run.limit)
     code, files = tokenizer(run.meta), filter(None, cfg.text.split(","))
-    texts = [code.encode(open(name, encoding="utf-8").read())[:length] for name in files]
+    texts = [code.encode(Path(name).read_text(encoding="utf-8"))[:length] for name in files]
     idx = torch.tensor([text[: min(map(len, texts))] for text in texts], device=run.device)
     if not texts:
         split = run.split(cfg.split)

@@ -1,6 +1,5 @@
 """Stores what is measured: RUN/results.jsonl, CSV files, and tables over runs and seeds."""
 import csv
-import functools
 import json
 import math
 import os
@@ -41,7 +40,6 @@ def append(run, rows):
         file.write(b"\n" * cut_short + "".join(json.dumps(line) + "\n" for line in lines).encode())
     return lines
 
-@functools.cache
 def commit():
     """The code's git commit, with a + if files have changed since; empty outside a repository."""
     here, describe = os.path.dirname(os.path.abspath(__file__)), "git describe --always --dirty=+"

@@ -328,6 +328,7 @@ def test_digits_that_the_spread_warrants(numbers, cell):
     ("RUN --temperature=-1", "temperature=-1.0 is negative; use 0 or more"),
     ("RUN@n_embd=1000000000", "n_embd in RUN@n_embd=1000000000 is fixed by the weights"),
     ("RUN@pe=ropee", "pe='ropee' in RUN@pe=ropee is unknown; did you mean 'rope'?"),
+    ("RUN --extrapolate=0.01", "extrapolate=0.01 times 16 tokens is not in 1 to 599"),
     ("RUN --extrapolate=99", "; use another multiple"),  # as the split has but 599 tokens
     ("RUN --extrapolate=2 --eval_tokens=256", "use --eval_tokens=512 or more"),
     ("RUN TASK --extrapolate=1", "holds rows of 8 tokens; extrapolation needs a stream"),
