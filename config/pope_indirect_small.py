@@ -8,7 +8,7 @@ instead of -15 to +15.
 
 The last line is the row: the token_error of test, 10,000 rows. Copying the queried letter, right
 only when the shift is 0, gets 66% wrong. A base of 100 suits the 15 positions; with the usual
-10000, most frequencies hardly turn, and PoPE learned the task in 5000 steps for one seed of three.
+10000, most frequencies would hardly turn.
 """
 data = "indirect_indexing@letters=8,shortest=6,longest=8,shift=1,train=500000,val=1000"
 pe = "pope"

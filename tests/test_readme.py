@@ -4,6 +4,7 @@ import collections
 import csv
 import importlib
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,19 +29,17 @@ SMALL = {  # config: its splits, metric, decimals
 def read(name, config):
     """{pe: {(split, metric): [value, ...]}} of one config."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
-    with open(f"eval/{name}.csv", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            if line["config"] == f"config/{config}.py":
-                found[line["pe"]][line["split"], line["metric"]].append(float(line["value"]))
+    for line in csv.DictReader(Path(f"eval/{name}.csv").read_text("utf-8").splitlines()):
+        if line["config"] == f"config/{config}.py":
+            found[line["pe"]][line["split"], line["metric"]].append(float(line["value"]))
     return found
 
 def cell(values, decimals):
     if not values:
         return "–"
     mean = f"{sum(values) / len(values):.{decimals}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ({min(values):.{decimals}f}–{max(values):.{decimals}f})"
+    low, high = f"{min(values):.{decimals}f}", f"{max(values):.{decimals}f}"
+    return mean if low == high else f"{mean} ({low}–{high})"
 
 def expected(config):
     """The rows of README's table for a config, best at its last length first."""
@@ -56,9 +55,7 @@ def expected(config):
 
 @pytest.mark.parametrize("config", TABLES)
 def test_table(config):
-    with open("eval/README.md", encoding="utf-8") as file:
-        lines = file.read().splitlines()
-    rows = expected(config)
+    lines, rows = Path("eval/README.md").read_text("utf-8").splitlines(), expected(config)
     start = lines.index(rows[0])
     assert rows and lines[start : start + len(rows)] == rows
     assert not lines[start + len(rows)].startswith("|")
@@ -66,22 +63,20 @@ def test_table(config):
 @pytest.mark.parametrize("config", SMALL)
 def test_small_runs(config):
     splits, metric, decimals = SMALL[config]
-    with open("config/README.md", encoding="utf-8") as file:
-        lines = [line for line in file if f"`{config}.py" in line and line.count("|") == 7]
-    default = importlib.import_module(f"config.{config}").pe
-    found = read("small", config)
-    assert len(lines) == len(found) > 1
+    text = Path("config/README.md").read_text("utf-8").splitlines()
+    table = [line for line in text if line.count("|") == 7][2:]  # without its head
+    default, found = importlib.import_module(f"config.{config}").pe, read("small", config)
+    assert sum(f"`{config}.py" in line for line in table) == len(found) > 1
     for pe, values in found.items():
         cells = " / ".join(cell(values[split, metric], decimals) for split in splits)
         seeds = len(values[splits[0], metric])
         flag = "" if pe == default else f" --pe={pe}"
-        row = f"| {cells} | {seeds} | `{config}.py{flag}` |\n"
-        assert sum(line.endswith(row) for line in lines) == 1
+        row = f"| {cells} | {seeds} | `{config}.py{flag}` |"
+        assert sum(line.endswith(row) for line in table) == 1
 
 def test_python_blocks(stream, tmp_path, monkeypatch):
     """README's method trains, and its five lines load a run, call it and generate."""
-    with open("README.md", encoding="utf-8") as file:
-        method, usage = re.findall(r"```python\n(.*?)```", file.read(), re.S)
+    method, usage = re.findall(r"```python\n(.*?)```", Path("README.md").read_text("utf-8"), re.S)
     exec(method, vars(model))
     monkeypatch.setitem(model.PES, "slope", model.Slope)
     run = tmp_path / "a"

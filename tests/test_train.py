@@ -695,10 +695,9 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
 
 def test_a_line_cut_short_in_the_log(stream, tmp_path):
     """It is dropped on resuming, so every line is JSON again."""
-    path = tmp_path / "a" / "log.jsonl"
     run(stream, tmp_path / "a", "--max_iters=1")
     n = len(log(tmp_path / "a"))
-    with open(path, "a") as file:
+    with open(tmp_path / "a" / "log.jsonl", "a") as file:
         file.write('{"step": 2, "lo')
     run(stream, tmp_path / "a", "--max_iters=2", "--resume=True")
     assert "config" in log(tmp_path / "a")[n]
