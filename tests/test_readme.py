@@ -22,6 +22,7 @@ TABLES = {  # config: its columns, decimals
     "addition_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
 }
 SMALL = {  # config: its splits, metric, decimals
+    "cope_counting_small": (("test", "pass100", "pass10"), "token_error", 1),
     "pope_indirect_small": (("test",), "token_error", 1),
     "quickstart": (("val 1x", "val 2x", "val 4x", "val 8x"), "loss", 3),
 }
