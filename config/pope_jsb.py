@@ -13,7 +13,7 @@ The paper reports the best NLL of a run, the lowest of all evaluations on test: 
 Its runs take three minutes on a TITAN V. Open, and ours: no biases (see pope_124m.py), tied
 embeddings. Memory: 1.1 GB.
 
-On a laptop, 128 wide, 3 layers, 256 notes at a time, some five minutes a row:
+On a laptop, 128 wide, 3 layers, 256 notes at a time, ten minutes a row on one core:
 
     python -m data.jsb --length=256
     python train.py config/pope_jsb.py --data=jsb@length=256 --n_layer=3 --n_embd=128 \

@@ -24,6 +24,7 @@ TABLES = {  # config: its columns, decimals
 SMALL = {  # config: its splits, metric, decimals
     "cope_counting_small": (("test", "pass100", "pass10"), "token_error", 1),
     "pope_indirect_small": (("test",), "token_error", 1),
+    "pope_jsb": (("test",), "loss", 3),
     "quickstart": (("val 1x", "val 2x", "val 4x", "val 8x"), "loss", 3),
 }
 
