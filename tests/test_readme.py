@@ -22,6 +22,8 @@ TABLES = {  # config: its columns, decimals
     "addition_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
 }
 SMALL = {  # config: its splits, metric, decimals
+    "cope_flip_flop_small": (("val", "sparse"), "token_error", 1),
+    "cope_selective_copy_small": (("val", "dense", "sparse"), "sequence_error", 1),
     "cope_counting_small": (("test", "pass100", "pass10"), "token_error", 1),
     "pope_indirect_small": (("test",), "token_error", 1),
     "pope_jsb": (("test",), "loss", 3),
