@@ -250,7 +250,7 @@ def test_a_second_ctrl_c_ends_at_once_and_a_second_sigterm_does_not(stream, tmp_
     assert process.is_alive()
     began = time.monotonic()
     while process.is_alive() and time.monotonic() - began < 60:
-        os.kill(process.pid, signal.SIGINT)
+        subprocess.run(["kill", "-INT", str(process.pid)])  # no error if it has just ended
         time.sleep(0.01)
     process.kill()
     process.join()
