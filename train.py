@@ -141,7 +141,7 @@ def main(argv):
                    f"not {getattr(cfg, key)!r}; keep it, or write elsewhere with --out_dir=...")
         data, meta = before["config"]["data"], before["meta"]
         differ = [key for key in meta if train.meta.get(key) != meta[key]]
-        differ += ["name"] * (os.path.basename(data) != os.path.basename(cfg.data))
+        differ += ["name"] * (locate(data).name != folder.name)
         refuse(differ, f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} differs in "
                f"{', '.join(differ)}; to fine-tune on it, use --init_from={cfg.out_dir}")
         load_weights(raw, before, cfg.out_dir)
@@ -181,7 +181,6 @@ def main(argv):
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), None)
-    record(config=asdict(cfg), device=gpu, torch=torch.__version__)
     say(f"{raw.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, {world} x {device.type}, "
         f"{'bfloat16' if bf16 else 'float32'}, {cfg.out_dir}, from step {step}")
     for key, value in before.get("config", {}).items():
@@ -229,6 +228,7 @@ def main(argv):
 
     # training
     x, y = to(device, train.batch(step, *share))
+    record(config=asdict(cfg), length=x.size(1), device=gpu, torch=torch.__version__)
     first, train_seconds, eval_seconds = step, 0.0, 0.0
     began = time.perf_counter()
     while True:
@@ -287,7 +287,7 @@ def main(argv):
         if step % cfg.log_interval == 0:
             seconds, began = time.perf_counter() - began, time.perf_counter()
             train_seconds += seconds
-            dt = seconds / cfg.log_interval
+            dt = seconds / min(cfg.log_interval, step - first)  # fewer after a resume
             speed = cfg.batch_size * x.size(1) / dt
             values = dict(step=step, loss=loss, lr=lr, ms=1e3 * dt, tokens_per_s=speed)
             line = (f"step {step}/{cfg.max_iters} loss {loss:.4f} lr {lr:.2e} "
@@ -303,7 +303,7 @@ def main(argv):
     line = f"stopped by a signal at step {step}: {path}" if stop else f"done: {path}"
     if best:
         line += ", best {split} loss {loss:.4f} at step {step}".format(**best)
-    longer = not train.row_length and evals[0].tokens > 8 * cfg.block_size
+    longer = not train.row_length and 8 * cfg.block_size < min(8193, evals[0].tokens)
     sample = f"python sample.py {cfg.out_dir}" + " --extrapolate=1,2,4,8" * longer
     say(f"{line}\nnext: {'the same command with --resume=True' if stop else sample}")
     if tracker:

@@ -114,7 +114,7 @@ def draw_each(ax, rows, x, y, **style):
     names, drawn, curves = results.labels(rows), collections.Counter(), {}
     for row in rows:
         if y in row:
-            points = curves.setdefault((names[row["run"]], row["pe"]), {})
+            points = curves.setdefault((names[row["run"], row.get("steps")], row["pe"]), {})
             points.setdefault(row[x], []).append(row[y])
     for (name, pe), points in curves.items():
         color, line = COLORS.get(pe, "#b0b0b0"), LINES[drawn[pe] % len(LINES)]

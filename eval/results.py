@@ -65,19 +65,19 @@ def training(names):
     """Rows of run, pe, step, tokens, loss, val/loss, ...: one for each step in the runs' logs."""
     rows = {}
     for name in names:
-        cfg = {}
+        cfg, length = {}, 0
         for line in records(name, "log.jsonl"):
-            cfg = line.get("config", cfg)
+            cfg, length = line.get("config", cfg), line.get("length", length)
             if "step" in line:  # a resumed run repeats some steps: the last time counts
                 step, split = line.pop("step"), line.pop("split", "")
                 row = rows.setdefault((name, step), dict(run=name, pe=cfg["pe"], step=step))
-                row["tokens"] = step * cfg["batch_size"] * cfg["block_size"]
+                row["tokens"] = step * cfg["batch_size"] * (length or cfg["block_size"])
                 row |= {f"{split}/{key}" if split else key: line[key] for key in line}
     return list(rows.values())
 
 def labels(rows):
-    """{run: label}, which tells the runs apart: `pope` for out/quickstart_pope and for its other
-    seed, out/quickstart_pope_seed1338. Steps are added where they differ."""
+    """{(run, steps): label}, which tells them apart: `pope` for out/quickstart_pope and for its
+    other seed, out/quickstart_pope_seed1338. Steps are added where they differ."""
     names = {row["run"]: re.sub(r"_seed\d+$", "", row["run"].partition("@")[0]) for row in rows}
     common = os.path.commonprefix([names[row["run"]].removesuffix(row["pe"]) for row in rows])
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))
@@ -85,7 +85,8 @@ def labels(rows):
     for row in rows:
         options = row["run"].partition("@")[2].replace(",", ", ")
         label = names[row["run"]][cut:] + (f" ({options})" if options else "")
-        result[row["run"]] = label + (f", {row['steps']:,} steps" if steps_differ else "")
+        label += f", {row['steps']:,} steps" if steps_differ else ""
+        result[row["run"], row.get("steps")] = label
     return result
 
 def report(names, path):
@@ -103,7 +104,7 @@ def report(names, path):
     for (config, metric), lines in groups.items():
         label, splits, rows = labels(lines), dict.fromkeys(line["split"] for line in lines), {}
         for line in lines:
-            rows.setdefault(label[line["run"]], []).append(line)
+            rows.setdefault(label[line["run"], line["steps"]], []).append(line)
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")
         print(f"| run | seeds | {' | '.join(splits)} |\n|{' --- |' * (2 + len(splits))}")
         for name, row in rows.items():

@@ -75,7 +75,6 @@ def test_wrong_flags(words, message):
 @pytest.mark.parametrize("text, message", [
     ("stepz = 1", "unknown key 'stepz' in .*some.py; did you mean 'steps'?"),
     ("name = 3", "name=3 in .*some.py is not of type str"),
-    ("steps = -2", "steps=-2 in .*some.py is negative; use 0 or more"),
     ("import os", "unknown key 'os' in "),
     ("eval_iters = 200", "unknown key 'eval_iters' in .*some.py; use --eval_batches"),
 ])
@@ -85,7 +84,6 @@ def test_wrong_files(tmp_path, text, message):
 
 @pytest.mark.parametrize("flag, message", [
     ("--eval_only=True", "python sample.py RUN --evaluate=val"),
-    ("--eval_only", "python sample.py RUN --evaluate=val"),
     ("--always_save_checkpoint=False", "ckpt.pt is always saved"),
     ("--gradient_accumulation_steps=8", "use --micro_batch; "),
     ("--eval_iters=200", "use --eval_batches"),
@@ -128,8 +126,7 @@ def test_every_field_is_read(cls):
     names = "model.py", "train.py", "sample.py", "eval/figures.py"
     source = "".join(open(name).read() for name in names)
     for field in dataclasses.fields(cls):
-        read = rf'cfg\.{field.name}\b|learnable = .*"{field.name}"'  # ExPE reads these by name
-        assert re.search(read, source), f"nothing reads {field.name}"
+        assert re.search(rf"cfg\.{field.name}\b", source), f"nothing reads {field.name}"
 
 def commands(text):
     """The commands of a text, (script, words): indented or fenced lines that start python."""

@@ -3,6 +3,7 @@ import csv
 import json
 import math
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -110,6 +111,7 @@ def test_extrapolation(runs, stream, tmp_path, monkeypatch, capsys, eval_tokens,
         ends = sum(m > 1 for m in multiples) if name == "learned" else 0
         assert row.count("ends at 16") == ends
     assert sum("seeing the last 16" in line for line in printed) == 3
+    assert sample.load(str(runs / names[2]))[0].cfg.expe_scale == 0.5
 
 def test_one_multiple_has_one_number(runs, tmp_path):
     """Whatever other multiples are in the list."""
@@ -194,11 +196,13 @@ def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
         title, text = capsys.readouterr().out.splitlines()
         assert title.endswith("sample 1, which ends at 16 tokens") and len(text.split()) == n
 
-def test_a_run_in_python(runs):
-    model, checkpoint = sample.load(str(runs / "rope@rope_factor=2,rope_scaling=ntk"))
-    assert model.cfg.rope_factor == 2 and not model.training
-    assert checkpoint["config"]["pe"] == "rope" and checkpoint["meta"]["vocab_size"] == 29
-    assert checkpoint.keys() == {"config", "meta", "step"} and checkpoint["step"] == 10
+def test_ids_that_the_data_lack_are_not_shown(stream, rows, tmp_path, capsys):
+    """A model with a larger vocab_size draws them before it has learned anything."""
+    for data in (stream, rows):
+        words = [f"--data={data}", *TINY, "--max_iters=0", "--vocab_size=999"]
+        train.main([*words, f"--out_dir={tmp_path / os.path.basename(data)}"])
+        sample.main([str(tmp_path / os.path.basename(data)), "--device=cpu"])
+        assert len(re.findall(r"^---.*\n(?!---)", capsys.readouterr().out, re.M)) == 2
 
 def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
     capsys.readouterr()
@@ -306,11 +310,11 @@ def test_report(tmp_path, monkeypatch, capsys):
     assert len(rows) == 10 and {row["seed"] for row in rows} == {"1337", "2", "3"}
     assert drawn == [str(tmp_path / "new" / "r")]
     path = tmp_path / "out" / "x_pope_seed3" / "results.jsonl"
-    path.write_text(path.read_text().replace('"steps": 9', '"steps": 1200'))
+    path.write_text(path.read_text().replace('"steps": 9', '"steps": 1200', 2))  # not val 2x
     sample.main([*names, f"--report={tmp_path / 'new' / 'r'}"])
     printed = capsys.readouterr().out
-    assert "| pope, 9 steps | 2 |" in printed
-    assert "| pope, 1,200 steps | 1 | 6.000 | 7.000 |" in printed
+    assert "| pope, 9 steps | 3 | 1.50 ± 0.71 (1.00 to 2.00) | 4.0 ± 2.6 (2.0 to 7.0) |" in printed
+    assert "| pope, 1,200 steps | 1 | 6.000 | – |" in printed
 
 @pytest.mark.parametrize("numbers, cell", [
     ([], "–"), ([1.51643], "1.516"),

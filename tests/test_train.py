@@ -24,6 +24,7 @@ from conftest import SIGNALS, TINY, contents, fails
 
 import train
 from data.shards import Split, Writer
+from eval import results
 from model import GPT
 from train import load_weights, model_config, read_checkpoint
 
@@ -417,6 +418,7 @@ def test_speed(rows, tmp_path, monkeypatch):
     net = GPT(model_config(run(rows, tmp_path / "a", "--max_iters=2", "--log_interval=2")))
     record = next(record for record in log(tmp_path / "a") if "ms" in record)
     assert record["tokens_per_s"] * record["ms"] / 1e3 == pytest.approx(4 * 11)
+    assert results.training([str(tmp_path / "a")])[-1]["tokens"] == 2 * 4 * 11
     assert record["mfu"] == pytest.approx(net.estimate_mfu(4, record["ms"] / 1e3, 1e9, 11))
 
 def test_bfloat16_is_close_to_float32(stream, tmp_path):
@@ -579,6 +581,8 @@ def test_signs_of_life(stream, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train.GPT, "clamp_parameters", lambda self: pass_by(7.0))
     run(stream, tmp_path / "b", "--max_iters=10", "--eval_interval=5", "--log_interval=2")
     left = re.findall(r"left [\d:]+", capsys.readouterr().out)
+    run(stream, tmp_path / "b", "--max_iters=12", "--log_interval=3", "--resume=True")
+    assert [line["ms"] for line in log(tmp_path / "b") if "ms" in line] == [7e3] * 6  # 2 steps too
     assert left == [f"left 0:0{27 * n // 60}:{27 * n % 60:02}" for n in (8, 6, 4, 2, 0)]
 
 # mistakes: one line that names the value and the mend, and nothing written
