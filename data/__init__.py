@@ -43,6 +43,8 @@ def command_for(folder):
     name, _, text = Path(folder).name.partition("@")
     if name in SCRIPTS:
         flags = [f" --{option}" for option in text.split(",") if option]
+        if Path(folder).resolve().parent != Path(__file__).resolve().parent:
+            flags.append(f" --out={folder}")
         return f"`python -m data.{name}{''.join(flags)}`"
     if Path(folder).is_file():
         return f"`python -m data.text --source={folder}`"
@@ -97,7 +99,7 @@ def command(prepare, doc, named=None):
             out = locate(name)
         prepare(out, **given)
     except FileExistsError as error:
-        # fine if the folder's name tells the options; under --out they may differ
+        # fine if the folder's name has the options; under --out they may differ
         sys.exit(str(error) if is_in_doubt else print(error))
     except (ImportError, ValueError, OSError, MemoryError) as error:
         sys.exit(str(error))

@@ -11,7 +11,7 @@ drawn again. So is a program that sets no variable (likely if short), at the sam
 the words between spaces. Only the last `length` tokens of a program are kept; a shorter one is
 padded at its end. Only the answer carries loss.
 
-No row of another split is in train: such a row is drawn again. Mostly short programs repeat, so the
+No row of another split is in train: such a row is drawn again. Short programs repeat most, so the
 other splits hold fewer of them. The best constant answer is wrong for 81% of the test split (10),
 82% of pass100 (0) and 85% of pass10 (10).
 

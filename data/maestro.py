@@ -22,8 +22,8 @@ split with such windows.
 splits   train, val, test
 options  source: the zip, or a folder with the MIDI files
 
-It takes a quarter of an hour on one core, and uses all cores. After an interruption it starts over,
-and writes the same bytes.
+It uses all cores; one alone takes a quarter of an hour. After an interruption it starts over, and
+writes the same bytes.
 """
 import collections
 import functools

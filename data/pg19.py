@@ -1,7 +1,7 @@
 """PG-19's test split: 100 whole books, to extrapolate to without training on them (PoPE figure 2).
 
     python -m data.pg19
-    python sample.py RUN ... --data=pg19 --split=test --extrapolate=1,2,4,8,10
+    python sample.py RUN ... --data=pg19 --split=test --eval_tokens=2e7 --extrapolate=1,2,4,8,10
 
 The only split is test. The tokenizer must be the run's: PoPE's models read OpenWebText as GPT-2
 tokens. End-of-text follows each book. A book has 70,000 words, so few windows contain that token.

@@ -15,8 +15,9 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
     Each split, name=(rows, options), gets the tokens and the loss mask, both (rows, row_length), of
     generate(rng, rows, **options). Train comes first. Every row of another split that is also in
     train is drawn again. hold_out: keep a tenth of all rows, chosen by a hash, out of train, which
-    would draw nearly all. The same seed gives the same bytes, and a smaller set is the start of a
-    larger one. ValueError: the disk is too small, or train leaves no rows for another split.
+    would draw nearly all. The same seed gives the same bytes, and a smaller train split is the
+    start of a larger one. ValueError: the disk is too small, or train leaves no rows for another
+    split.
     """
     size = sum(3 * rows * generate(rng(seed, 0), 1, **how)[0].size for rows, how in splits.values())
     known = np.zeros(1, dtype=np.uint64)  # the keys of train's rows, sorted

@@ -8,10 +8,10 @@ data/<name>/, which is data/<name>.part/ until it is complete, holds
     vocab_size   at most 65536
     tokenizer    a name, see data/tokenizer.py, or {"symbols": [id 0's string, ...]}
     separator    the token id between documents, or null
-    row_length   {split: n} if each n tokens are a row, an example of its own; else it is a stream
+    row_length   {split: n} if every n tokens are a row, an example of its own; else it is a stream
     loss         "all" | "mask"
     shards       {"train_000000.bin": number of tokens, ...}
-    words, asked in text corpora only, see write_documents in data/text.py
+    words, asked: text corpora only, see write_documents in data/text.py
 """
 import contextlib
 import fcntl

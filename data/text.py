@@ -1,4 +1,4 @@
-"""Your own text as a data set, and what all text corpora share: tokenizers, downloads, all cores.
+"""Your own text as a data set, and what all text corpora share: tokenizers, downloads, threads.
 
     python -m data.text --source=input.txt                     # writes data/input
     python -m data.text --source=FOLDER --tokenizer=gpt2       # its files, as GPT-2 tokens
@@ -52,7 +52,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     origin: what else the corpus depends on, by name.
 
     The number of documents read is saved with each shard. A rerun resumes there, and the files come
-    out the same to the byte. meta.json gets `asked`, these arguments, and `words` {split: n}:
+    out the same to the byte. meta.json gets these arguments, as `asked`, and `words` {split: n}:
     perplexity per word, exp(loss * tokens / words), does not depend on the tokenizer.
     """
     encoding, local = load_encoding(tokenizer), threading.local()

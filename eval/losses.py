@@ -20,8 +20,8 @@ STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolat
 TOKENS = 131072  # in all stretches together
 
 def evaluate(runs, names):
-    """Yields the rows of each run: its scores over every target of whole splits. A row has no
-    scores if the split's sequences exceed the model's limit."""
+    """Yields the rows of each run: its scores over whole splits, in a stream over every full
+    window. A row has no scores if the split's sequences exceed the model's limit."""
     splits = {run: [run.split(name) for name in names] for run in runs}  # fail before measuring
     for run in runs:
         rows = []

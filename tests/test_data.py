@@ -192,8 +192,8 @@ def test_missing_set_names_its_command(tmp_path):
     for name, words in {
         "nowhere": f"python -m data.NAME --out={tmp_path / 'nowhere'}`; NAME is one of c4, code, ",
         "empty": "python -m data.NAME",
-        "stdlib": "python -m data.stdlib`",
-        "flip_flop@length=8,seed=1": "python -m data.flip_flop --length=8 --seed=1`",
+        "stdlib": f"python -m data.stdlib --out={tmp_path / 'stdlib'}`",
+        "flip_flop@length=8,seed=1": "python -m data.flip_flop --length=8 --seed=1 --out=",
     }.items():
         with pytest.raises(FileNotFoundError) as error:
             Split(tmp_path / name, "train")
