@@ -5,9 +5,10 @@ Addition, trained on up to 2 digits and tested on up to 8, units first: a minute
     python train.py config/addition_small.py --pe=rope  # or another of PES; other seeds: --seed=1
     python sample.py out/addition_small_pope out/addition_small_rope --evaluate=val,x1.5,x2,x3,x4
 
-A row is the token_error of each split; sequence_error counts whole sums. Guessing gets 90% wrong.
-There are 10,100 sums of up to 2 digits. Train holds nine tenths of them and val draws from the
-others: val shows whether a method adds such sums, the longer splits whether it adds longer ones.
+A row is the token_error of each split; sequence_error counts whole sums. Always answering 0 gets
+71% of val wrong, 80% to 86% of the longer splits. There are 10,100 sums of up to 2 digits. Train
+holds nine tenths of them and val draws from the others: val shows whether a method adds such
+numbers, the longer splits whether it adds longer ones.
 `task=addition` writes the digits in reading order. Larger, for a GPU:
 
     python train.py config/addition_small.py --out_dir=out/addition_pope \

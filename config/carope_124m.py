@@ -21,7 +21,7 @@ second for CARoPE and 0.63M for RoPE, though CARoPE computes strictly more. Ours
 19,000 steps of 524,288 tokens, about one epoch, on two H100s in the paper. It trains on 9.9B tokens
 and keeps 0.1B for evaluation. data/fineweb_edu.py keeps 0.1B for val and as much for test, and
 trains on 9.8B. The paper says 10 heads, which do not divide 768, so we take GPT-2's 12. Its x is
-"the embedding of the token"; ours is the input of each attention. Weight decay, betas and dropout
+"the embedding of the token"; ours is each attention's input. Weight decay, betas and dropout
 are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95), none. Memory, 32 sequences a pass: 19 GB.
 """
 data = "fineweb_edu"

@@ -13,8 +13,8 @@ millions of parameters.
     --pe=cope+rope  4.0               20.8
 
 The paper's data, Llama-2's mix of code, are private, so we can match its ranking but not its
-perplexities. Ours are a tenth or so of its 100B tokens, read in epochs. Given: learning rate 5e-4,
-context 4096, 100B tokens. Open, and ours as in Llama 2: 4M tokens a step, cosine to a tenth,
+perplexities. Ours have about a sixth of its 100B tokens, read again and again. Given: learning rate
+5e-4, context 4096, 100B tokens. Open, and ours as in Llama 2: 4M tokens a step, cosine to a tenth,
 warm-up 2000, weight decay 0.1, betas 0.9, 0.95.
 
 The paper's 20.8M for CoPE are 4096 x 256 more than RoPE's 19.8M. Two layouts have that size: a

@@ -9,7 +9,7 @@ layers.
     python sample.py out/cope_counting_small_cope --split=pass10
 
 The last lines are the row: token_error of test (50 passes to a set), pass100 and pass10, 1000 rows
-each. Always answering 0 gets 86%, 82% and 86% wrong.
+each. Always answering 1 gets 82%, 76% and 87% wrong.
 """
 data = "counting@steps=120,length=160,train=64000"
 pe = "cope"

@@ -32,8 +32,8 @@ Smaller models, one seed, in distribution / OOD:
     --n_embd=128 --n_layer=2 --n_head=2 19.1 / 28.6    14.4 / 25.2   0.02 / 24.5
 
 A row is the token_error of val and sparse (p_i = 0.98) from the second command, on the test sets of
-Liu et al., 1000 and 100,000 rows. Every 500 steps training evaluates on some 1000 of each, which
-gives Figure 6. Its CoPE with ALiBi is --cope_slopes=alibi, which is not in Table 8:
+Liu et al., 1000 and 100,000 rows. Every 500 steps, training evaluates on about 1000 of each, which
+gives Figure 6. It does not name the slopes of its CoPE with ALiBi; we take ALiBi's own:
 
     python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves \
         --keys=val/token_error,sparse/token_error

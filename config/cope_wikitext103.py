@@ -20,13 +20,10 @@ Each row is the second command with these flags; rows that share a pe each need 
     --cope_npos=1024        22.46   23.31   123.7
     --pe=cope_alibi         24.16   25.09   123.7
 
-Figure 3 (left), validation perplexity at 1024 to 2560 tokens, one length at a time, so that each
-reads the whole split:
+Figure 3 (left), validation perplexity at 1024 to 2560 tokens, on the whole split:
 
-    for m in 1 1.5 2 2.5; do
-        python sample.py out/cope_wikitext103_{cope,relative} \
-            out/cope_wikitext103_relative@rel_capped=True --extrapolate=$m --eval_tokens=300000
-    done
+    python sample.py out/cope_wikitext103_{cope,relative} \
+        out/cope_wikitext103_relative@rel_capped=True --extrapolate=1,1.5,2,2.5 --eval_tokens=300000
     python sample.py out/cope_wikitext103_{cope,relative} --report=out/figure3
 
 For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs of as many epochs:

@@ -21,9 +21,9 @@ A trial on a laptop, from the quickstart and any folder of *.txt:
     python -m data.wordcount --stories=FOLDER --tokenizer=bytes --length=2048 \
         --out=data/wordcount_bytes
     python train.py config/cope_wordcount.py --init_from=out/quickstart_cope \
-        --data=data/wordcount_bytes \
-        --batch_size=4 --max_iters=200 --warmup_iters=20 --eval_interval=100 --out_dir=out/trial
-    python sample.py out/trial    # answers, marked right or wrong
+        --data=data/wordcount_bytes --batch_size=4 --max_iters=200 --warmup_iters=20 \
+        --eval_interval=100 --out_dir=out/wordcount_trial
+    python sample.py out/wordcount_trial    # answers, marked right or wrong
 
 The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 tokens a step, context
 4096, "other parameters" as in pre-training: cosine to a tenth and 2,000 steps of warm-up, here a

@@ -11,7 +11,7 @@ PoPE Table 3, the human reference genome: NLL on the test split, in nats per tok
     --pe=rope      4.217
 
 The paper reports the best NLL of a run, the lowest of all evaluations on test. Training evaluates
-on 1024 rows and prints the best in its last line; the third command reads all 8469. Its runs take
+on 1024 rows and prints the best when it ends; the third command reads all 8469. Its runs take
 15.6 (PoPE) and 14 (RoPE) hours on eight V100. Open, and ours: no biases (see pope_124m.py), tied
 embeddings. Memory, 8 sequences a pass: 14 GB.
 """

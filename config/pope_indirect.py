@@ -20,7 +20,7 @@ Which frequencies the heads use:
 
 The paper's runs take 0.70 (PoPE) and 0.62 (RoPE) hours on an RTX 3090. Its Table 7 says "sequence
 length 40", which cannot hold 40 letters and the question: rows have up to 48 characters. Open, and
-ours: no biases (see pope_124m.py), embeddings not tied; where the shift would leave the string, see
+ours: no biases (see pope_124m.py), embeddings not tied; for shifts that leave the string, see
 data/indirect_indexing.py. Memory: 1.3 GB.
 """
 data = "indirect_indexing"

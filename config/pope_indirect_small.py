@@ -6,8 +6,8 @@ instead of -15 to +15.
     python train.py config/pope_indirect_small.py --pe=rope      # RoPE; --seed=1 for another seed
     python sample.py out/pope_indirect_small_pope --split=test
 
-The last line is the row: the token_error of test, 10,000 rows. Copying the queried letter, right
-only when the shift is 0, gets 66% wrong. A base of 100 suits the 15 positions; with the usual
+The last evaluation is the row: the token_error of test, 10,000 rows. Copying the queried letter,
+right only when the shift is 0, gets 66% wrong. A base of 100 suits the 15 positions; with the usual
 10000, most frequencies would hardly turn.
 """
 data = "indirect_indexing@letters=8,shortest=6,longest=8,shift=1,train=500000,val=1000"

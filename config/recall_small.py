@@ -7,8 +7,8 @@ one core.
     python sample.py out/recall_small_pope out/recall_small_rope --evaluate=val,x2,x4,x8,x16
 
 A row is the token_error of each split; guessing gets 90% wrong. With one pair, a model can ignore
-the key. Four take two steps, to the key and from it to its value, and neither RoPE nor PoPE nor
-ALiBi learned them from 100,000 rows. More pairs, for a GPU:
+the key. Four take two steps, finding the key and then its value, which RoPE, PoPE and ALiBi did
+not learn from 100,000 rows. More pairs, for a GPU:
 
     python train.py config/recall_small.py --out_dir=out/recall_pope \
         --data=recall@length=256,pairs=16,queries=4,train=4000000 \
