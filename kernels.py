@@ -776,7 +776,7 @@ pope_op.register_autograd(differentiate_pope, setup_context=save_pope)
 def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
     """Causal PoPE attention (eq. 5), differentiable in q, k, v and delta.
 
-    q, k, v   (B, H, T, d) as projected, d <= 128, float16, bfloat16 or float32
+    q, k, v   (B, H, T, d) as projected, 16 <= d <= 128, float16, bfloat16 or float32
     delta     (H, d) in radians, or None for 0
     base      theta_c = base^(-c/d)
     softplus  False: magnitudes are q and k themselves
@@ -848,7 +848,7 @@ cope_op.register_autograd(differentiate_cope, setup_context=save_cope)
 def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0):
     """Causal CoPE attention (Listing 1), differentiable in all tensors.
 
-    q, k     (B, H, T, d), d <= 128, float16, bfloat16 or float32; rotated, if there is a rotation
+    q, k     (B, H, T, d), 32 <= d <= 128, float16, bfloat16 or float32; after any rotation
     v        (B, H, T, d), or narrower: PoPE makes q and k twice as wide as v
     z        (B, H, T, npos), npos >= 2: q @ e of the unrotated q; cast to q's dtype
     gate_q   (B, H, T, d) or as narrow as v; by default q
@@ -876,12 +876,12 @@ def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0):
 
 def why_not(pe, head_dim, device, dtype, hard_attention=False):
     """Why no kernel computes a layer with these methods ("cope+rope"), or None if one does."""
-    device, names = torch.device(device), set(pe.split("+"))
-    mix = names - {"nope", "learned", "sinusoidal", "expe", "exqpe"}  # what acts on q, k or logits
-    widths = (16, 24, 32, 64) if mix == {"cope", "pope"} else (32, 48, 64, 128)  # that are tested
-    if not names & {"pope", "cope"}:
+    device, before = torch.device(device), {"nope", "learned", "sinusoidal", "expe", "exqpe"}
+    mix = sorted(name for name in pe.split("+") if name not in before)  # act on q, k or the logits
+    widths = (16, 24, 32, 64) if mix == ["cope", "pope"] else (32, 48, 64, 128)  # that are tested
+    if not {"pope", "cope"} & set(mix):
         return "no kernel for it"
-    if mix not in ({"pope"}, {"cope"}, {"cope", "rope"}, {"cope", "carope"}, {"cope", "pope"}):
+    if mix not in (["pope"], ["cope"], ["cope", "rope"], ["carope", "cope"], ["cope", "pope"]):
         return "mixed"
     if hard_attention:
         return "hard attention"

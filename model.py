@@ -574,7 +574,7 @@ class CoPE(PE):
         z = self.z(q).to(precise(q))  # float32
         z_next = torch.cat((z[..., 1:], z[..., -1:]), -1)  # z at the next integer
         p = p.clamp(max=self.cfg.cope_npos - 1)
-        floor = p.long()
+        floor = p.long().clamp_(min=0)  # NaN is no index; let it reach the loss
         return torch.lerp(z.gather(-1, floor), z_next.gather(-1, floor), p.frac())
 
     def z(self, q):
@@ -608,7 +608,7 @@ class CoPE_ALiBi(CoPE):
         if self.cfg.cope_slopes == "alibi":
             m = alibi_slopes(self.H, q)
         elif self.cfg.cope_slopes == "geometric":
-            m = self.cfg.cope_m0 * 0.5 ** torch.arange(self.H, device=q.device)
+            m = self.cfg.cope_m0 * 0.5 ** torch.arange(self.H, device=q.device, dtype=precise(q))
         else:
             m = self.m.to(precise(q))
         return -m.view(self.H, 1, 1) * p

@@ -505,8 +505,8 @@ def test_why_not(monkeypatch):
     assert [ask(d=d) for d in (32, 48, 64, 128)] == [None] * 4
     assert [ask(pe) for pe in ("cope", "cope+rope", "carope+cope", "pope+learned")] == [None] * 4
     assert [ask("pope+cope", d) for d in (32, 64)] == [ask("cope+pope+expe")] * 2 == [None] * 2
-    mixed = "cope+alibi", "pope+t5", "pope+rope", "cope+rope+fox"
-    assert [ask(pe) for pe in mixed] == ["mixed"] * 4
+    mixed = "cope+alibi", "pope+t5", "pope+rope", "cope+rope+fox", "cope+cope"
+    assert [ask(pe) for pe in mixed] == ["mixed"] * 5
     assert ask("rope") == ask("cope_mlp") == "no kernel for it"
     assert ask(hard_attention=True) == "hard attention"
     assert ask(d=80) == "head width 80 is none of 32, 48, 64, 128"

@@ -46,7 +46,7 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "cope+relative": dict(pe="cope+relative"),
     "cope+cope_mlp": dict(pe="cope+cope_mlp", cope_gates="sep-keys"),  # each caches gate keys
     "cope_mlp-small": dict(pe="cope_mlp", cope_npos=4, cope_mlp_width=8, cope_scale_z=True),
-    "cope_alibi-geometric": dict(pe="cope_alibi", cope_slopes="geometric", cope_m0=0.25),
+    "cope_alibi-geometric": dict(pe="cope_alibi", cope_slopes="geometric", cope_m0=0.3),
     "cope_alibi-learned": dict(pe="cope_alibi", cope_slopes="learned"),
     "expe-values": dict(pe="expe", expe_v=True, expe_l=5, expe_S=0.5, expe_theta=0.1,
                         expe_scale=0.5),
