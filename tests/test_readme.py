@@ -27,6 +27,7 @@ SMALL = {  # config: its splits, metric, decimals
     "cope_counting_small": (("test", "pass100", "pass10"), "token_error", 1),
     "pope_indirect_small": (("test",), "token_error", 1),
     "pope_jsb": (("test",), "loss", 3),
+    "cope_code_small": (("val",), "ppl", 3),
     "quickstart": (("val 1x", "val 2x", "val 4x", "val 8x"), "loss", 3),
 }
 
@@ -69,6 +70,7 @@ def test_small_runs(config):
     splits, metric, decimals = SMALL[config]
     text = Path("config/README.md").read_text("utf-8").splitlines()
     table = [line for line in text if line.count("|") == 7][2:]  # without its head
+    assert {re.search(r"`(\w+)\.py", line)[1] for line in table} == set(SMALL)
     default, found = importlib.import_module(f"config.{config}").pe, read("small", config)
     assert sum(f"`{config}.py" in line for line in table) == len(found) > 1
     for pe, values in found.items():
@@ -91,6 +93,7 @@ def test_python_blocks(stream, tmp_path, monkeypatch):
     exec(usage, found)
     assert found["logits"].shape == (1, 1, 29) and found["loss"] is None
     assert found["tokens"].shape == (1, 44)
+    assert found["checkpoint"].keys() == {"config", "meta", "step"} and not found["model"].training
 
 def test_methods_picture():
     """A panel for every method. What depends on i - j alone is constant along diagonals, for keys
