@@ -189,7 +189,6 @@ def write_text(cfg, run):
         new = min(cfg.max_new_tokens, fit)
         tokens = run.model.generate(idx, new, cfg.temperature, cfg.top_k or None)[0].tolist()
         print(f"--- {run.name}, sample {i + 1}{end}")
-        tokens = [t for t in tokens if t < run.meta["vocab_size"]]  # the model may have more ids
         print(text.decode(tokens if cfg.prompt else tokens[1:]))
 
 @torch.no_grad()
@@ -198,7 +197,7 @@ def write_rows(cfg, run):
     split, symbol = run.split(cfg.split), tokenizer(run.meta).decode
     length = run.length(split)
     x, y = run.read(split, split.windows(length, cfg.num_samples), length)
-    answers = run.model(x, y)[0][..., : run.meta["vocab_size"]].argmax(-1)
+    answers = run.model(x, y)[0].argmax(-1)
     print(f"{run.name}, {split.split} split; the model's answers are [right] or [wrong, not right]")
     between = " " if isinstance(run.meta["tokenizer"], dict) else ""
     for i, (tokens, targets, said) in enumerate(zip(x.tolist(), y.tolist(), answers.tolist())):

@@ -303,9 +303,9 @@ def main(argv):
     line = f"stopped by a signal at step {step}: {path}" if stop else f"done: {path}"
     if best:
         line += ", best {split} loss {loss:.4f} at step {step}".format(**best)
-    longer = not train.row_length and 8 * cfg.block_size < min(8193, evals[0].tokens)
-    sample = f"python sample.py {cfg.out_dir}" + " --extrapolate=1,2,4,8" * longer
-    say(f"{line}\nnext: {'the same command with --resume=True' if stop else sample}")
+    fits = 8 * cfg.block_size < min(evals[0].tokens, 8193)  # --extrapolate reads 8192 at a time
+    then = f"python sample.py {cfg.out_dir}" + " --extrapolate=1,2,4,8" * (fits and not train.rows)
+    say(f"{line}\nnext: {'the same command with --resume=True' if stop else then}")
     if tracker:
         tracker.finish()
     if world > 1:

@@ -13,12 +13,17 @@ def tokenizer(meta):
     """The tokenizer of a set, from its meta.json: encode(text) -> list of ids, decode(ids) -> text.
 
     In text, <|endoftext|> (Llama's and Mistral's: </s>) is the separator. Symbols are separated by
-    spaces. ValueError: it does not load, or encode meets an unknown symbol.
+    spaces. Ids that the set lacks, as a model with a larger vocab_size may draw, decode to nothing.
+    ValueError: it does not load, or encode meets an unknown symbol.
     """
     if isinstance(meta["tokenizer"], str):
         encoding = load_encoding(meta["tokenizer"])
         encode = functools.partial(encoding.encode, allowed_special="all")
-        return SimpleNamespace(encode=encode, decode=encoding.decode)
+
+        def decode(ids):
+            return encoding.decode([i for i in ids if i < encoding.n_vocab])
+
+        return SimpleNamespace(encode=encode, decode=decode)
     symbols = meta["tokenizer"]["symbols"]
     ids = {symbol: i for i, symbol in enumerate(symbols)}
 
@@ -29,7 +34,10 @@ def tokenizer(meta):
                 raise ValueError(f"{word!r} is no symbol of this set; its symbols: {known}")
         return [ids[word] for word in text.split()]
 
-    return SimpleNamespace(encode=encode, decode=lambda ids: " ".join(symbols[i] for i in ids))
+    def decode(ids):
+        return " ".join(symbols[i] for i in ids if i < len(symbols))
+
+    return SimpleNamespace(encode=encode, decode=decode)
 
 def load_encoding(name):
     """A tiktoken.Encoding of this name, or an object with the same methods. ValueError: it does not

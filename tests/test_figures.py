@@ -277,10 +277,11 @@ def test_lengths_do_not_overlap(multiples, drawn):
 def test_legend_fits_the_picture(tmp_path):
     pytest.importorskip("matplotlib")
     figure, (ax,) = figures.panels(1, 1, 5, 4)
-    for n in range(7):
-        ax.plot([0, 1], label=f"a_name_of_20_letters{n}")
+    names = [f"a_name_of_20_letters{n}" for n in range(7)]
+    ax.plot([0, 1], [range(7)] * 2, label=names)
     figures.save(figure, str(tmp_path / "x"))
     box, texts = figure.legends[0].get_window_extent(), figure.legends[0].get_texts()
+    assert [text.get_text() for text in texts] == names
     assert 0 <= box.x0 and box.x1 <= figure.bbox.width
     assert len({round(text.get_window_extent().y0 / 5) for text in texts}) == 4  # rows
 

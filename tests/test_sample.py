@@ -3,7 +3,6 @@ import csv
 import json
 import math
 import os
-import re
 import runpy
 import shutil
 import sys
@@ -202,7 +201,7 @@ def test_ids_that_the_data_lack_are_not_shown(stream, rows, tmp_path, capsys):
         words = [f"--data={data}", *TINY, "--max_iters=0", "--vocab_size=999"]
         train.main([*words, f"--out_dir={tmp_path / os.path.basename(data)}"])
         sample.main([str(tmp_path / os.path.basename(data)), "--device=cpu"])
-        assert len(re.findall(r"^---.*\n(?!---)", capsys.readouterr().out, re.M)) == 2
+        assert capsys.readouterr().out.count("\n--- ") == 2
 
 def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
     capsys.readouterr()
@@ -313,7 +312,7 @@ def test_report(tmp_path, monkeypatch, capsys):
     path.write_text(path.read_text().replace('"steps": 9', '"steps": 1200', 2))  # not val 2x
     sample.main([*names, f"--report={tmp_path / 'new' / 'r'}"])
     printed = capsys.readouterr().out
-    assert "| pope, 9 steps | 3 | 1.50 ± 0.71 (1.00 to 2.00) | 4.0 ± 2.6 (2.0 to 7.0) |" in printed
+    assert "| pope, 9 steps | 3 | 1.50 ± 0.71 (1.00 to 2.00) | 4.0 ± 2.6 (2.0 to 7.0)" in printed
     assert "| pope, 1,200 steps | 1 | 6.000 | – |" in printed
 
 @pytest.mark.parametrize("numbers, cell", [
