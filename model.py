@@ -1,219 +1,346 @@
 """
-A GPT whose positional encoding (PE) is one switch: GPTConfig(pe="pope"), pe="cope+rope", and so on.
+A GPT whose positional encoding (PE) is chosen by one option: GPTConfig(pe="pope"), pe="cope+rope".
 
-Read it from top to bottom: the config, the hooks that a method may override, a plain GPT that calls
-them, the methods, one small class each, and their table PES. The rest can wait. One forward pass:
+This file is meant to be read from top to bottom. It holds the options, the hooks through which a
+method can act, a plain GPT that calls the hooks, and then the methods themselves, one small class
+each, with the table PES that names them. In this picture of one forward pass, the hooks are in
+capitals:
 
-    tokens -> wte -> EMBED -> blocks -> norm -> lm_head
-    block:      x + attention(norm(x)), then x + MLP(norm(x))
-    attention:  INPUTS -> c_qk, c_v -> ROTATE -> cache -> q.k + LOGIT_BIAS -> softmax -> c_proj
+    positions -> ANGLES, which all layers share
+    tokens -> wte -> EMBED -> blocks -> norm -> lm_head -> logits
 
-The words in capitals are hooks. A hook does nothing unless a method overrides it.
+    block       x = x + attention(norm(x)), and then x = x + mlp(norm(x))
 
-Shapes   B batch, T queries (the new tokens), S keys (cached and new), C = n_embd, H = n_head,
-         d = C / H. A comment `# (B, H, T, d)` is the shape of its line's result
-Symbols  i is the position of a query, j that of a key, theta_c the frequency of dimension or pair
-         c. For the rest, each class keeps the symbols of its paper
+    attention   x -> INPUTS -> c_qk -> q, k -> ROTATE -> q, k       k and v go into the cache
+                            -> c_v  -> v
+                x, k, v -> PER_KEY -> all that LOGIT_BIAS must know about each key
+                softmax(q.k / sqrt(d) + LOGIT_BIAS + causal mask) v -> c_proj
+
+Three more hooks act outside a forward pass: `check` refuses options that make no sense,
+`clamp_parameters` acts after each step of the optimizer, and `kernel_arguments` is for kernels.py.
+No hook does anything unless a method overrides it, so pe="nope" is the GPT without the capitals.
+
+Shapes    B  sequences in the batch
+          T  new tokens, each of which asks one query; t of them where a function gets only some
+          S  keys, those of the cached and of the new tokens; s where a function gets only some
+          C  n_embd, the width of the residual stream
+          H  n_head, the number of heads
+          d  C / H, the width of a head
+Symbols   i is the position of a query and j that of a key. c numbers dimensions, or pairs of them,
+          and theta_c is the frequency of number c. Otherwise each class keeps its paper's symbols
+
+A comment such as `# (B, H, T, d)` is the shape of what its line computes.
 """
 import difflib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-CHUNK = 128  # layers with a bias on the logits take this many queries at a time
+CHUNK = 128  # queries that attention takes at a time where a method adds a bias to the logits
 
 @dataclass
 class GPTConfig:
+    """The options of a model. The first group is the GPT's. Every other group belongs to the
+    methods that its heading names, so you can skip it until you read their classes, which explain
+    the symbols."""
     block_size: int = 1024  # tokens per training sequence; only 'learned' cannot go past it
     vocab_size: int = 50304  # number of token ids
-    n_layer: int = 12  # blocks
+    n_layer: int = 12  # number of blocks
     n_head: int = 12  # attention heads per block (H)
     n_embd: int = 768  # width of the residual stream (C)
     dropout: float = 0.0  # on embeddings, attention weights and both branches of a block
     bias: bool = True  # biases in linear layers and LayerNorms
-    norm: str = "layernorm"  # layernorm | rmsnorm
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before each branch
     hard_attention: bool = False  # all weight on the largest logit (CoPE appendix C, an ablation)
-    mlp: str = "gelu"  # gelu | swiglu
+    mlp: Literal["gelu", "swiglu"] = "gelu"  # the kind of MLP
     mlp_width: int = 0  # hidden width; 0: 4 C (gelu), 8/3 C rounded up to a multiple of 64 (swiglu)
     tie: bool = True  # the output layer uses the token embeddings' weights
     pe: str = "learned"  # a name of PES; a+b: both in a layer; a,b,c: a pattern over the layers
-    # options of the positional encodings, by method
+
+    # sinusoidal, rope, carope, pope
     base: float = 10000.0  # theta_c = base^(-c/n), n: d/2 in (ca)rope, d in pope, C/2 in sinusoidal
+    # sinusoidal
     sinusoidal_scale: bool = True  # multiply the token embeddings by sqrt(C) (Vaswani, not ExPE)
-    rel_max: int = 0  # relative: how many distances have a vector; 0: block_size
-    rel_capped: bool = False  # longer distances reuse the last vector; else they add nothing
-    rel_shared: bool = True  # relative: one table for the model, not one per layer
-    t5_buckets: int = 32  # t5: distance buckets; half hold one distance each
-    t5_max_distance: int = 128  # t5: from here on all distances share the last bucket
-    rope_scaling: str = "none"  # none | linear | ntk | yarn: stretch rope at test time ...
-    rope_factor: float = 1.0  # ... to this many times the trained length
+    # rope
+    rope_fraction: float = 1.0  # the fraction of each head's dimensions that is rotated
+    rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # at test time: how to read ...
+    rope_factor: float = 1.0  # ... this many times the trained length
     rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
-    cope_npos: int = 64  # cope, cope_mlp: number of positions; p is clamped to npos - 1
-    cope_gates: str = "keys"  # keys | sep-keys | values: what q is dotted with to form the gates
-    cope_shared: bool = True  # cope: one table for the model, not one per layer
-    cope_per_head: bool = False  # cope: a table for each head, not one for all of them
+    # pope
+    pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # makes q and k magnitudes
+    pope_delta: Literal["zero", "uniform", "none"] = "zero"  # start of the phase; none: no phase
+    # relative
+    rel_max: int = 0  # number of distances that have a vector; 0: block_size
+    rel_capped: bool = False  # longer distances reuse the last vector, rather than add nothing
+    rel_shared: bool = True  # one table for the model, rather than one per layer
+    # t5
+    t5_buckets: int = 32  # number of buckets; half of them hold one distance each
+    t5_max_distance: int = 128  # all distances from here on share the last bucket
+    # alibi
+    alibi_fraction: float = 1.0  # the fraction of the heads that have a slope; the others have none
+    # cope, cope_mlp, cope_alibi
+    cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q is dotted with, for gates
+    # cope, cope_mlp
+    cope_npos: int = 64  # number of positions; p is clamped to npos - 1
     cope_scale_z: bool = False  # divide q.e by sqrt(d) too (official code; Listing 1 does not)
-    cope_mlp_width: int = 64  # cope_mlp: N, hidden width
-    cope_slopes: str = "alibi"  # cope_alibi: alibi | geometric (m0, m0/2, ...) | learned (from 0)
-    cope_m0: float = 1.0  # cope_alibi: the first head's slope, if geometric
-    pope_softplus: bool = True  # magnitudes are softplus(q), softplus(k); else q, k themselves
-    pope_delta: str = "zero"  # zero | uniform: start of the learned phase delta | none: no delta
-    expe_l: int = 0  # expe, exqpe: l, how many dimensions hold the position; 0: C / 8
+    # cope
+    cope_shared: bool = True  # one table for the model, rather than one per layer
+    cope_per_head: bool = False  # one table per head, rather than one for all of them
+    # cope_mlp
+    cope_mlp_width: int = 64  # N, the hidden width
+    # cope_alibi
+    cope_slopes: Literal["alibi", "geometric", "learned"] = "alibi"  # geometric: m0, m0/2, m0/4 ...
+    cope_m0: float = 1.0  # geometric: the first head's slope
+    # expe, exqpe
+    expe_l: int = 0  # l, the number of dimensions that hold the position; 0: C / 8
     expe_S: float = 0.0  # S, added to every value
-    expe_theta: float = 1 / 2048  # theta (expe), theta_1 (exqpe): step from dimension to dimension
-    expe_theta2: float = 1 / 16  # theta_2 (exqpe): step of one dimension per position
+    expe_theta: float = 1 / 2048  # expe: step per position and per dimension; exqpe: per dimension
+    expe_theta2: float = 1 / 16  # exqpe: step of the one dimension that grows at each position
     expe_v: bool = False  # write positions into the input of the values too
-    expe_once: bool = False  # only before the first block, not in every block
+    expe_once: bool = False  # only before the first block, rather than in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
-    expe_learned: str = "no"  # no | random | init: train S and theta, from random or given values
-    expe_scale: float = 1.0  # test time: multiply all but S by this (0.5: twice the length)
+    expe_learned: Literal["no", "random", "init"] = "no"  # train S, theta; init: from those above
+    expe_scale: float = 1.0  # at test time: scale positions, but not S; 0.5 fits twice the length
 
 class PE(nn.Module):
-    """`nope`: no positional encoding. Only the causal mask tells a token what came before it.
+    """The base of all methods. A method overrides the hooks through which it acts.
 
-    Every other method is a subclass that overrides the hooks where it acts. shared_from is this
-    method's instance in the first layer that uses it (None in that layer), to share parameters
-    with. An nn.Linear here is initialised and decays as any other; an nn.Parameter starts as
-    __init__ sets it, and never decays. Arguments of the hooks:
-        x         (B, T, C)      in embed the token embeddings, elsewhere the attention's input
-        pos       (T,)           positions of the new tokens
-        q, k      (B, H, T, d)   queries and keys of the new tokens
-        cache     dict           this PE's own; kept between calls when decoding, else empty
-    and in key_features and logit_bias:
-        k, v      (B, H, S, d)   keys after rotation (PoPE's: 2d), and values, of all tokens so far
-        q         (B, H, t, d)   a chunk of the queries, before rotation
-        logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after rotation
-        i, j      (t, 1), (s,)   positions of these queries, and of the keys up to the last query
-        features  (B, H, s, ..)  what key_features returned for these keys
+    The model makes one instance for each layer that uses the method. shared_from is the instance
+    of the first such layer, and None in that layer itself, so parameters can be shared with it. An
+    nn.Linear or nn.Embedding that is created here gets GPT-2's initialisation and weight decay,
+    like any other. A bare nn.Parameter keeps the value that __init__ gives it, and does not decay.
+
+    Two hooks get a dict named cache. It belongs to this instance, and what a hook stores there is
+    there again in the next call while tokens are generated. Otherwise it is always empty.
     """
+    kind = None  # on what the effect depends: absolute (i, j) | relative (i - j) | contextual
+    has_kernel = False  # whether kernels.attention can compute what it does to the logits
+
     def __init__(self, cfg, shared_from=None):
         super().__init__()
-        self.cfg, self.H, self.d = cfg, cfg.n_head, cfg.n_embd // cfg.n_head
+        self.cfg = cfg
+        self.H = cfg.n_head
+        self.d = cfg.n_embd // cfg.n_head
+
+    @staticmethod
+    def check(cfg):
+        """Raises ValueError if the method's options make no sense."""
+
+    def angles(self, x, pos):
+        """Returns what `rotate` needs to know about the positions pos (T,) of the new tokens, such
+        as angles or their cosines and sines. This is called once per forward pass, and all layers
+        share the result. x (B, T, C) only gives the dtype and the device."""
+        return pos
 
     def embed(self, x, pos):
-        return x  # the new embeddings; called once, before the first block
+        """Returns the token embeddings x (B, T, C), changed or not. This is called once, before the
+        first block, and not in every layer."""
+        return x
 
     def inputs(self, x_qk, x_v, pos):
-        return x_qk, x_v  # (B, T, C), the inputs of the q, k projection and of the v projection
+        """Returns what the q, k projection and the v projection read. Both arguments start as the
+        attention's input (B, T, C)."""
+        return x_qk, x_v
 
-    def rotate(self, q, k, x, pos, cache):
-        return q, k  # rotated; this k goes into the layer's cache
+    def rotate(self, q, k, x, angles, cache):
+        """Returns q and k with their positions in them, so that q.k depends on positions. q and k
+        are (B, H, T, d), and the results may be wider. x (B, T, C) is the attention's input. The
+        layer's cache keeps these rotated keys, so no key is rotated twice."""
+        return q, k
 
-    def key_features(self, x, k, v, cache):
-        return k  # (B, H, S, ..), what logit_bias needs to know about each key
+    def per_key(self, x, k, v, cache):
+        """Returns a tensor (B, H, S, ..) with what logit_bias must know about each key. k, which is
+        rotated, and v hold all S tokens. x (B, T, C) holds only the new ones, so anything that is
+        computed from x has to be cached here."""
+        return k
 
-    def logit_bias(self, q, logits, i, j, features):
-        """Returns what to add to the logits, broadcastable to (B, H, t, s), in precise(q). For keys
-        in the future (j > i) it must be finite: the mask adds -inf to it."""
+    def logit_bias(self, q, logits, i, j, per_key):
+        """Returns what to add to the logits, in any shape that broadcasts to (B, H, t, s) and in
+        at_least_float32(q). It must be finite in the future (j > i), where the mask adds -inf.
+
+            q         (B, H, t, d)   some of the queries, before rotation
+            logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after rotation
+            i         (t, 1)         positions of these queries
+            j         (s,)           positions of the keys, up to the last of these queries
+            per_key   (B, H, s, ..)  what the hook of that name returned, for these keys
+        """
         return 0.0
 
+    def kernel_arguments(self, q, per_key):
+        """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. This is
+        only called if has_kernel. q and per_key are those of logit_bias, for all T tokens."""
+
     def clamp_parameters(self):
-        """Moves parameters back into their bounds, after each optimizer step."""
+        """Moves parameters back into their bounds, after each step of the optimizer."""
+
+def overrides(method, hook):
+    """True if the method, a class, has a hook of its own."""
+    return getattr(method, hook) is not getattr(PE, hook)
 
 # --- a plain GPT ----------------------------------------------------------------------------------
+
+def at_least_float32(x):
+    """The dtype of logits and phases, for which bfloat16 is too coarse: float32, or float64 if x
+    is float64."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 def split_heads(x, H):
     """(B, T, C) -> (B, H, T, d)"""
     return x.unflatten(-1, (H, -1)).transpose(1, 2)
 
-def precise(x):
-    """The dtype of logits and phases: float32, or float64 if x is float64."""
-    return torch.promote_types(x.dtype, torch.float32)
+def scaled_dot_products(q, k, d):
+    """Returns q.k / sqrt(d), (B, H, t, s). The width d of a head is an argument because q and k are
+    of width 2d after PoPE, which still divides by sqrt(d)."""
+    return (q @ k.mT).to(at_least_float32(q)) * d**-0.5
 
-def dots(q, k, d):
-    """q.k / sqrt(d), (B, H, t, s). d is the width of a head, even where PoPE's q, k are 2d wide."""
-    return (q @ k.mT).to(precise(q)) * d**-0.5
-
-def append(cache, name, new):
-    """Appends new (B, H, T, ..) to the tensor under that name. Returns it all (B, H, S, ..)."""
-    cache[name] = torch.cat((cache[name], new), 2) if name in cache else new
-    return cache[name]
+def extend_cache(cache, name, new):
+    """Appends new (B, H, T, ..) to the tensor of that name and returns it all, (B, H, S, ..)."""
+    if name in cache:
+        new = torch.cat((cache[name], new), 2)
+    cache[name] = new
+    return new
 
 class Attention(nn.Module):
-    def __init__(self, cfg, mix, pes):
+    def __init__(self, cfg, names, pes):
         super().__init__()
-        self.mix = mix  # this layer's part of cfg.pe, such as "cope+rope", the names of pes
-        self.cfg, self.H, self.d = cfg, cfg.n_head, cfg.n_embd // cfg.n_head
+        self.cfg = cfg
+        self.H = cfg.n_head
+        self.d = cfg.n_embd // cfg.n_head
         self.c_qk = nn.Linear(cfg.n_embd, 2 * cfg.n_embd, bias=cfg.bias)
-        self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)  # apart: expe changes q, k only
+        # separate, because expe changes the input of q and k only
+        self.c_v = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
-        self.pes = nn.ModuleList(pes)
-        self.biases = [pe for pe in pes if type(pe).logit_bias is not PE.logit_bias]
-        self.triton = False  # GPT.use_kernels turns it on where a Triton kernel fits
-        self.kept = None  # set it to {} to collect the tensors of a forward pass
+        self.names = names  # of this layer's methods, such as ["cope", "rope"]
+        self.pes = nn.ModuleList(pes)  # their instances, in the same order
+        self.bias_pes = [pe for pe in pes if overrides(type(pe), "logit_bias")]
+        self.use_triton = False  # set by GPT.use_kernels where a kernel serves this layer
 
-    def forward(self, x, pos, cache=None):
-        """x (B, T, C) -> (B, T, C). cache: this layer's dict, which is read and extended."""
-        x_qk = x_v = x
-        for pe in self.pes:
-            x_qk, x_v = pe.inputs(x_qk, x_v, pos)  # expe, exqpe
-        q, k = (split_heads(y, self.H) for y in self.c_qk(x_qk).chunk(2, -1))  # (B, H, T, d)
-        v = split_heads(self.c_v(x_v), self.H)
-        if self.triton and cache is None and self.kept is None:  # a kernel fills neither
-            y = triton_attention(self, q, k, v, x, pos)
-        else:
-            y = self.attention(q, k, v, x, pos, {} if cache is None else cache)
+    def forward(self, x, pos, angles, cache=None):
+        """Returns what the block adds to its stream, (B, T, C). x (B, T, C) is the block's normed
+        input. angles is from GPT.angles. cache is this layer's dict, to which this call adds."""
+        operands = self.encode(x, pos, angles, {} if cache is None else cache)
+        y = self.attend(*operands)  # (B, H, T, d)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return F.dropout(y, self.cfg.dropout, self.training)
 
-    def attention(self, q, k, v, x, pos, cache):
-        """(B, H, T, d) -> (B, H, T, d)"""
-        raw_q, raw_k = q, k
+    def encode(self, x, pos, angles, cache):
+        """Calls the hooks that act on all tokens at once. Returns the arguments of `textbook`."""
+        x_qk = x_v = x
         for pe in self.pes:
-            q, k = pe.rotate(q, k, x, pos, cache.setdefault(pe, {}))  # rope, carope, pope
-        k, v = append(cache, "k", k), append(cache, "v", v)  # (B, H, S, d); PoPE's k is 2d wide
-        if not (self.biases or self.cfg.hard_attention or self.kept is not None):
-            return self.fused(q, k, v)
+            x_qk, x_v = pe.inputs(x_qk, x_v, pos)  # expe, exqpe
+        q, k = self.c_qk(x_qk).chunk(2, -1)
+        q, k = split_heads(q, self.H), split_heads(k, self.H)  # (B, H, T, d)
+        v = split_heads(self.c_v(x_v), self.H)
+        unrotated_q = q
+        for name, pe in zip(self.names, self.pes):
+            q, k = pe.rotate(q, k, x, angles[name], cache.setdefault(name, {}))  # at most one acts
+        k = extend_cache(cache, "k", k)  # (B, H, S, d), or of width 2d after PoPE
+        v = extend_cache(cache, "v", v)  # (B, H, S, d)
+        per_key = []  # one tensor for each of bias_pes
+        for name, pe in zip(self.names, self.pes):
+            if pe in self.bias_pes:
+                per_key.append(pe.per_key(x, k, v, cache[name]))
+        i = pos[:, None]  # (T, 1)
+        S = k.size(2)
+        j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)  # the last query has the last key
+        return q, k, v, unrotated_q, i, j, per_key
 
-        features = [pe.key_features(x, k, v, cache.setdefault(pe, {})) for pe in self.biases]
-        q, k, v, raw_q = (y.contiguous() for y in (q, k, v, raw_q))  # once, not per chunk
-        T, S, chunks = q.size(2), k.size(2), []
-        j = pos[-1] + 1 - S + torch.arange(S, device=q.device)  # the last key is the last query's
-        n = math.ceil(T / CHUNK)  # number of chunks: the T x T matrix may not fit in memory
+    def textbook(self, q, k, v, unrotated_q, i, j, per_key):
+        """Attention as the papers write it. The queries at positions i (t, 1) attend to the keys at
+        positions j (s,). This function defines the model, and whatever follows it in this class
+        computes the same in less time or memory."""
+        logits = scaled_dot_products(q, k, self.d)  # (B, H, t, s)
+        bias = torch.where(j > i, -math.inf, 0.0)  # the causal mask (t, s)
+        for pe, its_per_key in zip(self.bias_pes, per_key):
+            bias = bias + pe.logit_bias(unrotated_q, logits, i, j, its_per_key)
+        weights = (logits + bias).softmax(-1)
+        if self.cfg.hard_attention:
+            weights = harden(weights)
+        weights = F.dropout(weights.to(v.dtype), self.cfg.dropout, self.training)
+        return weights @ v  # (B, H, t, d)
+
+    def attend(self, *operands):
+        """Calls the fastest equivalent of `textbook` that applies."""
+        q, k, v = operands[:3]
+        if self.use_triton and q.size(2) == k.size(2):  # kernels.py needs as many queries as keys
+            return self.triton(*operands)
+        if self.bias_pes or self.cfg.hard_attention:
+            return self.chunked(*operands)
+        return self.fused(q, k, v)
+
+    def chunked(self, q, k, v, unrotated_q, i, j, per_key):
+        """`textbook` for one chunk of queries after the other, because the T x S matrix of all of
+        them may not fit in memory. It is equal because no query depends on another. Keys that come
+        after a chunk's last query are left out, since the mask would remove them."""
+        q, k, v, unrotated_q = (y.contiguous() for y in (q, k, v, unrotated_q))  # once for all
+        T, S = q.size(2), k.size(2)
+        n = math.ceil(T / CHUNK)  # the number of chunks
         if torch.compiler.is_compiling():
-            n = 4  # unrolled: one graph for all lengths. 4 chunks skip 3/8 of the pairs
-        if self.kept is not None:
-            self.kept.update(x=x, q=raw_q, k=raw_k, v=v)
-            n = 1
+            # torch.compile unrolls this loop, so the number of chunks has to be the same for all
+            # lengths. With 4 chunks, 6 of the 16 blocks of the matrix lie in the future
+            n = 4
+        results = []
         for c in range(n):
             rows = slice(T * c // n, T * (c + 1) // n)
-            seen = slice(0, S - T + rows.stop)  # keys up to the last query of the chunk
-            chunks.append(self.attend(q[:, :, rows], k[:, :, seen], v[:, :, seen], features,
-                                      raw_q[:, :, rows], pos[rows, None], j[seen]))
-        return torch.cat(chunks, 2)
-
-    def attend(self, q, k, v, features, raw_q, i, j):
-        """Textbook attention of queries at positions i (t, 1) to keys at positions j (s,)."""
-        logits = dots(q, k, self.d)  # (B, H, t, s)
-        bias = torch.where(j > i, -math.inf, 0.0)  # the causal mask (t, s)
-        for pe, f in zip(self.biases, features):
-            bias = bias + pe.logit_bias(raw_q, logits, i, j, f[:, :, : k.size(2)])
-        weights = (logits + bias).softmax(-1)
-        if self.cfg.hard_attention:  # forward hard, backward soft (ours; the paper is silent)
-            weights = F.one_hot(weights.argmax(-1), k.size(2)) + weights - weights.detach()
-        if self.kept is not None:
-            self.kept.update(logits=logits, weights=weights)
-        return F.dropout(weights.to(v.dtype), self.cfg.dropout, self.training) @ v  # (B, H, t, d)
+            seen = slice(0, S - T + rows.stop)  # the keys up to the chunk's last query
+            seen_per_key = []
+            for every_key in per_key:  # in a comprehension, torch.compile would make `seen` fixed
+                seen_per_key.append(every_key[:, :, seen])
+            results.append(self.textbook(q[:, :, rows], k[:, :, seen], v[:, :, seen],
+                                         unrotated_q[:, :, rows], i[rows], j[seen], seen_per_key))
+        return torch.cat(results, 2)
 
     def fused(self, q, k, v):
-        """The same without a bias, in PyTorch's fused attention."""
+        """`textbook` without a bias, which PyTorch computes without storing the T x S matrix."""
         T, S, d = q.size(2), k.size(2), v.size(3)
-        if q.size(3) > d:  # PoPE: flash attention needs v as wide as q; also faster on CPUs
+        if q.size(3) > d:
+            # After PoPE, q and k are wider than v. Flash attention needs equal widths (and is also
+            # faster on CPUs), so v gets columns of zeros, which are cut off the result
             v = F.pad(v, (0, q.size(3) - d))
-        # is_causal alone would align query 0 with key 0, even if there are cached keys
-        mask = None if T == S else torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        mask = None
+        if T != S:
+            # is_causal would align the first query with the first key, which is a cached one
+            mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         dropout = self.cfg.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, mask is None, scale=self.d**-0.5)
+        y = F.scaled_dot_product_attention(
+            q, k, v, mask, dropout, is_causal=mask is None, scale=self.d**-0.5)
         return y[..., :d]
+
+    def triton(self, q, k, v, unrotated_q, i, j, per_key):
+        """`textbook` in a Triton kernel, which does not store the T x S matrix either. It is equal
+        for the biases that kernel_arguments can describe."""
+        import kernels
+
+        arguments = {}
+        for pe, its_per_key in zip(self.bias_pes, per_key):
+            new = pe.kernel_arguments(unrotated_q, its_per_key)
+            if "key_bias" in arguments and "key_bias" in new:
+                new["key_bias"] = arguments["key_bias"] + new["key_bias"]
+            arguments.update(new)
+        dropout = self.cfg.dropout if self.training else 0.0
+        return kernels.attention(q, k, v, **arguments, dropout=dropout)
+
+def harden(weights):
+    """Puts all weight on the largest, but keeps the gradient of the softmax. This straight-through
+    estimator is our choice, because the paper does not say how it trains hard attention."""
+    hard = F.one_hot(weights.argmax(-1), weights.size(-1))
+    return hard + weights - weights.detach()
 
 class MLP(nn.Module):
     def __init__(self, cfg):
         super().__init__()
-        self.gated, self.dropout = cfg.mlp == "swiglu", cfg.dropout
-        width = cfg.mlp_width or (64 * math.ceil(cfg.n_embd / 24) if self.gated else 4 * cfg.n_embd)
+        self.gated = cfg.mlp == "swiglu"
+        self.dropout = cfg.dropout
+        if cfg.mlp_width:
+            width = cfg.mlp_width
+        elif self.gated:
+            width = 64 * math.ceil(cfg.n_embd / 24)
+        else:
+            width = 4 * cfg.n_embd
         self.c_fc = nn.Linear(cfg.n_embd, 2 * width if self.gated else width, bias=cfg.bias)
         self.c_proj = nn.Linear(width, cfg.n_embd, bias=cfg.bias)
 
@@ -221,7 +348,9 @@ class MLP(nn.Module):
         x = self.c_fc(x)
         if self.gated:
             gate, x = x.chunk(2, -1)
-        x = F.silu(gate) * x if self.gated else F.gelu(x)
+            x = F.silu(gate) * x
+        else:
+            x = F.gelu(x)
         return F.dropout(self.c_proj(x), self.dropout, self.training)
 
 def norm(cfg):
@@ -230,77 +359,107 @@ def norm(cfg):
     return nn.LayerNorm(cfg.n_embd, eps=1e-5, bias=cfg.bias)
 
 class Block(nn.Module):
-    def __init__(self, cfg, mix, pes):
+    def __init__(self, cfg, names, pes):
         super().__init__()
-        self.ln_1, self.attn = norm(cfg), Attention(cfg, mix, pes)
-        self.ln_2, self.mlp = norm(cfg), MLP(cfg)
+        self.ln_1 = norm(cfg)
+        self.attn = Attention(cfg, names, pes)
+        self.ln_2 = norm(cfg)
+        self.mlp = MLP(cfg)
 
-    def forward(self, x, pos, cache=None):
-        x = x + self.attn(self.ln_1(x), pos, cache)
+    def forward(self, x, pos, angles, cache=None):
+        x = x + self.attn(self.ln_1(x), pos, angles, cache)
         return x + self.mlp(self.ln_2(x))
 
 class GPT(nn.Module):
+    """The model. Raises ValueError if cfg makes no sense."""
     def __init__(self, cfg):
         super().__init__()
-        check(cfg)  # ValueError if it makes no sense
+        check(cfg)
+        if cfg.vocab_size < 1:  # train.py calls `check` with 0, before it has read the data
+            raise ValueError(f"vocab_size={cfg.vocab_size} must be positive")
         self.cfg = cfg
-        self.first_pe = {}  # name -> its PE in the first layer that uses it
-        blocks, pattern = [], cfg.pe.split(",")
+        self.first_instance = {}  # name -> the PE of that name in the first layer that uses it
+        pattern = pe_pattern(cfg)
+        blocks = []
         for layer in range(cfg.n_layer):
-            mix, pes = pattern[layer % len(pattern)], []
-            for name in mix.split("+"):
-                pes.append(PES[name](cfg, shared_from=self.first_pe.get(name)))
-                self.first_pe.setdefault(name, pes[-1])
-            blocks.append(Block(cfg, mix, pes))
-        self.limit = cfg.block_size if "learned" in self.first_pe else math.inf  # positions
+            names = pattern[layer % len(pattern)]
+            pes = []
+            for name in names:
+                pe = PES[name](cfg, shared_from=self.first_instance.get(name))
+                self.first_instance.setdefault(name, pe)
+                pes.append(pe)
+            blocks.append(Block(cfg, names, pes))
+        # the number of positions that the model knows
+        self.limit = cfg.block_size if "learned" in self.first_instance else math.inf
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
         self.h = nn.ModuleList(blocks)
         self.ln_f = norm(cfg)
         self.lm_head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
-        # Linear and Embedding layers start as in GPT-2, also inside a PE
+        # all Linear and Embedding layers start as in GPT-2, and so do those inside a PE
         for name, layer in self.named_modules():
             if isinstance(layer, (nn.Linear, nn.Embedding)):
-                residual = name.endswith("c_proj")  # the 2 n_layer that add to the residual stream
-                std = 0.02 / math.sqrt(2 * cfg.n_layer) if residual else 0.02
+                std = 0.02
+                if name.endswith("c_proj"):  # the 2 * n_layer projections into the residual stream
+                    std = 0.02 / math.sqrt(2 * cfg.n_layer)
                 nn.init.normal_(layer.weight, std=std)
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def forward(self, idx, targets=None, cache=None):
-        """idx (B, T) holds token ids, targets (B, T) the next ids, or -1 for no loss. Returns the
-        logits (B, T, V), V = vocab_size, and the mean loss in nats, 0 if all targets are -1.
-        Without targets, returns the last position's logits (B, 1, V) and None. cache: from
-        new_cache(), of the tokens before idx; idx is added."""
-        begin = cache[0]["k"].size(2) if cache and cache[0] else 0  # tokens in the cache
+    def angles(self, x, pos):
+        """Returns {name: what the hook `angles` of that method returns}."""
+        return {name: pe.angles(x, pos) for name, pe in self.first_instance.items()}
+
+    def forward(self, idx, targets=None, cache=None, return_logits=True):
+        """Returns logits and loss.
+
+        idx       (B, T) token ids
+        targets   (B, T) the ids that follow them, or -1 where there is no loss. With targets, the
+                  logits are (B, T, V), V = vocab_size, and the loss is the mean over all targets in
+                  nats, or 0 if all are -1. Without targets, the logits are only those of the last
+                  token (B, 1, V), and the loss is None
+        cache     from new_cache(). It holds the tokens before idx, and this call appends idx
+        return_logits   False returns None in place of the logits. Training does that, because under
+                  torch.compile an output that needs a gradient costs a (B, T, V) tensor of zeros
+        """
+        begin = 0
+        if cache is not None and "k" in cache[0]:
+            begin = cache[0]["k"].size(2)  # the number of cached tokens
         end = begin + idx.size(1)
         if end > self.limit:
             raise ValueError(f"pe={self.cfg.pe!r} has {self.limit} positions, got {end}; "
                              "shorten the input, or use a larger block_size or another pe")
         pos = torch.arange(begin, end, device=idx.device)
         x = self.wte(idx)
-        for pe in self.first_pe.values():
+        angles = self.angles(x, pos)
+        for pe in self.first_instance.values():
             x = pe.embed(x, pos)  # learned, sinusoidal; expe and exqpe with expe_once
         x = F.dropout(x, self.cfg.dropout, self.training)
-        for block, its_cache in zip(self.h, cache or [None] * len(self.h)):
-            x = block(x, pos, its_cache)
+        for layer, block in enumerate(self.h):
+            x = block(x, pos, angles, None if cache is None else cache[layer])
         x = self.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
-        logits, y = self.lm_head(x), targets.flatten()
+        logits = self.lm_head(x)
+        y = targets.flatten()
         total = F.cross_entropy(logits.flatten(0, 1), y, ignore_index=-1, reduction="sum")
-        return logits, total / (y != -1).sum().clamp(min=1)
+        loss = total / (y != -1).sum().clamp(min=1)
+        return logits if return_logits else None, loss
 
     def new_cache(self):
-        return [{} for _ in self.h]  # of keys, values and whatever a PE must remember
+        """Returns an empty cache, one dict per layer, for keys, values and what a PE must keep."""
+        return [{} for _ in self.h]
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
-        """idx (B, T) -> (B, T + max_new_tokens). temperature 0: the likeliest. Needs eval()."""
-        cache, new = self.new_cache(), idx
+        """Appends max_new_tokens sampled tokens to idx (B, T). temperature=0 decodes greedily. Call
+        model.eval() first, because dropout would otherwise disturb the result."""
+        cache = self.new_cache()
+        new = idx
         for _ in range(max_new_tokens):
-            logits = self(new, cache=cache)[0][:, -1].float()  # (B, V)
+            logits, _ = self(new, cache=cache)
+            logits = logits[:, -1].float()  # (B, V)
             if top_k is not None:
                 kth = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
                 logits = logits.masked_fill(logits < kth, -math.inf)
@@ -312,7 +471,7 @@ class GPT(nn.Module):
         return idx
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """AdamW. The weights of every Linear and Embedding decay; nothing else does."""
+        """Returns AdamW. The weights of every Linear and Embedding decay, and nothing else does."""
         decay = {m.weight for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
         params = list(self.parameters())
         groups = [dict(params=[p for p in params if p in decay], weight_decay=weight_decay),
@@ -320,40 +479,62 @@ class GPT(nn.Module):
         return torch.optim.AdamW(groups, learning_rate, betas, fused=device_type in ("cuda", "cpu"))
 
     def clamp_parameters(self):
-        """Call this after each optimizer step: it keeps pope's delta within its bounds."""
-        for pe in (pe for block in self.h for pe in block.attn.pes):
-            pe.clamp_parameters()
+        """Must be called after each step of the optimizer, to keep pope's delta in its bounds."""
+        for block in self.h:
+            for pe in block.attn.pes:
+                pe.clamp_parameters()
 
     def get_num_params(self, non_embedding=True):
-        """Number of parameters; learned absolute positions count only if non_embedding is False."""
+        """Returns the number of parameters. Learned absolute positions count only if non_embedding
+        is False, as in nanoGPT."""
         total = sum(p.numel() for p in self.parameters())
-        if non_embedding and "learned" in self.first_pe:
-            total -= self.first_pe["learned"].wpe.weight.numel()
+        if non_embedding and "learned" in self.first_instance:
+            total -= self.first_instance["learned"].wpe.weight.numel()
         return total
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12, length=0):
-        """Share of the peak FLOP/s (default: an A100's) if fwdbwd_per_iter sequences of `length`
-        tokens (0: block_size) take dt seconds. 6 N + 12 L C T FLOPs a token (PaLM appendix B)."""
+        """Returns the model FLOPs utilization, the fraction of the peak FLOP/s (by default an
+        A100's) that is reached when fwdbwd_per_iter sequences of `length` tokens (0: block_size)
+        take dt seconds. A token takes 6 N + 12 L C T FLOPs (PaLM appendix B)."""
         T = length or self.cfg.block_size
         per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
 
     def use_kernels(self, dtype):
-        """Uses a Triton kernel of kernels.py where one fits. Move the model to its device first.
-        dtype: of q, k, v, so autocast's if it is on. Returns one line that says what layers run."""
+        """Makes each layer use the Triton kernel of kernels.py if that serves the layer's methods.
+        Call this after the model has moved to its device. dtype is that of q, k and v, so
+        autocast's if autocast is on. Returns a line that says what the layers run, and why."""
         import kernels
 
-        labels, device = [], self.wte.weight.device
-        for attn in (block.attn for block in self.h):
-            reason = kernels.why_not(attn.mix, attn.d, device, dtype, self.cfg.hard_attention)
-            attn.triton = reason is None
-            labels.append(f"pytorch ({attn.mix}: {reason})" if reason else f"triton {attn.mix}")
+        labels = []
+        for block in self.h:
+            attn = block.attn
+            mix = "+".join(attn.names)
+            helped = [name for name in attn.names if PES[name].has_kernel]
+            dense = [pe for pe in attn.bias_pes if not pe.has_kernel]
+            if self.cfg.hard_attention:
+                reason = "hard attention has no kernel"
+            elif dense:
+                reason = "its bias has no kernel"
+            elif not helped:
+                reason = "PyTorch's fused attention serves it"
+            else:
+                reason = kernels.why_not(helped, attn.d, self.wte.weight.device, dtype)
+            attn.use_triton = reason is None
+            labels.append(f"pytorch ({mix}: {reason})" if reason else f"triton {mix}")
         return "attention: " + ", ".join(dict.fromkeys(labels))
 
 # --- the methods ----------------------------------------------------------------------------------
 
+class NoPE(PE):
+    """`nope`: no positional encoding. Only the causal mask then tells a token what came before it
+    (Haviv et al. arXiv:2203.16634)."""
+
 class Learned(PE):
-    """`learned`: an embedding per position, added to the token's (Vaswani section 3.5, GPT-2)."""
+    """`learned`: adds a learned vector per position to the token embeddings (Vaswani
+    arXiv:1706.03762 section 3.5, and GPT-2)."""
+    kind = "absolute"
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.wpe = shared_from.wpe if shared_from else nn.Embedding(cfg.block_size, cfg.n_embd)
@@ -362,13 +543,23 @@ class Learned(PE):
         return x + self.wpe(pos)
 
 def frequencies(base, n, x):
-    """theta_c = base^(-c/n), c = 0..n-1, (n,), in precise(x). kernels.py uses float64, which some
-    devices lack. Not a buffer: model.bfloat16() would round it, with phases off by radians."""
-    return base ** (-torch.arange(n, device=x.device, dtype=precise(x)) / n)
+    """Returns theta_c = base^(-c/n), c = 0..n-1, as a tensor (n,). This is recomputed on every
+    call, because model.bfloat16() would round a buffer, and the phases of distant positions would
+    then be wrong by whole radians."""
+    return base ** (-torch.arange(n, device=x.device, dtype=at_least_float32(x)) / n)
 
 class Sinusoidal(PE):
-    """`sinusoidal`: the token embeddings times sqrt(C), plus sin(i theta_c) in dimension 2c and
-    cos(i theta_c) in 2c + 1, theta_c = base^(-2c/C) (Vaswani arXiv:1706.03762 section 3.5)."""
+    """`sinusoidal`: multiplies the token embeddings by sqrt(C), and adds sin(i theta_c) to
+    dimension 2c and cos(i theta_c) to dimension 2c + 1, where theta_c = base^(-2c/C) (Vaswani
+    arXiv:1706.03762 section 3.5)."""
+    kind = "absolute"
+
+    @staticmethod
+    def check(cfg):
+        if cfg.n_embd % 2:
+            raise ValueError(f"sinusoidal adds pairs of sine and cosine, but n_embd={cfg.n_embd} "
+                             "is odd; change n_embd")
+
     def embed(self, x, pos):
         C = x.size(-1)
         angle = pos[:, None] * frequencies(self.cfg.base, C // 2, x)  # (T, C/2)
@@ -377,68 +568,148 @@ class Sinusoidal(PE):
             x = x * C**0.5
         return x + waves.to(x.dtype)
 
-def turn(x, cos, sin):
-    """Rotate the pairs (x[c], x[c + d/2]) of x (B, H, T, d). cos and sin are (.., T, d/2)."""
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+def rotate_pairs(x, cos, sin):
+    """Rotates the pairs (x[c], x[c + n]), c = 0..n-1, of x (B, H, T, d), and leaves the dimensions
+    from 2n on as they are. cos and sin (.., T, n) are those of the angles."""
+    n = cos.size(-1)
+    a, b, rest = x.split((n, n, x.size(-1) - 2 * n), -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), -1).to(x.dtype)
 
 class RoPE(PE):
-    """`rope`: the pair (c, c + d/2) of q and of k turns by the angle i theta_c, theta_c =
-    base^(-2c/d), c = 0..d/2-1. So q.k depends on position only through the distance (RoPE
-    arXiv:2104.09864 eq. 16; the paper pairs neighbours, which only reorders dimensions).
+    """`rope`: rotates the pair (c, c + n) of q and of k by the angle i theta_c, where theta_c =
+    base^(-c/n), c = 0..n-1, n = d/2. The product q.k then depends on positions only through the
+    distance i - j (RoPE arXiv:2104.09864 eq. 16; the paper pairs adjacent dimensions, which is
+    equivalent up to a permutation). With rope_fraction < 1, only that fraction of the dimensions is
+    rotated, so n is smaller, and the others carry no position (GPT-NeoX arXiv:2204.06745).
 
-    Test-time scaling to `factor` times the trained length. linear: i / factor. ntk: base *
-    factor^(d/(d-2)). yarn: theta_c / factor for a pair that turns once or less within the trained
-    length, theta_c for one that turns 32 times or more, a linear blend in between (YaRN
-    arXiv:2309.00071 section 3; deployed code often blends over c)."""
-    def rotate(self, q, k, x, pos, cache):
+    rope_scaling changes the frequencies of a trained model, to let it read `factor` times the
+    trained length (YaRN arXiv:2309.00071 section 3 describes all three ways):
+
+        linear   divides every frequency by factor, so no angle is larger than in training
+        ntk      raises the base, which divides the lowest frequency by factor but leaves the
+                 highest, which tells neighbours apart, as it was
+        yarn     divides the frequency of a pair by factor if the pair makes at most one full
+                 rotation within the trained length, because further on it would meet new angles. A
+                 pair with 32 or more has met them all, so its frequency stays. In between, the two
+                 are blended in proportion to the rotations (deployed code often blends over c)
+    """
+    kind = "relative"
+
+    @staticmethod
+    def check(cfg):
+        d = cfg.n_embd // cfg.n_head
+        width = RoPE.rotated_width(cfg)
+        if width % 2 or not 2 <= width <= d:
+            raise ValueError(f"rope rotates pairs, but rope_fraction={cfg.rope_fraction} of "
+                             f"n_embd / n_head = {d} is {width}; it must be even and from 2 to {d}")
+        if not 0 < cfg.rope_factor < math.inf:
+            raise ValueError(f"rope_factor={cfg.rope_factor} must be positive and finite")
+        if (cfg.rope_scaling == "none") != (cfg.rope_factor == 1):
+            raise ValueError(f"rope_scaling={cfg.rope_scaling!r} with rope_factor="
+                             f"{cfg.rope_factor} does nothing; set both, as in "
+                             "rope_scaling=ntk,rope_factor=4")
+        if cfg.rope_scaling == "ntk" and width == 2:
+            raise ValueError("rope_scaling='ntk' needs two frequencies, but only one pair of each "
+                             "head is rotated; use linear or yarn")
+
+    @staticmethod
+    def rotated_width(cfg):
+        """2n, how many dimensions of a head are rotated"""
+        return round(cfg.rope_fraction * cfg.n_embd / cfg.n_head)
+
+    def theta(self, x):
+        """Returns the frequencies (n,) after rope_scaling."""
+        n = self.rotated_width(self.cfg) // 2
         scaling, factor = self.cfg.rope_scaling, self.cfg.rope_factor
-        base, gain = self.cfg.base, 1.0
+        base = self.cfg.base
         if scaling == "ntk":
-            base = base * factor ** (self.d / (self.d - 2))
-        theta = frequencies(base, self.d // 2, q)  # (d/2,)
+            base = base * factor ** (n / (n - 1))
+        theta = frequencies(base, n, x)
         if scaling == "linear":
             theta = theta / factor
         if scaling == "yarn":
-            turns = (self.cfg.rope_trained or self.cfg.block_size) * theta / (2 * math.pi)
-            keep = ((turns - 1) / (32 - 1)).clamp(0, 1)  # alpha = 1, beta = 32
-            theta = theta * (keep + (1 - keep) / factor)
-            gain = 0.1 * math.log(factor) + 1  # on q and on k: sharpens the softmax (YaRN eq. 22)
-        angle = pos[:, None] * theta  # (T, d/2)
-        cos, sin = gain * angle.cos(), gain * angle.sin()
-        return turn(q, cos, sin), turn(k, cos, sin)
+            trained = self.cfg.rope_trained or self.cfg.block_size
+            rotations = trained * theta / (2 * math.pi)
+            kept = ((rotations - 1) / (32 - 1)).clamp(0, 1)  # gamma; the paper's alpha 1, beta 32
+            theta = theta * (kept + (1 - kept) / factor)
+        return theta
+
+    def angles(self, x, pos):
+        """Returns the cosines and sines of the angles, (2, T, n)."""
+        angle = pos[:, None] * self.theta(x)  # (T, n)
+        table = torch.stack((angle.cos(), angle.sin()))
+        if self.cfg.rope_scaling == "yarn":
+            gain = 0.1 * math.log(self.cfg.rope_factor) + 1  # sharpens the softmax (YaRN eq. 22)
+            table = gain * table
+        # This changes nothing, but torch.compile stores what as_strided reads. It would otherwise
+        # compute the table anew for each q and k, because it fuses cheap operations with their use
+        return table.as_strided(table.shape, table.stride())
+
+    def rotate(self, q, k, x, angles, cache):
+        cos, sin = angles
+        return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
+
+def most_precise_dtype(x):
+    """float64, or float32 on Apple's GPUs, which lack float64. Gates are added up over thousands of
+    tokens, and the products behind them would otherwise be rounded to TF32 in training."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
 
 class CARoPE(PE):
-    """`carope`: RoPE, but each token sets its frequency, per head. A phase is their sum so far:
-    phi_c(i) = sum_{t<=i} f(x_t)^c, f(x) = 1 / (softplus(x W + b) + 1), c = 0..d/2-1 (CARoPE
-    arXiv:2507.23083 section 2). Pair 0 ignores content. x is the attention's input; the paper says
-    "the embedding of the token". The constant b is ours: CARoPE is meant to start as RoPE, and with
-    W = 0 this b gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
+    """`carope`: RoPE whose frequencies depend on content. Each token x_t sets one frequency per
+    head, f(x_t) = 1 / (softplus(x_t W + b) + 1), and the angle of pair c is the running sum
+    phi_c(i) = sum_{t<=i} f(x_t)^c, c = 0..d/2-1 (CARoPE arXiv:2507.23083 section 2). Pair 0 does
+    not depend on content, because f^0 = 1. The paper takes "the embedding of the token" as x, and
+    we take the attention's input.
+
+    The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
+    constant b: with W = 0 it gives f = base^(-2/d), and the powers f^c are then RoPE's
+    frequencies."""
+    kind = "contextual"
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
-        y = cfg.base ** (2 / self.d) - 1  # b = ln(e^y - 1), so that softplus(b) = y
-        self.b = y + math.log(-math.expm1(-y))
+        target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
+        self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1), without overflow
 
-    def rotate(self, q, k, x, pos, cache):
-        with torch.autocast(x.device.type, enabled=False):  # a bfloat16 sum is off by radians
-            y = F.softplus(x.to(precise(x)) @ self.W.to(precise(x)) + self.b)
-            log_f = -torch.log1p(y).transpose(1, 2)[..., None]  # (B, H, T, 1)
+    @staticmethod
+    def check(cfg):
+        d = cfg.n_embd // cfg.n_head
+        if d % 2:
+            raise ValueError(f"carope rotates pairs, but n_embd / n_head = {d} is odd; change "
+                             "n_head")
+        if cfg.base <= 1:
+            raise ValueError(f"carope needs f < 1, but base={cfg.base} starts it at 1 or more; use "
+                             "a base above 1")
+
+    def rotate(self, q, k, x, angles, cache):
+        precise = most_precise_dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
+            u = x.to(precise) @ self.W.to(precise) + self.b  # (B, T, H)
+            log_f = -torch.log1p(F.softplus(u)).to(at_least_float32(x))
             c = torch.arange(self.d // 2, device=x.device)
-            phi = (log_f * c).exp().cumsum(2)  # (B, H, T, d/2)
-        phi = phi + cache["phi"] if "phi" in cache else phi
-        cache["phi"] = phi[:, :, -1:] % (2 * math.pi)  # modulo: a large phase would lose digits
+            phi = (log_f.mT[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
+        if "phi" in cache:
+            phi = phi + cache["phi"]
+        # modulo 2 pi, because a large phase would lose precision
+        cache["phi"] = phi[:, :, -1:].to(precise) % (2 * math.pi)
         cos, sin = phi.cos(), phi.sin()
-        return turn(q, cos, sin), turn(k, cos, sin)
+        return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 class PoPE(PE):
-    """`pope`: sum_c mu(q_c) mu(k_c) cos((j - i) theta_c + delta_c) / sqrt(d), mu = softplus,
-    theta_c = base^(-c/d), c = 0..d-1 (PoPE arXiv:2509.10534 eq. 5, which prints base^(+c/d), a
-    typo). Content sets the magnitudes, position the phases, one per dimension, not per pair. It is
-    computed as a plain dot product of [mu cos, mu sin], 2d wide (eq. 6, 7, 9).
+    """`pope`: the logit is sum_c mu(q_c) mu(k_c) cos((j - i) theta_c + delta_c) / sqrt(d), where mu
+    is softplus and theta_c = base^(-c/d), c = 0..d-1 (PoPE arXiv:2509.10534 eq. 5, which prints
+    base^(+c/d), a typo). Content sets only the magnitudes, and position sets only the phases, of
+    which there is one per dimension rather than one per pair. The cosine of a difference is the dot
+    product of two unit vectors, so the logit is computed as the dot product of vectors
+    [mu cos, mu sin] of width 2d (eq. 6, 7, 9).
 
-    delta (H, d) stays in [-2 pi, 0]: clamp_parameters moves it back after each step. A clamp in the
-    forward pass would freeze it, since past the bound it gets no gradient."""
+    delta (H, d) is learned and stays in [-2 pi, 0], because clamp_parameters moves it back after
+    each step. A clamp in the forward pass would freeze it, since it has no gradient past a bound.
+    """
+    kind = "relative"
+    has_kernel = True
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.delta = None
@@ -446,14 +717,22 @@ class PoPE(PE):
             lowest = -2 * math.pi if cfg.pope_delta == "uniform" else 0.0
             self.delta = nn.Parameter(lowest * torch.rand(cfg.n_head, self.d))
 
-    def rotate(self, q, k, x, pos, cache):
-        angle = angle_k = pos[:, None] * frequencies(self.cfg.base, self.d, q)  # (T, d)
+    def angles(self, x, pos):
+        return pos[:, None] * frequencies(self.cfg.base, self.d, x)  # (T, d)
+
+    def rotate(self, q, k, x, angles, cache):
+        angle_q = angle_k = angles
         if self.delta is not None:
-            angle_k = angle + self.delta.to(angle)[:, None]  # (H, T, d)
-        return self.polar(q, angle), self.polar(k, angle_k)  # (B, H, T, 2d)
+            angle_k = angle_q + self.delta.to(angle_q)[:, None]  # (H, T, d)
+        return self.polar(q, angle_q), self.polar(k, angle_k)  # (B, H, T, 2d)
 
     def polar(self, x, angle):
-        mu = F.softplus(x.to(precise(x))) if self.cfg.pope_softplus else x
+        """Returns [mu cos, mu sin] (B, H, T, 2d) of x (B, H, T, d)."""
+        mu = x.to(at_least_float32(x))
+        if self.cfg.pope_mu == "softplus":
+            mu = F.softplus(mu)
+        elif self.cfg.pope_mu == "relu":
+            mu = F.relu(mu)
         return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
 
     @torch.no_grad()
@@ -462,144 +741,225 @@ class PoPE(PE):
             self.delta.clamp_(-2 * math.pi, 0)
 
 class Relative(PE):
-    """`relative`: q_i . (k_j + a[i-j]) / sqrt(d), a learned vector per distance (Shaw
-    arXiv:1803.02155 eq. 4)."""
+    """`relative`: adds a learned vector per distance to the keys, so that the logit is
+    q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4)."""
+    kind = "relative"
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        R, shared = cfg.rel_max or cfg.block_size, shared_from and cfg.rel_shared
+        R = cfg.rel_max or cfg.block_size
+        shared = shared_from and cfg.rel_shared
         self.a = shared_from.a if shared else nn.Parameter(0.02 * torch.randn(R, self.d))
 
-    def logit_bias(self, q, logits, i, j, features):
+    def logit_bias(self, q, logits, i, j, per_key):
         R = len(self.a)
-        z = dots(q, self.a, self.d)  # (B, H, t, R): q.a / sqrt(d) for every distance
-        row = (i - j).clamp(0, R - 1).expand(*q.shape[:2], -1, -1)  # (B, H, t, s)
-        bias = z.gather(-1, row)
-        return bias if self.cfg.rel_capped else bias.masked_fill(i - j >= R, 0.0)
+        distance = i - j  # (t, s)
+        z = scaled_dot_products(q, self.a, self.d)  # (B, H, t, R), the bias at every distance
+        index = distance.clamp(0, R - 1).expand(*q.shape[:2], -1, -1)  # (B, H, t, s)
+        bias = z.gather(-1, index)
+        if not self.cfg.rel_capped:
+            bias = bias.masked_fill(distance >= R, 0.0)
+        return bias
 
 class T5(PE):
-    """`t5`: a learned bias per head and bucket of distances (T5 arXiv:1910.10683 section 2.1). Half
-    the buckets hold one distance each; the rest grow logarithmically. All layers share them."""
+    """`t5`: adds a learned number per head and bucket of distances (T5 arXiv:1910.10683 section
+    2.1). Half of the buckets hold one distance each, and the widths of the others grow
+    exponentially. All layers share one table."""
+    kind = "relative"
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         table = torch.zeros(cfg.t5_buckets, cfg.n_head)
         self.table = shared_from.table if shared_from else nn.Parameter(table)
 
-    def logit_bias(self, q, logits, i, j, features):
-        dist, buckets, exact = i - j, self.cfg.t5_buckets, self.cfg.t5_buckets // 2
-        # 0..1: where log(dist) lies between log(exact) and log(t5_max_distance)
-        share = (dist.clamp(min=exact) / exact).log() / math.log(self.cfg.t5_max_distance / exact)
-        far = exact + (share * (buckets - exact)).long()
-        bucket = torch.where(dist < exact, dist.clamp(min=0), far.clamp(max=buckets - 1))  # (t, s)
-        return self.table[bucket].permute(2, 0, 1).to(precise(q))  # (H, t, s)
+    @staticmethod
+    def check(cfg):
+        if not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance:
+            raise ValueError(f"t5_buckets={cfg.t5_buckets} must be 4 or more, and half of it less "
+                             f"than t5_max_distance={cfg.t5_max_distance}")
+
+    def logit_bias(self, q, logits, i, j, per_key):
+        distance = i - j  # (t, s)
+        buckets = self.cfg.t5_buckets
+        exact = buckets // 2  # the number of buckets that hold one distance each
+        # fraction goes from 0 to 1 as the distance goes from exact to t5_max_distance
+        log_ratio = (distance.clamp(min=exact) / exact).log()
+        fraction = log_ratio / math.log(self.cfg.t5_max_distance / exact)
+        far = exact + (fraction * (buckets - exact)).long()
+        near = distance.clamp(min=0)
+        bucket = torch.where(distance < exact, near, far.clamp(max=buckets - 1))  # (t, s)
+        # table[bucket] would be the same, but its backward pass is slow on GPUs
+        bias = F.embedding(bucket, self.table)  # (t, s, H)
+        return bias.permute(2, 0, 1).to(at_least_float32(q))
 
 def alibi_slopes(H, x):
-    """m_h = 2^(-8h/H), h = 1..H, (H, 1, 1). If H is not a power of two: the slopes of the power
-    below, then every other slope of the power above (ALiBi section 3, footnote)."""
-    power = 2 ** int(math.log2(H))
-    h = torch.arange(H, device=x.device, dtype=precise(x))
-    exponent = torch.where(h < power, h + 1, h - power + 0.5) * (8 / power)
+    """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H, 1, 1). If H is not a power of
+    two, the first heads get the slopes of the next lower power, and the others every other slope of
+    the next higher one (ALiBi section 3)."""
+    lower = 2 ** int(math.log2(H))
+    h = torch.arange(1, H + 1, device=x.device, dtype=at_least_float32(x))
+    exponent = torch.where(h <= lower, h, h - lower - 0.5) * (8 / lower)
     return 2.0 ** -exponent.view(H, 1, 1)
 
 class ALiBi(PE):
-    """`alibi`: -m_h (i - j), a fixed slope per head (ALiBi arXiv:2108.12409 section 3)."""
-    def logit_bias(self, q, logits, i, j, features):
-        return -alibi_slopes(self.H, q) * (i - j)
+    """`alibi`: adds -m_h (i - j), so that attention decays with distance, with a fixed slope m_h
+    per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, the slopes go to that
+    fraction of the heads, the first ones, and the other heads have no position."""
+    kind = "relative"
+    has_kernel = True
+
+    @staticmethod
+    def check(cfg):
+        heads = round(cfg.alibi_fraction * cfg.n_head)
+        if not 1 <= heads <= cfg.n_head:
+            raise ValueError(f"alibi_fraction={cfg.alibi_fraction} gives a slope to {heads} of "
+                             f"{cfg.n_head} heads; use more than 0 and at most 1")
+
+    def slopes(self, x):
+        """Returns m_h, (H, 1, 1)."""
+        heads = round(self.cfg.alibi_fraction * self.H)
+        return F.pad(alibi_slopes(heads, x), (0, 0, 0, 0, 0, self.H - heads))
+
+    def logit_bias(self, q, logits, i, j, per_key):
+        return -self.slopes(q) * (i - j)
+
+    def kernel_arguments(self, q, per_key):
+        """A bias of m_h j per key is enough, because softmax drops the -m_h i that all keys of a
+        query share."""
+        j = torch.arange(q.size(2), device=q.device)
+        bias = self.slopes(q) * j  # (H, 1, T)
+        return dict(key_bias=bias.squeeze(1).expand(len(q), -1, -1))  # (B, H, T)
 
 class FoX(PE):
-    """`fox`: sum_{l=j+1..i} log f_l, f_l = sigmoid(x_l W + b) per head. ALiBi with slopes set by
-    the tokens: each makes the model forget some of what came before (FoX arXiv:2503.02130 section
-    3). x is the attention's input. W and b start as in the authors' code, f near 1/2."""
+    """`fox`: adds sum_{l=j+1..i} log f_l, where f_l = sigmoid(x_l W + b) is the forget gate that
+    token l has in each head (FoX arXiv:2503.02130 section 3). This is an ALiBi whose slopes depend
+    on content, because each token's gate decides how much of the earlier context to forget. x is
+    the attention's input. W and b start as in the authors' code, which makes f about 1/2."""
+    kind = "contextual"
+    has_kernel = True
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.W = nn.Parameter(0.02 * torch.randn(cfg.n_embd, cfg.n_head))
         self.b = nn.Parameter(torch.zeros(cfg.n_head))
 
-    def key_features(self, x, k, v, cache):
-        with torch.autocast(x.device.type, enabled=False):  # a bfloat16 sum would be off
-            log_f = F.logsigmoid(x.to(precise(x)) @ self.W.to(precise(x)) + self.b)  # (B, T, H)
-        return append(cache, "log_f", log_f.mT)  # (B, H, S)
+    def per_key(self, x, k, v, cache):
+        """Returns the running sums log f_0 + .. + log f_j at each key j, (B, H, S)."""
+        precise = most_precise_dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
+            log_f = F.logsigmoid(x.to(precise) @ self.W.to(precise) + self.b)  # (B, T, H)
+        sums = log_f.mT.cumsum(-1)  # (B, H, T)
+        if "sums" in cache:
+            sums = sums + cache["sums"][..., -1:]
+        return extend_cache(cache, "sums", sums)
 
-    def logit_bias(self, q, logits, i, j, log_f):
-        """The bias is total_j - total_i, total_j = sum_{l=j+1..a} log f_l, where a is the first of
-        these queries; for j > a it is -sum_{l=a+1..j}. From position 0, sums would lose digits."""
-        first = j.size(0) - i.size(0)  # the index of a among the keys
-        left = log_f[..., 1 : first + 1].flip(-1).cumsum(-1).flip(-1)
-        right = log_f[..., first + 1 :].cumsum(-1)
-        total = torch.cat((left, torch.zeros_like(log_f[..., :1]), -right), -1)  # (B, H, s)
-        return total[:, :, None] - total[:, :, first:, None]
+    def logit_bias(self, q, logits, i, j, sums):
+        """The sum over l = j+1..i is a difference of two running sums. Both are first reduced by
+        the sum at the first of these queries, because float32 is precise for small numbers."""
+        first = j.size(0) - i.size(0)  # the index of the first query among the keys
+        sums = (sums - sums[..., first, None]).to(at_least_float32(q))
+        return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
+
+    def kernel_arguments(self, q, sums):
+        """Minus the sum at the key is enough, because softmax drops the sum at the query, which all
+        its keys share."""
+        return dict(key_bias=-sums.to(at_least_float32(q)))
 
 class CoPE(PE):
-    """`cope`: positions count what the query cares about. The gates g_ij = sigmoid(q_i.k_j /
-    sqrt(d)) add up to positions p_ij = g_ij + .. + g_ii, clamped to npos - 1. (If all gates are 1,
-    p_ij = i - j + 1.) The bias q_i.e[p_ij] is interpolated between the two nearest columns of e
-    (CoPE arXiv:2405.18719 eq. 3-8, Listing 1; eq. 3 omits sqrt(d)). e: (d, npos) or (H, d, npos).
+    """`cope`: positions count the tokens that the query cares about. The gate
+    g_ij = sigmoid(q_i.k_j / sqrt(d)) says how much query i counts key j, and the position of key j
+    is the sum of the gates from j to i, p_ij = g_ij + .. + g_ii, clamped to npos - 1. (If all gates
+    are 1, p_ij is i - j + 1.) The bias is q_i.e[p_ij]. The table e has a vector for each integer,
+    as (d, npos) or (H, d, npos), and between two integers q_i.e is interpolated linearly (CoPE
+    arXiv:2405.18719 eq. 3-8 and Listing 1; eq. 3 omits sqrt(d)).
 
-    As in Listing 1, gates from keys reuse the layer's logits, after rotation in `cope+rope`. On the
-    quickstart (seed 1337) that gave 1.448, 1.440, 1.473, 1.559 nats at 1, 2, 4, 8 times the trained
-    length, and gates before rotation 1.452, 1.439, 1.444, 1.467. The table sees q before rotation:
-    a rotated q would make q.e depend on absolute position."""
+    As in Listing 1, gates from keys reuse the layer's logits, which are rotated in `cope+rope`. The
+    product q.e takes q before rotation, because it would otherwise depend on absolute positions."""
+    kind = "contextual"
+    has_kernel = True
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         if cfg.cope_gates == "sep-keys":
             self.W_g = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.add_parameters(shared_from if cfg.cope_shared else None)
 
-    def add_parameters(self, shared_from):
-        d, npos = self.d, self.cfg.cope_npos
-        e = torch.zeros((self.H, d, npos) if self.cfg.cope_per_head else (d, npos))
-        self.e = shared_from.e if shared_from else nn.Parameter(e)
+    @staticmethod
+    def check(cfg):
+        check_positive(cfg, "cope_npos", "cope_mlp_width")
 
-    def key_features(self, x, k, v, cache):
-        """The vectors that q meets in the gates, (B, H, S, d)."""
+    def add_parameters(self, shared_from):
+        shape = (self.d, self.cfg.cope_npos)
+        if self.cfg.cope_per_head:
+            shape = (self.H, *shape)
+        self.e = shared_from.e if shared_from else nn.Parameter(torch.zeros(shape))
+
+    def per_key(self, x, k, v, cache):
+        """Returns what q is dotted with for the gates, (B, H, S, d)."""
         if self.cfg.cope_gates == "sep-keys":
-            return append(cache, "gate_k", split_heads(self.W_g(x), self.H))
-        return v if self.cfg.cope_gates == "values" else k
+            return extend_cache(cache, "gate_k", split_heads(self.W_g(x), self.H))
+        if self.cfg.cope_gates == "values":
+            return v
+        return k
 
     def logit_bias(self, q, logits, i, j, gate_k):
         g = self.gates(q, logits, i, j, gate_k)
         return self.bias_at(self.positions(g), q)
 
     def gates(self, q, logits, i, j, gate_k):
-        """g (B, H, t, s), zero in the future"""
-        if self.cfg.cope_gates != "keys":  # by default the logits serve
-            logits = dots(q, gate_k, self.d)
+        """Returns g (B, H, t, s), which is 0 in the future."""
+        if self.cfg.cope_gates != "keys":
+            logits = scaled_dot_products(q, gate_k, self.d)
         return logits.sigmoid() * (j <= i)
 
     def positions(self, g):
-        """p (B, H, t, s), summed from the right: total minus prefix would lose digits."""
+        """Returns p (B, H, t, s). The gates are summed from the right, because the difference of
+        two sums from the left would lose precision."""
         return g.flip(-1).cumsum(-1).flip(-1)
 
     def bias_at(self, p, q):
-        """The bias (B, H, t, s) at positions p."""
-        z = self.z(q).to(precise(q))  # float32
+        """Returns the bias (B, H, t, s) at the positions p."""
+        z = self.z(q).to(at_least_float32(q))
         z_next = torch.cat((z[..., 1:], z[..., -1:]), -1)  # z at the next integer
         p = p.clamp(max=self.cfg.cope_npos - 1)
-        floor = p.long().clamp_(min=0)  # NaN is no index; let it reach the loss
-        return torch.lerp(z.gather(-1, floor), z_next.gather(-1, floor), p.frac())
+        below = p.long().clamp_(min=0)  # NaN becomes a negative index; p.frac() keeps it as NaN
+        return torch.lerp(z.gather(-1, below), z_next.gather(-1, below), p.frac())
 
     def z(self, q):
-        """q.e (B, H, t, npos), the bias at every integer position"""
+        """Returns q.e (B, H, t, npos), the bias at every integer position."""
         z = q @ self.e
         return z * self.d**-0.5 if self.cfg.cope_scale_z else z
 
+    def kernel_arguments(self, q, gate_k):
+        if self.cfg.cope_gates == "keys":  # the kernel takes the gates from its own logits
+            return dict(z=self.z(q))
+        return dict(z=self.z(q), gate_q=q, gate_k=gate_k)
+
 class CoPE_MLP(CoPE):
-    """`cope_mlp`: an MLP of N hidden units stands in for the table: q_i . W2' gelu(p/npos W1 + b1)
-    (CoPE appendix C, which gives only N: GELU, the clamp and p / npos are ours)."""
+    """`cope_mlp`: CoPE with an MLP of N hidden units in place of the table, so that the bias is
+    q_i . W2' gelu(W1 p_ij / npos + b1) (CoPE appendix C). The paper gives only N. GELU, the clamp
+    of p and the division by npos are our choices."""
+    has_kernel = False
+
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width
-        self.W1, self.b1 = nn.Parameter(torch.randn(N)), nn.Parameter(torch.randn(N))
+        self.W1 = nn.Parameter(torch.randn(N))
+        self.b1 = nn.Parameter(torch.randn(N))
         self.W2 = nn.Parameter(0.02 * torch.randn(N, self.d))
 
     def bias_at(self, p, q):
-        u = (q @ self.W2.T).to(precise(q))  # (B, H, t, N)
-        u = u * self.d**-0.5 if self.cfg.cope_scale_z else u
+        u = (q @ self.W2.T).to(at_least_float32(q))  # (B, H, t, N)
+        if self.cfg.cope_scale_z:
+            u = u * self.d**-0.5
         p = p.clamp(max=self.cfg.cope_npos - 1) / self.cfg.cope_npos
         hidden = F.gelu(p[..., None] * self.W1 + self.b1)  # (B, H, t, s, N)
-        return (hidden @ u[..., None])[..., 0].to(precise(q))  # (B, H, t, s)
+        return (hidden @ u[..., None])[..., 0].to(at_least_float32(q))  # (B, H, t, s)
 
 class CoPE_ALiBi(CoPE):
-    """`cope_alibi`: -m_h p_ij, ALiBi with CoPE's unclamped p as the distance (CoPE eq. 10, which
-    prints +m; that would favour distant keys)."""
+    """`cope_alibi`: adds -m_h p_ij, which is ALiBi with CoPE's position as the distance, without
+    the clamp (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
+    has_kernel = False
+
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -608,52 +968,71 @@ class CoPE_ALiBi(CoPE):
         if self.cfg.cope_slopes == "alibi":
             m = alibi_slopes(self.H, q)
         elif self.cfg.cope_slopes == "geometric":
-            m = self.cfg.cope_m0 * 0.5 ** torch.arange(self.H, device=q.device, dtype=precise(q))
+            h = torch.arange(self.H, device=q.device, dtype=at_least_float32(q))
+            m = self.cfg.cope_m0 * 0.5**h
         else:
-            m = self.m.to(precise(q))
+            m = self.m.to(at_least_float32(q))
         return -m.view(self.H, 1, 1) * p
 
 class ExPE(PE):
-    """`expe`: overwrites the first l dimensions of the input of the q, k projections with positions
-    S + theta (i + c), c = 0..l-1, in every block (ExPE arXiv:2509.19569 eq. 1-3, Figure 1). It acts
-    after the block's norm, which would alter what it writes."""
+    """`expe`: overwrites the first l dimensions of the input of the q, k projections with the
+    positions S + theta (i + c), c = 0..l-1, in every block (ExPE arXiv:2509.19569 eq. 1-3, Figure
+    1). It writes after the block's norm, because the norm would change the values. All blocks share
+    one S and one theta, learned or not."""
+    kind = "absolute"
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.l = cfg.expe_l or cfg.n_embd // 8
-        self.expe_S, self.expe_theta = self.constant(cfg.expe_S), self.constant(cfg.expe_theta)
-        if shared_from:  # one of each for all blocks, as in the paper
-            self.expe_S, self.expe_theta = shared_from.expe_S, shared_from.expe_theta
+        self.expe_S = self.constant(cfg.expe_S)
+        self.expe_theta = self.constant(cfg.expe_theta)
+        if shared_from:
+            self.expe_S = shared_from.expe_S
+            self.expe_theta = shared_from.expe_theta
+
+    @staticmethod
+    def check(cfg):
+        l = cfg.expe_l or cfg.n_embd // 8
+        if not 1 <= l <= cfg.n_embd:
+            raise ValueError(f"expe would write positions into l = {l} of n_embd={cfg.n_embd} "
+                             "dimensions; change expe_l")
 
     def constant(self, value):
-        """A number from the config or, if it is learned, a parameter."""
+        """Returns a number of the config or, if it is learned, a parameter."""
         if self.cfg.expe_learned == "no":
             return value
-        random = self.cfg.expe_learned == "random"
-        return nn.Parameter(torch.randn(()) if random else torch.tensor(value))
+        if self.cfg.expe_learned == "random":
+            return nn.Parameter(torch.randn(()))
+        return nn.Parameter(torch.tensor(value))
 
     def growth(self, i, c):
-        """The values minus S, (T, l), of positions i (T, 1) and dimensions c (l,)"""
+        """Returns the values minus S, (T, l), of positions i (T, 1) and dimensions c (l,)."""
         return self.expe_theta * (i if self.cfg.expe_same else i + c)
 
-    def override(self, x, pos):
-        i, c = pos[:, None].to(precise(x)), torch.arange(self.l, device=x.device, dtype=precise(x))
+    def overwrite(self, x, pos):
+        """Returns x (B, T, C) with positions in its first l dimensions."""
+        i = pos[:, None].to(at_least_float32(x))
+        c = torch.arange(self.l, device=x.device, dtype=at_least_float32(x))
         values = self.expe_S + self.cfg.expe_scale * self.growth(i, c)
         values = values.to(x.dtype).expand(len(x), -1, self.l)  # (B, T, l)
         return torch.cat((values, x[..., self.l :]), -1)
 
     def embed(self, x, pos):
-        return self.override(x, pos) if self.cfg.expe_once else x
+        return self.overwrite(x, pos) if self.cfg.expe_once else x
 
     def inputs(self, x_qk, x_v, pos):
         if self.cfg.expe_once:
             return x_qk, x_v
-        x_qk = self.override(x_qk, pos)
-        return x_qk, x_qk if self.cfg.expe_v else x_v
+        x_qk = self.overwrite(x_qk, pos)
+        if self.cfg.expe_v:
+            x_v = x_qk
+        return x_qk, x_v
 
 class ExQPE(ExPE):
-    """`exqpe`: S + theta_1 c + theta_2 n_c, where n_c of the positions 0..i equal c modulo l. One
-    dimension moves per position, by a step large enough for low precision (ExPE section 2.3). Eq. 5
-    is garbled; we keep that position 0 already adds theta_2 in dimension 0."""
+    """`exqpe`: ExPE with the values S + theta_1 c + theta_2 n_c, where n_c is how many of the
+    positions 0..i are congruent to c modulo l. Only one dimension changes from one position to the
+    next, so its step theta_2 can be large enough for low precision (ExPE section 2.3). Eq. 5 is
+    garbled. We keep from it that position 0 already adds theta_2 to dimension 0."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
         theta2 = self.constant(cfg.expe_theta2)
@@ -663,7 +1042,7 @@ class ExQPE(ExPE):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
 
 PES = {  #                   acts on        learns                       cache  when longer
-    "nope": PE,  #               nowhere        nothing                       2d   degrades
+    "nope": NoPE,  #             nowhere        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
     "rope": RoPE,  #             q, k           nothing                       2d   degrades
@@ -680,61 +1059,59 @@ PES = {  #                   acts on        learns                       cache  
     "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   degrades
 }  # cache: numbers per token and head; *: d more with sep-keys. eval/README.md has the losses
 
-# --- the checks and the fast path -----------------------------------------------------------------
+# --- the checks -----------------------------------------------------------------------------------
 
-def choose(name, value, options):
-    """The value, if it is among the options. Otherwise a ValueError lists them, nearest first."""
-    near = difflib.get_close_matches(value, options, len(options), 0)
-    refuse(value not in options, f"{name}={value!r} is unknown; choose one of {', '.join(near)}")
-    return value
-
-def refuse(wrong, message):
-    if wrong:
-        raise ValueError(message)
+def pe_pattern(cfg):
+    """Returns the names of each layer's methods. pe="rope,cope+rope" gives [["rope"], ["cope",
+    "rope"]], which repeats over the layers."""
+    return [mix.split("+") for mix in cfg.pe.split(",")]
 
 def check(cfg):
-    """Raises ValueError for a GPTConfig that makes no sense."""
-    for key in "block_size n_layer n_head n_embd base rope_factor cope_npos cope_mlp_width".split():
-        value = getattr(cfg, key)
-        refuse(not 0 < value < math.inf, f"{key}={value} must be positive and finite")
-    choose("norm", cfg.norm, ("layernorm", "rmsnorm"))
-    choose("mlp", cfg.mlp, ("gelu", "swiglu"))
-    choose("rope_scaling", cfg.rope_scaling, ("none", "linear", "ntk", "yarn"))
-    choose("cope_gates", cfg.cope_gates, ("keys", "sep-keys", "values"))
-    choose("cope_slopes", cfg.cope_slopes, ("alibi", "geometric", "learned"))
-    choose("pope_delta", cfg.pope_delta, ("zero", "uniform", "none"))
-    choose("expe_learned", cfg.expe_learned, ("no", "random", "init"))
+    """Raises ValueError for a GPTConfig that makes no sense. What concerns one method is checked in
+    its class, and only if pe names it."""
+    check_positive(cfg, "block_size", "n_layer", "n_head", "n_embd", "base")
+    check_choices(cfg)
+    if cfg.n_embd % cfg.n_head:
+        raise ValueError(f"n_embd={cfg.n_embd} is not divisible by n_head={cfg.n_head}; change "
+                         "one of them")
+    pattern = pe_pattern(cfg)
+    if len(pattern) > cfg.n_layer:
+        raise ValueError(f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but "
+                         f"n_layer={cfg.n_layer}; shorten it")
+    for names in pattern:
+        for name in names:
+            choose("pe", name, PES)
+            PES[name].check(cfg)
+            if names.count(name) > 1:
+                raise ValueError(f"pe={cfg.pe!r} names {name} twice in one layer; keep one")
+        rotating = [name for name in names if overrides(PES[name], "rotate")]
+        if len(rotating) > 1:
+            raise ValueError(f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q and k "
+                             "of one layer; keep one of them")
+    if cfg.rope_scaling != "none" and not any("rope" in names for names in pattern):
+        raise ValueError(f"rope_scaling={cfg.rope_scaling!r} would do nothing, because pe="
+                         f"{cfg.pe!r} has no rope; leave it out")
 
-    C, H, d = cfg.n_embd, cfg.n_head, cfg.n_embd // cfg.n_head
-    refuse(C % H, f"n_embd={C} is not divisible by n_head={H}; change one of them")
-    pattern = cfg.pe.split(",")
-    refuse(len(pattern) > cfg.n_layer, f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but "
-           f"n_layer={cfg.n_layer}; shorten it")
-    used = {choose("pe", name, PES) for mix in pattern for name in mix.split("+")}
-    for mix in pattern:
-        rotating = [name for name in mix.split("+") if PES[name].rotate is not PE.rotate]
-        refuse(len(rotating) > 1, f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q "
-               "and k of one layer; keep one of them")
-    refuse(used & {"rope", "carope"} and d % 2,
-           f"rope and carope rotate pairs, but n_embd / n_head = {d} is odd; change n_head")
-    refuse((cfg.rope_scaling == "none") != (cfg.rope_factor == 1),
-           f"rope_scaling={cfg.rope_scaling!r} with rope_factor={cfg.rope_factor} does nothing; "
-           "set both, as in rope_scaling=ntk,rope_factor=4")
-    refuse(not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance, f"t5_buckets={cfg.t5_buckets} must "
-           f"be 4 or more, and half of it less than t5_max_distance={cfg.t5_max_distance}")
+def check_choices(cfg):
+    """Raises ValueError for a field of a dataclass whose value is not one of its Literal's."""
+    for field in fields(cfg):
+        if get_origin(field.type) is Literal:
+            choose(field.name, getattr(cfg, field.name), get_args(field.type))
 
-def triton_attention(attn, q, k, v, x, pos):
-    """Attention.attention, computed by kernels.py."""
-    import kernels
+def check_positive(cfg, *names):
+    for name in names:
+        value = getattr(cfg, name)
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value} must be positive and finite")
 
-    cfg, dropout = attn.cfg, attn.cfg.dropout if attn.training else 0.0
-    pes = dict(zip(attn.mix.split("+"), attn.pes))
-    if "pope" in pes and "cope" not in pes:  # this kernel rotates q and k by itself
-        delta = pes["pope"].delta
-        return kernels.pope_attention(q, k, v, delta, cfg.base, cfg.pope_softplus, dropout)
-    z, gate_q, gate_k = pes["cope"].z(q), None, None
-    if cfg.cope_gates != "keys":
-        gate_q, gate_k = q, pes["cope"].key_features(x, k, v, {})
-    for pe in attn.pes:
-        q, k = pe.rotate(q, k, x, pos, {})
-    return kernels.cope_attention(q, k, v, z, gate_q, gate_k, dropout)
+def choose(name, value, options):
+    """Returns the value if it is among the options. Otherwise raises a ValueError that lists them,
+    nearest first."""
+    if value not in options:
+        near = difflib.get_close_matches(value, options, len(options), 0)
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(near)}")
+    return value
+
+def refuse(wrong, message):  # until its callers have changed
+    if wrong:
+        raise ValueError(message)

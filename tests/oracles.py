@@ -83,11 +83,15 @@ def exqpe(x, pos, cfg, S, theta, theta2):
 
 def rope(q, k, pos, cfg):
     """Su et al. 2021, section 3.2.2: theta_c = base^(-2c/d), c = 0..d/2-1, rotate by t theta_c.
+    With cfg.rope_fraction, all this is done to the first dimensions, as to a head of that width
+    (GPT-NeoX's rotary_pct), and the others stay as they are.
     At test time, linear: positions t / s (Chen et al. 2023). ntk: a base of base * s^(d/(d-2)).
     yarn: per frequency, by the rotations r that it makes within the trained length (Peng et al.
     2023, definitions 1 to 3)."""
-    d, s, L = q.shape[1], cfg.rope_factor, cfg.rope_trained or cfg.block_size
+    s = cfg.rope_factor
+    L = cfg.rope_trained or cfg.block_size
     mode = cfg.rope_scaling
+    d = round(q.shape[1] * cfg.rope_fraction)
     base = cfg.base * s ** (d / (d - 2)) if mode == "ntk" else cfg.base
     theta = [base ** (-2 * c / d) for c in range(d // 2)]
     if mode == "linear":
@@ -99,7 +103,12 @@ def rope(q, k, pos, cfg):
             theta[c] = (1 - gamma) * th / s + gamma * th
     temper = 0.1 * math.log(s) + 1 if mode == "yarn" else 1
     angle = [[n * th for th in theta] for n in pos]
-    return rotate(q, angle) * temper, rotate(k, angle) * temper
+    rotated = []
+    for x in (q, k):
+        out = x.copy()
+        out[:, :d] = rotate(x[:, :d], angle) * temper
+        rotated.append(out)
+    return rotated
 
 def carope(q, k, x, w, cfg):
     """CARoPE section 2: rotate by phi_c(m) = sum_{t<=m} f(x_t)^c, f(x) = 1 / (softplus(x w + b0)
@@ -117,7 +126,8 @@ def pope_scores(q, k, pos, delta, cfg):
     key at s. theta_c = base^(-c/d) for c = 0..d-1 (the exponent under eq. (3) lacks the minus).
     delta is the head's (d,)."""
     d = q.shape[1]
-    mu_q, mu_k = (softplus(q), softplus(k)) if cfg.pope_softplus else (q, k)
+    magnitude = {"softplus": softplus, "relu": lambda x: np.maximum(x, 0), "identity": np.copy}
+    mu_q, mu_k = magnitude[cfg.pope_mu](q), magnitude[cfg.pope_mu](k)
 
     def score(i, j):
         total = 0.0
@@ -270,7 +280,8 @@ def bias(cfg, name, p, h, x, q, v, scores):
     if name == "t5":
         return t5_bias(T, p("table")[:, h], cfg)
     if name == "alibi":
-        return alibi_bias(T, alibi_slopes(H)[h])
+        n = round(H * cfg.alibi_fraction)  # the first n heads have slopes, as in a model of n heads
+        return alibi_bias(T, alibi_slopes(n)[h] if h < n else 0)
     if name == "fox":
         return fox_bias(x, p("W")[:, h], p("b")[h])
 

@@ -1,5 +1,6 @@
 """model.py against tests/oracles.py, which computes the same from the equations in float64, and
 against itself: with a cache, in chunks, compiled, in bfloat16."""
+import copy
 import dataclasses
 import math
 
@@ -25,20 +26,28 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "rope-yarn": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=256, base=1e3),
     "rope-yarn-longer": dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, block_size=512,
                              rope_trained=128, base=1e3),
+    "rope-partial": dict(pe="rope", rope_fraction=0.25),
+    "rope-partial-ntk": dict(pe="rope", rope_fraction=0.5, rope_scaling="ntk", rope_factor=4.0),
+    "rope-partial-yarn": dict(pe="rope", rope_fraction=0.5, rope_scaling="yarn", rope_factor=4.0,
+                              block_size=64),
     "rope-hard": dict(pe="rope", hard_attention=True),
     "pope-no-delta": dict(pe="pope", pope_delta="none"),
-    "pope-no-softplus": dict(pe="pope", pope_softplus=False),
+    "pope-relu": dict(pe="pope", pope_mu="relu"),
+    "pope-no-softplus": dict(pe="pope", pope_mu="identity"),
     "relative-short": dict(pe="relative", rel_max=5),
     "relative-capped": dict(pe="relative", rel_max=5, rel_capped=True),
     "relative-per-layer": dict(pe="relative", rel_shared=False),
     "t5-coarse": dict(pe="t5", t5_buckets=8, t5_max_distance=13),
     "alibi-12-heads": dict(pe="alibi", n_head=12, n_embd=48),
+    "alibi-half": dict(pe="alibi", alibi_fraction=0.5),
+    "alibi-8-of-12-heads": dict(pe="alibi", alibi_fraction=0.66, n_head=12, n_embd=48),
     "fox+rope": dict(pe="fox+rope"),
     "cope-saturated": dict(pe="cope", cope_npos=3),
     "cope-values": dict(pe="cope", cope_gates="values", cope_scale_z=True),
     "cope-per-layer": dict(pe="cope", cope_shared=False),
     "cope-per-head": dict(pe="cope", cope_per_head=True),
     "cope+rope": dict(pe="cope+rope"),
+    "cope+rope-partial": dict(pe="cope+rope", rope_fraction=0.25),
     "cope+rope-values": dict(pe="cope+rope", cope_gates="values"),
     "cope+pope": dict(pe="cope+pope"),
     "cope+pope-sep-keys": dict(pe="pope+cope", cope_gates="sep-keys"),
@@ -117,10 +126,11 @@ def test_shift_of_all_positions(case):
     """Changes what the equations say it changes: nothing for relative methods."""
     net, idx, pos = build(case, block_size=64), tokens(2, 12), torch.arange(29, 41)
     x = net.wte(idx)
-    for pe in net.first_pe.values():
+    angles = net.angles(x, pos)
+    for pe in net.first_instance.values():
         x = pe.embed(x, pos)
     for block in net.h:
-        x = block(x, pos)
+        x = block(x, pos, angles)
     assert error(net.lm_head(net.ln_f(x))[0], expected(net, idx[0], start=29)) < 2e-5
 
 @EVERY
@@ -231,7 +241,7 @@ def test_chunks_do_not_change_the_result(case, monkeypatch):
     assert error(full(net, idx), want) < 1e-12
 
 @pytest.mark.parametrize("pe, names", [
-    ("rope+alibi", {"k", "v"}), ("cope+rope", {"k", "v"}), ("fox", {"k", "v", "log_f"}),
+    ("rope+alibi", {"k", "v"}), ("cope+rope", {"k", "v"}), ("fox", {"k", "v", "sums"}),
     ("cope+carope", {"k", "v", "phi"}),
 ])
 def test_what_the_cache_holds(pe, names):
@@ -239,44 +249,82 @@ def test_what_the_cache_holds(pe, names):
     net = gpt(pe=pe)
     cache = net.new_cache()
     full(net, tokens(1, 8), cache)
-    own = [name for value in cache[1].values() if isinstance(value, dict) for name in value]
-    assert {name for name in cache[1] if isinstance(name, str)} | set(own) == names
+    held = set()
+    for name, value in cache[1].items():
+        held |= set(value) if isinstance(value, dict) else {name}
+    assert held == names
 
 def test_a_bias_is_told_the_positions_of_queries_and_keys():
     """Also with a cache. A method like FIRE divides by them."""
     net, seen = build("alibi", n_layer=1), []
-    bias = net.h[0].attn.biases[0]
+    bias = net.h[0].attn.bias_pes[0]
     bias.logit_bias = lambda q, logits, i, j, f: seen.append((i.tolist(), j.tolist())) or 0.0
     cache = net.new_cache()
     full(net, tokens(1, 3), cache)
     full(net, tokens(1, 2), cache)
     assert seen == [([[0], [1], [2]], [0, 1, 2]), ([[3], [4]], [0, 1, 2, 3, 4])]
 
-@pytest.mark.parametrize("case", ["pope", "cope+rope", "expe"])
-def test_a_layer_keeps_what_it_computes_when_asked(case):
-    net, idx = build(case), tokens(2, 24)
-    want, attn = full(net, idx), net.h[1].attn
-    kept = attn.kept = {}
-    assert (full(net, idx) - want).abs().max() < 1e-4
-    attn.kept = None
-    assert kept["x"].shape == (2, 24, 32) and kept["q"].shape == kept["k"].shape == (2, 4, 24, 8)
-    y = (kept["weights"] @ kept["v"]).transpose(1, 2).flatten(2)
+def operands(net, idx, cache=False):
+    """The arguments of `textbook` in the last layer. With a cache, all but five tokens are in it.
+    """
+    seen = []
+    hook = net.h[-1].attn.register_forward_pre_hook(lambda attn, args: seen.append(args[:3]))
+    old = net.new_cache()
     with torch.no_grad():
-        assert (attn.c_proj(y) - attn(kept["x"], torch.arange(24))).abs().max() < 1e-4
-    if case == "expe":  # no rotation
-        assert (kept["logits"] - kept["q"] @ kept["k"].mT / 8**0.5).abs().max() < 1e-4
-    assert (kept["weights"].sum(-1) - 1).abs().max() < 1e-5
-    assert kept["weights"].triu(1).abs().max() == 0
+        if cache:
+            net(idx[:, :-5], cache=old)
+            net(idx[:, -5:], cache=copy.deepcopy(old))
+        else:
+            net(idx)
+    hook.remove()
+    with torch.no_grad():
+        return net.h[-1].attn.encode(*seen[-1], old[-1])
+
+@EVERY
+@pytest.mark.parametrize("cache", [False, True])
+def test_every_path_equals_the_textbook(case, cache, monkeypatch):
+    """Chunks of queries and PyTorch's fused attention; test_kernels.py does the same for Triton."""
+    monkeypatch.setattr(model, "CHUNK", 3)
+    net = build(case).double()
+    attn = net.h[-1].attn
+    args = operands(net, tokens(2, length(case)), cache)
+    want = attn.textbook(*args)
+    assert error(attn.attend(*args), want) < 1e-12
+    if attn.bias_pes or net.cfg.hard_attention:
+        assert error(attn.chunked(*args), want) < 1e-12
+
+def test_the_textbook_shows_its_weights():
+    """The weighted sum of unit vectors is the weights, which figures draw."""
+    net, idx = build("cope+rope"), tokens(2, 24)
+    q, k, v, *rest = operands(net, idx)
+    weights = net.h[-1].attn.textbook(q, k, torch.eye(24), *rest)  # (B, H, T, T)
+    assert (weights @ v - net.h[-1].attn.textbook(q, k, v, *rest)).abs().max() < 1e-5
+    assert (weights.sum(-1) - 1).abs().max() < 1e-5 and weights.triu(1).abs().max() == 0
+
+@pytest.mark.parametrize("pe", ["rope", "cope+rope"])
+def test_compiled_code_computes_cosines_once(pe):
+    """For all layers, for q and k and for the backward pass."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    net, idx = build("nope", pe=pe, n_layer=2), tokens(1, 16)
+
+    def step():
+        torch.compile(net)(idx, idx, return_logits=False)[1].backward()
+
+    _, codes = run_and_get_code(step)
+    assert len(codes) == 2 and sum(code.count(".cos()") for code in codes) <= 2  # vector and tail
 
 def test_fox_keeps_its_digits_over_8192_tokens():
     """The last 128 queries, against float64."""
     fox, x = build("fox", n_layer=1).h[0].attn.pes[0], torch.randn(1, 8192, 32)
     i, j = torch.arange(8064, 8192)[:, None], torch.arange(8192)
-    got = fox.logit_bias(torch.zeros(1), None, i, j, fox.key_features(x, None, None, {}))
-    total = F.logsigmoid(x.double() @ fox.W.double() + fox.b.double()).mT.cumsum(-1)
-    want = total[:, :, i[:, 0], None] - total[:, :, None]
+    with torch.no_grad():
+        got = fox.logit_bias(torch.zeros(1), None, i, j, fox.per_key(x, None, None, {}))
+    sums = F.logsigmoid(x.double() @ fox.W.double() + fox.b.double()).mT.cumsum(-1)
+    want = sums[:, :, i[:, 0], None] - sums[:, :, None]
     near = ((j <= i) & (i - j < 64)).expand_as(got)
-    assert (got - want)[near].abs().max() < 5e-5  # sums from the start of the text: 6e-4
+    assert (got - want)[near].abs().max() < 1e-5  # sums in float32: 6e-4
 
 def test_cope_keeps_its_digits_over_8192_tokens():
     g = torch.rand(1, 1, 1, 8192)
@@ -284,15 +332,19 @@ def test_cope_keeps_its_digits_over_8192_tokens():
     want = g.double().flip(-1).cumsum(-1).flip(-1)
     assert (p - want)[..., -64:].abs().max() < 1e-5  # the total minus a prefix: 3e-4
 
-@pytest.mark.parametrize("pe", ["rope", "alibi"])
-def test_attention_dropout(pe):
-    """On the fused path and on the dense one."""
-    attn, idx = gpt(pe=pe, dropout=0.5).h[0].attn, torch.arange(8)
-    attn.biases = attn.biases and [PE(attn.cfg)]  # a bias of 0
-    q, v = torch.zeros(50, 4, 8, 8), torch.ones(50, 4, 8, 8)  # the mean of v, so 1 without dropout
-    y = attn.attention(q, q, v, None, idx, {})
+@pytest.mark.parametrize("path", ["textbook", "chunked", "fused"])
+def test_attention_dropout(path):
+    attn = gpt(pe="nope", dropout=0.5).h[0].attn
+    q, v, j = torch.zeros(50, 4, 8, 8), torch.ones(50, 4, 8, 8), torch.arange(8)
+    args = (q, q, v, q, j[:, None], j, [])
+
+    def mean_of_v():  # so 1 without dropout
+        return attn.fused(q, q, v) if path == "fused" else getattr(attn, path)(*args)
+
+    y = mean_of_v()
     assert 0.9 < y.mean() < 1.1 and y.std() > 0.2
-    assert (attn.eval().attention(q, q, v, None, idx, {}) - 1).abs().max() < 1e-5
+    attn.eval()
+    assert (mean_of_v() - 1).abs().max() < 1e-5
 
 # --- single methods -------------------------------------------------------------------------------
 
@@ -310,11 +362,12 @@ def test_carope_phase_does_not_drift_in_the_cache():
     """Token by token for 8192 tokens, against one sum in float64."""
     encoding, T, cache = build("carope", n_layer=1).h[0].attn.pes[0], 8192, {}
     x, q = torch.randn(1, T, 32), torch.ones(1, 4, T, 8)
-    for t in range(T):
-        now = slice(t, t + 1)
-        got = encoding.rotate(q[:, :, now], q[:, :, now], x[:, now], torch.tensor([t]), cache)[0]
-    want = encoding.double().rotate(q.double(), q.double(), x.double(), torch.arange(T), {})[0]
-    assert (got - want[:, :, -1:]).abs().max() < 7e-4  # without modulo: 15e-4 to 27e-4
+    with torch.no_grad():
+        for t in range(T):
+            now = slice(t, t + 1)
+            got = encoding.rotate(q[:, :, now], q[:, :, now], x[:, now], None, cache)[0]
+        want = encoding.double().rotate(q.double(), q.double(), x.double(), None, {})[0]
+    assert (got - want[:, :, -1:]).abs().max() < 1e-4  # a phase in float32: up to 7e-4
 
 def test_alibi_slopes_of_the_paper():
     def slopes(H):
@@ -346,7 +399,8 @@ def test_phases_are_float32_in_a_bfloat16_model(pe):
     encoding, n = build(pe).bfloat16().h[0].attn.pes[0], 4001
     T = n if pe == "carope" else 1  # CARoPE adds up RoPE's frequencies, as x = 0
     q, x = torch.ones(1, 4, T, 8).bfloat16(), torch.zeros(1, T, 32).bfloat16()
-    k = encoding.rotate(q, q, x, torch.tensor([n]), {})[1][0, 0, -1].double()
+    angles = encoding.angles(x, torch.tensor([n]))
+    k = encoding.rotate(q, q, x, angles, {})[1][0, 0, -1].double()
     if pe == "pope":
         phase = n * 10000 ** (-torch.arange(8).double() / 8) + encoding.delta[0].double()
         want = math.log1p(math.e) * torch.cat((phase.cos(), phase.sin()))
@@ -357,10 +411,10 @@ def test_phases_are_float32_in_a_bfloat16_model(pe):
 
 def test_carope_phase_is_float32_under_autocast():
     encoding = build("carope").h[0].attn.pes[0]
-    x, q, pos = torch.randn(1, 2000, 32), torch.ones(1, 4, 2000, 8), torch.arange(2000)
-    want = encoding.rotate(q, q, x, pos, {})[0]
+    x, q = torch.randn(1, 2000, 32), torch.ones(1, 4, 2000, 8)
+    want = encoding.rotate(q, q, x, None, {})[0]
     with torch.autocast("cpu", torch.bfloat16):
-        assert (encoding.rotate(q, q, x, pos, {})[0] - want).abs().max() < 1e-5
+        assert (encoding.rotate(q, q, x, None, {})[0] - want).abs().max() < 1e-5
 
 @pytest.mark.parametrize("name, options, tables", [
     ("e", dict(pe="cope"), 1), ("e", dict(pe="cope", cope_shared=False), 2),
@@ -444,7 +498,7 @@ def test_hard_attention_has_the_gradient_of_the_softmax():
     q, k, v = torch.randn(3, 1, 3, 6, 8, dtype=torch.float64, requires_grad=True)
     up = torch.randn(1, 3, 6, 8, dtype=torch.float64)
     i, j = torch.arange(6)[:, None], torch.arange(6)
-    got = torch.autograd.grad(attn.attend(q, k, v, [], q, i, j), (q, k, v), up)
+    got = torch.autograd.grad(attn.textbook(q, k, v, q, i, j, []), (q, k, v), up)
     logits = (q @ k.mT / 8**0.5).masked_fill(j > i, -math.inf)
     soft = torch.autograd.grad(logits.softmax(-1) @ v, (q, k), up)
     hard = F.one_hot(logits.argmax(-1), 6).double()
@@ -486,6 +540,8 @@ def test_loss_ignores_masked_targets():
     terms = [-logp[b, t, targets[b, t]].item() for b, t in (targets >= 0).nonzero().tolist()]
     assert abs(loss.item() - sum(terms) / len(terms)) < 1e-5
     assert net(idx, torch.full_like(idx, -1))[1] == 0  # no target at all
+    none, same = net(idx, targets, return_logits=False)
+    assert none is None and same == loss
     last, none = net(idx)
     assert none is None and torch.allclose(last, logits[:, -1:], atol=1e-5)
 
@@ -520,6 +576,21 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
 # --- wrong input ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("changes, message", [
+    (dict(pe="rope,alibi+alibi"), "names alibi twice in one layer; keep one"),
+    (dict(pe="sinusoidal", n_embd=33, n_head=3), "n_embd=33 is odd; change n_embd"),
+    (dict(pe="rope", n_head=16, rope_scaling="ntk", rope_factor=2.0), "needs two frequencies"),
+    (dict(pe="rope", rope_fraction=0.4), "rope_fraction=0.4 of n_embd / n_head = 8 is 3; it must"),
+    (dict(pe="rope", rope_fraction=0.0), "is 0; it must be even and from 2 to 8"),
+    (dict(pe="rope", rope_fraction=1.5), "is 12; it must be even and from 2 to 8"),
+    (dict(pe="pope", rope_scaling="ntk", rope_factor=4.0), "'pope' has no rope; leave it out"),
+    (dict(pe="expe", expe_l=33), "into l = 33 of n_embd=32 dimensions; change expe_l"),
+    (dict(pe="expe", n_embd=4), "into l = 0 of n_embd=4 dimensions; change expe_l"),
+    (dict(pe="carope", base=1.0), "base=1.0 starts it at 1 or more; use a base above 1"),
+    (dict(pe="alibi", alibi_fraction=0.1), "alibi_fraction=0.1 gives a slope to 0 of 4 heads"),
+    (dict(pe="alibi", alibi_fraction=1.3), "alibi_fraction=1.3 gives a slope to 5 of 4 heads"),
+    (dict(vocab_size=0), "vocab_size=0 must be positive"),
+    (dict(pe="cope", cope_npos=0), "cope_npos=0 must be positive and finite"),
+    (dict(pope_mu="exp"), "pope_mu='exp' is unknown; choose one of "),
     (dict(pe="cope+roap"), "pe='roap' is unknown; choose one of rope, "),
     (dict(pe="rope,pope+rope"), "pe='rope,pope+rope': pope and rope would both rotate q and k of "
                                 "one layer; keep one of them"),
@@ -531,9 +602,9 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(norm="batchnorm"), "norm='batchnorm' is unknown; choose one of layernorm, rmsnorm"),
     (dict(mlp="relu"), "mlp='relu' is unknown"),
     (dict(rope_scaling="cubic"), "rope_scaling='cubic' is unknown"),
-    (dict(rope_factor=4.0), "rope_scaling='none' with rope_factor=4.0 does nothing; set both"),
-    (dict(rope_scaling="yarn"), "rope_scaling='yarn' with rope_factor=1.0 does nothing"),
-    (dict(t5_max_distance=16), "t5_buckets=32 must be 4 or more, and half of it less than "
+    (dict(pe="rope", rope_factor=4.0), "rope_scaling='none' with rope_factor=4.0 does nothing; set both"),
+    (dict(pe="rope", rope_scaling="yarn"), "rope_scaling='yarn' with rope_factor=1.0 does nothing"),
+    (dict(pe="t5", t5_max_distance=16), "t5_buckets=32 must be 4 or more, and half of it less than "
                                "t5_max_distance=16"),
     (dict(cope_gates="queries"), "cope_gates='queries' is unknown"),
     (dict(cope_slopes="flat"), "cope_slopes='flat' is unknown"),
@@ -551,3 +622,39 @@ def test_checkpoint_of_another_architecture():
         load_weights(gpt(), dict(model=gpt(n_embd=64).state_dict()), "out/x")
     with pytest.raises(ValueError, match="Unexpected key.*h.0.attn.pes.0.delta"):
         load_weights(gpt(pe="rope"), dict(model=gpt(pe="pope").state_dict()), "out/x")
+
+def test_a_method_has_four_addresses(monkeypatch):
+    """Its class, its row in PES and its options in GPTConfig are enough to train, cache and refuse
+    it (and its oracle to test it)."""
+    @dataclasses.dataclass
+    class Config(GPTConfig):
+        kerple_power: float = 1.0
+
+    class Kerple(PE):  # arXiv:2205.09921 eq. 9, the power kernel
+        kind = "relative"
+
+        def __init__(self, cfg, shared_from=None):
+            super().__init__(cfg)
+            self.r = torch.nn.Parameter(torch.ones(self.H, 1, 1))
+
+        @staticmethod
+        def check(cfg):
+            if not 0 < cfg.kerple_power <= 2:
+                raise ValueError(f"kerple_power={cfg.kerple_power} must be in (0, 2]")
+
+        def logit_bias(self, q, logits, i, j, per_key):
+            return -self.r.abs() * (i - j).abs() ** self.cfg.kerple_power
+
+    monkeypatch.setitem(PES, "kerple", Kerple)
+    net, idx = GPT(Config(**SMALL, pe="kerple+rope")).eval(), tokens(2, 24)
+    assert net.use_kernels(torch.float32) == (
+        "attention: pytorch (kerple+rope: its bias has no kernel)")
+    net(idx, idx)[1].backward()
+    assert net.h[0].attn.pes[0].r.grad.abs().min() > 0
+    slow = torch.cat([full(net, idx[:, :t + 1])[:, -1:].argmax(-1) for t in range(8, 24)], 1)
+    cache = net.new_cache()
+    full(net, idx[:, :8], cache)
+    fast = torch.cat([full(net, idx[:, t:t + 1], cache).argmax(-1) for t in range(8, 24)], 1)
+    assert torch.equal(slow, fast)
+    with pytest.raises(ValueError, match="kerple_power=3.0 must be in"):
+        GPT(Config(**SMALL, pe="kerple", kerple_power=3.0))
