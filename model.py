@@ -857,7 +857,7 @@ class FoX(PE):
         """The sum over l = j+1..i is a difference of two running sums. Both are first reduced by
         the sum at the first of these queries, because float32 is precise for small numbers."""
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
-        sums = (sums - sums[..., first, None]).to(at_least_float32(q))
+        sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
         return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
 
     def kernel_arguments(self, q, sums):
