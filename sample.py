@@ -21,12 +21,13 @@ from dataclasses import dataclass
 
 import torch
 
+import checkpoint
 import config
+from checkpoint import load_weights, model_config, pick_device
 from data.shards import Split, locate
 from data.text import tokenizer
 from eval import figures, losses, results
 from model import GPT, PES, GPTConfig, choose, refuse
-from train import load_weights, model_config, pick_device, read_checkpoint
 
 torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
 
@@ -139,7 +140,7 @@ def load(run, device="auto"):
     """(model, checkpoint) of a run directory, or of "directory@key=value,key=value". The checkpoint
     is a dict of config, meta (the data set's) and step."""
     (folder, _, options), device = run.partition("@"), pick_device(device)
-    checkpoint, changes = read_checkpoint(folder, device), {}
+    saved, changes = checkpoint.read(folder, device), {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
@@ -148,9 +149,9 @@ def load(run, device="auto"):
         if name and name not in PES:
             near = difflib.get_close_matches(name, PES, 1, 0)[0]
             raise ValueError(f"pe={name!r} in {run} is unknown; did you mean {near!r}?")
-    model = GPT(model_config(checkpoint, **changes)).to(device).eval()
-    load_weights(model, checkpoint, folder)
-    return model, {key: checkpoint[key] for key in ("config", "meta", "step")}
+    model = GPT(model_config(saved, **changes)).to(device).eval()
+    load_weights(model, saved, folder)
+    return model, {key: saved[key] for key in ("config", "meta", "step")}
 
 class Run:
     """A trained model, and what it is evaluated on."""

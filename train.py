@@ -9,7 +9,6 @@ processes only dropout differs. On SIGTERM, Ctrl-C or a closed terminal, a run s
 and stops; a second Ctrl-C stops it at once. The same command with --resume=True resumes it.
 """
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -17,7 +16,6 @@ import re
 import signal
 import sys
 import time
-import zipfile
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 
@@ -27,8 +25,11 @@ torch.set_flush_denormal(True)  # fox is 1.7x faster on CPUs; threads inherit it
 
 import torch.distributed as dist  # noqa: E402
 
+import checkpoint  # noqa: E402
 import config  # noqa: E402
+from checkpoint import load_weights, model_config, open_log, pick_device  # noqa: E402
 from data.shards import Split, locate, prepare  # noqa: E402
+from eval.losses import error_sums, scores  # noqa: E402
 from model import GPT, GPTConfig, check, choose, refuse  # noqa: E402
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "RTX 4090": 165e12}  # dense bf16
@@ -69,7 +70,7 @@ def main(argv):
     refuse(not argv, "nothing to train; try python train.py config/quickstart.py, or --help")
     cfg = config.load(TrainConfig, argv)
     if cfg.init_from:  # fine-tuning: its model's options are the defaults of this run
-        origin = read_checkpoint(cfg.init_from)
+        origin = checkpoint.read(cfg.init_from)
         cfg = config.load(TrainConfig, argv, **asdict(model_config(origin)))
     check(cfg)
     choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
@@ -132,7 +133,7 @@ def main(argv):
     refuse(os.path.exists(path) and not cfg.resume, f"{cfg.out_dir} already holds a run; continue "
            "it with --resume=True, or write elsewhere with --out_dir=...")
     log = open_log(cfg.out_dir) if rank == 0 else None
-    before = read_checkpoint(cfg.out_dir, device) if os.path.exists(path) else {}
+    before = checkpoint.read(cfg.out_dir, device) if os.path.exists(path) else {}
     step, best = before.get("step", 0), before.get("best")
     saved = (step, best) if before else None
     if before:  # resuming takes the same model and the same data
@@ -166,9 +167,9 @@ def main(argv):
     def save():
         nonlocal saved
         if rank == 0 and saved != (step, best):
-            write(path, dict(model=raw.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                             config=asdict(cfg), meta=train.meta, best=best,
-                             wandb=tracker and tracker.id))
+            checkpoint.write(cfg.out_dir, dict(
+                model=raw.state_dict(), optimizer=optimizer.state_dict(), step=step,
+                config=asdict(cfg), meta=train.meta, best=best, wandb=tracker and tracker.id))
         saved = step, best
 
     def refuse_nan(loss, name):
@@ -328,98 +329,6 @@ def learning_rate(step, cfg):
     t = (step - cfg.warmup_iters) / max(1, cfg.max_iters - cfg.warmup_iters)
     shapes = {"cosine": 0.5 * (1 + math.cos(math.pi * t)), "linear": 1 - t, "constant": 1.0}
     return cfg.min_lr + shapes[cfg.schedule] * (cfg.learning_rate - cfg.min_lr)
-
-@torch.no_grad()
-def error_sums(model, x, y):
-    """Float64 (5,), sums over x, y (B, T): loss in nats, targets, wrong argmaxes, rows with a wrong
-    argmax, all rows. Greedy decoding reproduces exactly the rows without a wrong argmax."""
-    logits, loss = model(x, y)
-    wrong, n = (logits.argmax(-1) != y) & (y != -1), (y != -1).sum()
-    sums = torch.stack([loss * n, n, wrong.sum(), wrong.any(1).sum()]).cpu().double()
-    return torch.cat((sums, torch.tensor([len(x)])))
-
-def scores(sums, masked):
-    """error_sums as loss in nats per target, perplexity and, for a masked task, percentages."""
-    loss, targets, wrong, wrong_rows, rows = sums.tolist()
-    refuse(not targets, "no target to evaluate carries loss; evaluate more, or check the mask")
-    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
-    if masked:
-        result |= dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows)
-    return result
-
-def pick_device(kind, index=0):
-    """The torch.device for "cpu", "cuda", "mps" or "auto" (the fastest available)."""
-    there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
-    if choose("device", kind, ("auto", "cpu", "cuda", "mps")) == "auto":
-        kind = next(name for name in there if there[name])
-    refuse(not there[kind], f"device={kind!r}, but PyTorch sees none; use --device=cpu")
-    return torch.device(kind, index) if kind == "cuda" else torch.device(kind)
-
-def open_log(out_dir):
-    """The run directory's log.jsonl, open to append, and locked until this process ends."""
-    os.makedirs(out_dir, exist_ok=True)
-    file = open(os.path.join(out_dir, "log.jsonl"), "ab+")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        raise ValueError(f"another process is training in {out_dir}; end it first, or write "
-                         "elsewhere with --out_dir=...") from None
-    except OSError:
-        pass  # a file system without locks
-    file.seek(0)
-    file.truncate(file.read().rfind(b"\n") + 1)  # drop a line that a full disk cut short
-    return file
-
-def write(path, checkpoint):
-    """Writes a checkpoint. A kill or a power cut leaves either the old file or the new one."""
-    part = path + ".tmp"
-    try:
-        with open(part, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        folder = os.open(os.path.dirname(path), os.O_RDONLY)
-        os.fsync(folder)  # keeps the new name
-        os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch's own error hides that the disk is full
-        with contextlib.suppress(OSError):
-            os.remove(part)
-        reason = error if isinstance(error, OSError) else error.__context__ or error
-        raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); make "
-                      "room, then continue from the one before with --resume=True") from error
-
-def read_checkpoint(run, device="cpu"):
-    """The checkpoint of a run directory, a dict as main's save() writes it."""
-    path = os.path.join(run, "ckpt.pt")
-    refuse(not os.path.isfile(path), f"{run!r} is not a directory with a ckpt.pt; train a run with "
-           "python train.py config/quickstart.py (GPT-2's weights do not load)")
-    try:
-        with zipfile.ZipFile(path) as file:
-            if file.testzip():  # torch.load ignores the checksums
-                raise zipfile.BadZipFile
-        return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} is damaged or no checkpoint ({type(error).__name__}); "
-                         "train it again") from error
-
-def model_config(checkpoint, **changes):
-    """The GPTConfig of a checkpoint, with changes. Options newer than it keep their default."""
-    known = {f.name for f in fields(GPTConfig)}
-    return GPTConfig(**{k: v for k, v in checkpoint["config"].items() if k in known} | changes)
-
-def load_weights(model, checkpoint, run):
-    """Gives the model the weights of read_checkpoint(run). ValueError if they do not fit."""
-    # older checkpoints hold the parameters of a rotation twice
-    weights = {k: x for k, x in checkpoint.pop("model").items() if ".rotation." not in k}
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        differs = str(error).split("\n")[1].strip()
-        raise ValueError(f"{run} holds another architecture: {differs}") from error
-    for name, tensor in model.state_dict().items():  # a shared tensor has several names
-        refuse(not torch.equal(tensor.cpu(), weights[name].cpu()),
-               f"{run} has a {name} of its own, which layers share in this model")
 
 def last_words(error):
     """An expected error as one line for sys.exit. A bug keeps its traceback."""

@@ -12,12 +12,29 @@ import torch.nn.functional as F
 
 from eval import figures, results
 from model import refuse
-from train import error_sums, scores
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to bound the memory
 STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolate` reads
 TOKENS = 131072  # in all stretches together
+
+@torch.no_grad()
+def error_sums(model, x, y):
+    """Float64 (5,), sums over x, y (B, T): loss in nats, targets, wrong argmaxes, rows with a wrong
+    argmax, all rows. Greedy decoding reproduces exactly the rows without a wrong argmax."""
+    logits, loss = model(x, y)
+    wrong, n = (logits.argmax(-1) != y) & (y != -1), (y != -1).sum()
+    sums = torch.stack([loss * n, n, wrong.sum(), wrong.any(1).sum()]).cpu().double()
+    return torch.cat((sums, torch.tensor([len(x)])))
+
+def scores(sums, masked):
+    """error_sums as loss in nats per target, perplexity and, for a masked task, percentages."""
+    loss, targets, wrong, wrong_rows, rows = sums.tolist()
+    refuse(not targets, "no target to evaluate carries loss; evaluate more, or check the mask")
+    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
+    if masked:
+        result |= dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows)
+    return result
 
 def evaluate(runs, names):
     """Yields the rows of each run: its scores over whole splits, in a stream over every full

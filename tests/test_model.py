@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model
+from checkpoint import load_weights, pick_device
+from eval.losses import error_sums, scores
 from model import GPT, PE, PES, GPTConfig
-from train import error_sums, load_weights, pick_device, scores
 
 SMALL = dict(block_size=16, vocab_size=19, n_layer=2, n_head=4, n_embd=32)
 # every method, every option that changes what is computed, and the mixes

@@ -23,7 +23,7 @@ os.chdir(ROOT)
 from conftest import TINY  # noqa: E402
 from test_train import kill_often  # noqa: E402
 
-import train  # noqa: E402
+import checkpoint  # noqa: E402
 from data.shards import Writer  # noqa: E402
 
 
@@ -69,7 +69,7 @@ def disk(folder):
         assert "Read-only file system" in line, line
         subprocess.run(["mount", "-o", "remount,rw", small], check=True)
         assert start([*here, "--max_iters=20"]).wait(120) == 0
-        assert train.read_checkpoint(str(out))["step"] == 20
+        assert checkpoint.read(str(out))["step"] == 20
     finally:
         subprocess.run(["umount", small])
     return f"{full!r}; one line if read-only; the run went on afterwards"

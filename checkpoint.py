@@ -1,0 +1,141 @@
+"""
+A run directory holds two files, which train.py writes and everything else only reads: ckpt.pt, the
+checkpoint, and log.jsonl, a record per line.
+
+    saved = checkpoint.read("out/quickstart_pope")
+    model = GPT(checkpoint.model_config(saved))
+    checkpoint.load_weights(model, saved, "out/quickstart_pope")
+
+A checkpoint is a dict of model and optimizer (their state_dicts), step, config (all options of the
+run), meta (meta.json of its data set), best (its best evaluation, or None) and wandb (the id of its
+run there, or None).
+"""
+import contextlib
+import os
+import zipfile
+from dataclasses import fields
+
+import torch
+
+from model import GPTConfig, choose
+
+try:
+    import fcntl
+except ImportError:  # Windows has none, so there nothing keeps two processes out of one directory
+    fcntl = None
+
+def write(run, checkpoint):
+    """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
+    either the old one or the new one. Raises OSError if the file cannot be written, for example
+    because the disk is full."""
+    path = os.path.join(run, "ckpt.pt")
+    part = path + ".tmp"
+    try:
+        with open(part, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a directory
+            folder = os.open(run, os.O_DIRECTORY)
+            os.fsync(folder)  # makes the rename durable
+            os.close(folder)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        reason = error
+        if isinstance(error, RuntimeError) and error.__context__:
+            reason = error.__context__  # torch's own error hides that the disk is full
+        raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); free "
+                      "some space, then resume from the previous checkpoint with --resume=True"
+                      ) from error
+
+def read(run, device="cpu"):
+    """Returns the checkpoint of a run directory, with its tensors on the device. Raises ValueError
+    if it is missing or damaged."""
+    path = os.path.join(run, "ckpt.pt")
+    if not os.path.isfile(path):
+        hint = "train a run with python train.py config/quickstart.py"
+        if os.path.basename(run) == "ckpt.pt":
+            hint = f"name its directory, {os.path.dirname(run) or '.'}"
+        elif run == "resume":
+            hint = "to resume a run, repeat its command with --resume=True"
+        elif run.startswith("gpt2"):
+            hint = "GPT-2's weights do not fit this model, so name a run of train.py"
+        raise ValueError(f"{run!r} is not a directory with a ckpt.pt; {hint}")
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()  # torch.load does not compare the checksums
+        if damaged:
+            raise zipfile.BadZipFile
+        return torch.load(path, map_location=device, weights_only=True)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # the file may be good, and only too large for this device
+    except Exception as error:  # its type depends on which bytes are wrong
+        raise ValueError(f"{path} is damaged or not a checkpoint ({type(error).__name__}); "
+                         "train the run again") from error
+
+def model_config(checkpoint, **changes):
+    """Returns the GPTConfig of a checkpoint, with these changes. Options that were added since it
+    was saved get their defaults."""
+    options = dict(checkpoint["config"])
+    if "pope_softplus" in options:  # older checkpoints hold a bool instead of pope_mu
+        options["pope_mu"] = "softplus" if options["pope_softplus"] else "identity"
+    names = {field.name for field in fields(GPTConfig)}
+    options = {name: value for name, value in options.items() if name in names}
+    options.update(changes)
+    return GPTConfig(**options)
+
+def load_weights(model, checkpoint, run):
+    """Copies the weights of checkpoint, which was read from run, into the model. Raises ValueError
+    if they do not fit."""
+    weights = checkpoint["model"]
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        first = str(error).split("\n")[1].strip()
+        raise ValueError(f"{run} holds another architecture: {first}") from error
+    # A tensor that several layers share has several names, and the last one that is copied wins.
+    # If the checkpoint has different tensors under these names, the others would be lost
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(tensor.cpu(), weights[name].cpu()):
+            raise ValueError(f"{run} has a {name} of its own, which layers share in this model")
+
+def open_log(run):
+    """Makes the run directory and opens its log.jsonl to append records, in bytes. The file stays
+    locked until this process ends, because a second process would overwrite the checkpoint of the
+    first. Raises ValueError if another process has the lock."""
+    os.makedirs(run, exist_ok=True)
+    file = open(os.path.join(run, "log.jsonl"), "ab+")
+    if fcntl:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise ValueError(f"another process is training in {run}; end it first, or write "
+                             "elsewhere with --out_dir=...") from None
+        except OSError:
+            pass  # this file system has no locks
+    # A full disk may have cut the last line short, and the next record would be glued to it
+    file.seek(0)
+    length = file.read().rfind(b"\n") + 1
+    if not os.path.exists(os.path.join(run, "ckpt.pt")):
+        length = 0  # a run that failed before its first checkpoint starts again
+    file.truncate(length)
+    return file
+
+def pick_device(kind, index=0):
+    """Returns the torch.device for "cpu", "cuda", "mps" or "auto", which is the fastest available.
+    index chooses one of several GPUs."""
+    choose("device", kind, ("auto", "cpu", "cuda", "mps"))
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if kind == "auto":
+        kind = next(name for name in available if available[name])
+    if not available[kind]:
+        raise ValueError(f"device={kind!r}, but PyTorch sees none; use --device=cpu")
+    if kind == "cuda":
+        return torch.device("cuda", index)
+    return torch.device(kind)
