@@ -1,38 +1,49 @@
 """
-Train a GPT on one device, or on many under torchrun:
+Trains a GPT on one device, or on many under torchrun:
 
     python train.py config/quickstart.py [--key=value ...]         --help prints every key
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, divided up
 
-A step's batch depends only on (seed, step), so a resumed run is the same run. On another number of
-processes only dropout differs. On SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint
-and stops; a second Ctrl-C stops it at once. The same command with --resume=True resumes it.
+A step's batch depends only on (seed, step), so a run that was stopped and resumed is the same run
+as an uninterrupted one. With another number of processes, only dropout and rounding differ. On
+SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. A second Ctrl-C ends it at
+once. The same command with --resume=True resumes it.
+
+main() is the whole of training, from top to bottom. The functions that it calls stand below it: the
+command line, processes and signals, data and the run directory, evaluation, and what is printed.
 """
-import contextlib
 import json
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+import zlib
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Literal
 
 import torch
+import torch.distributed as dist
 
-torch.set_flush_denormal(True)  # fox is 1.7x faster on CPUs; threads inherit it, so set it first
+import checkpoint
+import config
+from checkpoint import load_weights, model_config, open_log, pick_device
+from config import AtLeast0, AtLeast1, Below1
+from data.shards import Split, locate, prepare
+from eval.losses import error_sums, scores
+from model import GPT, GPTConfig, check, choose
 
-import torch.distributed as dist  # noqa: E402
+# CPUs are slow with numbers near 1e-40, which makes fox train 1.7x slower. Threads inherit this
+# setting, so it comes before the first computation
+torch.set_flush_denormal(True)
 
-import checkpoint  # noqa: E402
-import config  # noqa: E402
-from checkpoint import load_weights, model_config, open_log, pick_device  # noqa: E402
-from data.shards import Split, locate, prepare  # noqa: E402
-from eval.losses import error_sums, scores  # noqa: E402
-from model import GPT, GPTConfig, check, choose, refuse  # noqa: E402
-
-PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "RTX 4090": 165e12}  # dense bf16
+PEAK_FLOPS = {  # of matrix products in bfloat16; the first name that is part of the GPU's counts
+    "A100": 312e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12,
+    "RTX 4090": 165e12,
+}
 
 @dataclass
 class TrainConfig(GPTConfig):
@@ -40,309 +51,517 @@ class TrainConfig(GPTConfig):
     vocab_size: int = 0  # number of token ids; 0: the data set's own
     config: str = ""  # path of the config file (set by naming one)
     data: str = "stdlib"  # a data set prepared by data/NAME.py, or the path of a folder of shards
-    out_dir: str = ""  # run directory; empty: out/<config>_<pe>, with _seed<n> for another seed
-    resume: bool = False  # continue from the run directory's checkpoint, if there is one
+    out_dir: str = ""  # run directory; empty: out/<config>_<pe>, with data and seed if not default
+    resume: bool = False  # resume from the run directory's checkpoint, if there is one
     init_from: str = ""  # fine-tuning: the run directory to take weights and model options from
     seed: int = 1337  # of weights, batches and dropout
-    batch_size: int = 16  # sequences per step, over all processes and micro-batches
-    micro_batch: int = 0  # sequences per forward pass; 0: all of a process's share at once
+    batch_size: AtLeast1 = 16  # sequences per step, over all processes and micro-batches
+    micro_batch: int = 0  # sequences per forward pass; 0: all that one process has in a step
     max_iters: int = 1000  # training steps
-    learning_rate: float = 1e-3  # after warm-up
-    min_lr: float = 0.0  # where the schedule ends, at max_iters
-    schedule: str = "cosine"  # cosine | linear | constant: from learning_rate to min_lr
+    learning_rate: AtLeast0 = 1e-3  # after warm-up
+    min_lr: AtLeast0 = 0.0  # where the schedule ends, at max_iters
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # from learning_rate to min_lr
     warmup_iters: int = 0  # steps of linear warm-up
-    weight_decay: float = 0.1  # on the weights of linear and embedding layers
-    beta1: float = 0.9  # AdamW: decay of the mean gradient
-    beta2: float = 0.95  # AdamW: decay of the mean squared gradient
-    grad_clip: float = 1.0  # maximum norm of the gradient; 0: no clipping
-    eval_interval: int = 500  # steps between evaluations
+    weight_decay: AtLeast0 = 0.1  # on the weights of linear and embedding layers
+    beta1: Below1 = 0.9  # AdamW: decay of the mean gradient
+    beta2: Below1 = 0.95  # AdamW: decay of the mean squared gradient
+    grad_clip: AtLeast0 = 1.0  # maximum norm of the gradient; 0: no clipping
+    eval_interval: AtLeast1 = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
     eval_splits: str = "val"  # comma-separated splits to evaluate; the first decides the best step
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
-    log_interval: int = 10  # steps between log lines
-    device: str = "auto"  # auto | cpu | cuda | mps
-    dtype: str = "auto"  # auto: bfloat16 autocast if the GPU has it | float32, no TF32 | bfloat16
+    log_interval: AtLeast1 = 10  # steps between log lines
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on fit GPUs
     compile: bool = False  # torch.compile: slow to start, fast steps
-    kernels: str = "auto"  # auto: Triton kernels in the layers that have one | off: PyTorch alone
+    kernels: Literal["auto", "off"] = "auto"  # auto: Triton in each layer that a kernel supports
     wandb_project: str = ""  # also log to this Weights & Biases project
 
 def main(argv):
-    refuse(not argv, "nothing to train; try python train.py config/quickstart.py, or --help")
-    cfg = config.load(TrainConfig, argv)
-    if cfg.init_from:  # fine-tuning: its model's options are the defaults of this run
-        origin = checkpoint.read(cfg.init_from)
-        cfg = config.load(TrainConfig, argv, **asdict(model_config(origin)))
-    check(cfg)
-    choose("schedule", cfg.schedule, ("cosine", "linear", "constant"))
-    choose("dtype", cfg.dtype, ("auto", "float32", "bfloat16"))
-    choose("kernels", cfg.kernels, ("auto", "off"))
-    for key in ("batch_size", "eval_interval", "log_interval"):
-        refuse(getattr(cfg, key) < 1, f"{key}={getattr(cfg, key)} is too small; use 1 or more")
-    folder = locate(cfg.data)
-    stem = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
-    seed = f"_seed{cfg.seed}" if cfg.seed != TrainConfig.seed else ""
-    cfg.out_dir = cfg.out_dir or os.path.join("out", f"{stem}_{cfg.pe}{seed}")
-
-    # processes: torchrun sets these variables
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    refuse(cfg.batch_size % world, f"batch_size={cfg.batch_size} is not divisible by the {world} "
-           "processes; change one of them")
-    device = pick_device(cfg.device, int(os.environ.get("LOCAL_RANK", 0)))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if world > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-
-    def over_all(tensor, op=dist.ReduceOp.SUM):  # all processes must call it together
-        if world > 1:
-            tensor = tensor.to(device)
-            dist.all_reduce(tensor, op)
-        return tensor
-
-    def say(line):
-        if rank == 0:
-            try:
-                print(line, flush=True)
-            except OSError:  # the reader of a pipe, or the terminal, is gone
-                sys.stdout = open(os.devnull, "w")
+    cfg = read_config(argv)
+    processes = Processes(cfg)
+    device = processes.device
 
     # data
-    if rank == 0:
-        prepare(cfg.data, folder)
-    over_all(torch.zeros(1))  # the others wait here
-    train = Split(folder, "train")
-    evals = [Split(folder, name) for name in cfg.eval_splits.split(",")]
-    for split in (train, *evals):
-        split.windows(cfg.block_size, 1)  # refuses a block_size that does not fit
+    train, evals = open_data(cfg, processes)
     cfg.vocab_size = cfg.vocab_size or train.vocab_size
-    refuse(cfg.vocab_size < train.vocab_size, f"vocab_size={cfg.vocab_size} is less than the "
-           f"{train.vocab_size} of {folder}; use vocab_size=0 for the data set's own")
-    share = cfg.batch_size, cfg.block_size, cfg.seed, rank, world  # what this process reads
+
+    def get_batch(step):  # this process's part of it
+        return to_device(device, train.batch(step, cfg.batch_size, cfg.block_size, cfg.seed,
+                                             processes.rank, processes.world))
 
     # model and optimizer
     torch.manual_seed(cfg.seed)
     torch.set_float32_matmul_precision("highest" if cfg.dtype == "float32" else "high")
-    raw = GPT(GPTConfig(**{f.name: getattr(cfg, f.name) for f in fields(GPTConfig)})).to(device)
-    betas = cfg.beta1, cfg.beta2
-    optimizer = raw.configure_optimizers(cfg.weight_decay, cfg.learning_rate, betas, device.type)
+    raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
     if cfg.init_from:
-        load_weights(raw, origin, cfg.init_from)
+        load_origin(raw_model, cfg, train)
+    optimizer = raw_model.configure_optimizers(
+        cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
 
-    # run directory: take its lock, then read the checkpoint if there is one
-    path = os.path.join(cfg.out_dir, "ckpt.pt")
-    refuse(os.path.exists(path) and not cfg.resume, f"{cfg.out_dir} already holds a run; continue "
-           "it with --resume=True, or write elsewhere with --out_dir=...")
-    log = open_log(cfg.out_dir) if rank == 0 else None
-    before = checkpoint.read(cfg.out_dir, device) if os.path.exists(path) else {}
-    step, best = before.get("step", 0), before.get("best")
-    saved = (step, best) if before else None
-    if before:  # resuming takes the same model and the same data
-        for key, value in asdict(model_config(before)).items():
-            refuse(getattr(cfg, key) != value, f"{cfg.out_dir} was trained with {key}={value!r}, "
-                   f"not {getattr(cfg, key)!r}; keep it, or write elsewhere with --out_dir=...")
-        data, meta = before["config"]["data"], before["meta"]
-        differ = [key for key in meta if train.meta.get(key) != meta[key]]
-        differ += ["name"] * (locate(data).name != folder.name)
-        refuse(differ, f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} differs in "
-               f"{', '.join(differ)}; to fine-tune on it, use --init_from={cfg.out_dir}")
-        load_weights(raw, before, cfg.out_dir)
-        groups = optimizer.state_dict()["param_groups"]  # keep the moments, use this run's settings
-        optimizer.load_state_dict(before.pop("optimizer") | dict(param_groups=groups))
-    refuse(over_all(torch.tensor(step), dist.ReduceOp.MAX) != step, "the processes found different "
-           f"checkpoints; put out_dir={cfg.out_dir!r} on storage that all machines share")
-    tracker = None
-    if cfg.wandb_project and rank == 0:
-        import wandb
-        tracker = wandb.init(project=cfg.wandb_project, name=os.path.basename(cfg.out_dir),
-                             config=asdict(cfg), id=before.get("wandb"), resume="allow")
-
-    def record(**values):  # in log.jsonl, where a resumed run repeats some steps
-        if rank == 0:
-            log.write(json.dumps(values).encode() + b"\n")
-            log.flush()
-        if tracker and "step" in values:
-            step, split = values.pop("step"), values.pop("split", "train")
-            tracker.log({f"{split}/{key}": value for key, value in values.items()}, step)
+    # run directory
+    log = Log(cfg, processes)
+    before = resume(cfg, raw_model, optimizer, train, processes)
+    step, best = before["step"], before["best"]
+    log.start_wandb(cfg, before["wandb"])
 
     def save():
-        nonlocal saved
-        if rank == 0 and saved != (step, best):
+        if processes.rank == 0:
             checkpoint.write(cfg.out_dir, dict(
-                model=raw.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                config=asdict(cfg), meta=train.meta, best=best, wandb=tracker and tracker.id))
-        saved = step, best
+                model=raw_model.state_dict(), optimizer=optimizer.state_dict(), step=step,
+                config=asdict(cfg), meta=train.meta, best=best, wandb=log.wandb_id))
 
-    def refuse_nan(loss, name):
-        kept = f"{path} holds the good step {saved[0]}" if saved else "no checkpoint yet"
-        refuse(not math.isfinite(loss),
-               f"{name} is {loss} at step {step}; {kept}; try a lower learning_rate")
-
-    fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    bf16 = cfg.dtype == "bfloat16" or cfg.dtype == "auto" and fast
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), None)
-    say(f"{raw.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, {world} x {device.type}, "
-        f"{'bfloat16' if bf16 else 'float32'}, {cfg.out_dir}, from step {step}")
-    for key, value in before.get("config", {}).items():
-        if key != "resume" and getattr(cfg, key, value) != value:
-            say(f"{key}={getattr(cfg, key)!r} from here on; it was {value!r}")
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    say(raw.use_kernels(dtype) if cfg.kernels == "auto" else "attention: pytorch (kernels=off)")
-    net = torch.compile(raw) if cfg.compile else raw
-    model = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
-    n = cfg.micro_batch or cfg.batch_size // world
-
-    # signals that stop the run: SIGTERM, Ctrl-C, and SIGHUP from a closed terminal
-    heard = []
-
-    def hear(number, frame):
-        if not heard and rank == 0:
-            with contextlib.suppress(OSError):  # the terminal may be gone
-                os.write(2, b"\nstopping after this step or batch; Ctrl-C again ends it at once\n")
-        heard.append(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not SIGTERM: torchrun sends two
-
-    def stopped():  # by which signal, to any process; else 0
-        return int(over_all(torch.tensor(max(heard, default=0)), dist.ReduceOp.MAX))
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores some
-            signal.signal(number, hear)
-
-    def evaluate(split):
-        """The split's scores, on the same windows each time, or None if a signal interrupts."""
-        starts = split.windows(cfg.block_size, cfg.eval_batches * cfg.batch_size or None)
-        sums, shown = torch.zeros(5, dtype=torch.float64), time.monotonic()
-        net.eval()
-        for i in range(0, len(starts), world * n):
-            mine = starts[i + rank * n : i + (rank + 1) * n]
-            if len(mine):
-                with autocast:
-                    sums += error_sums(net, *to(device, split.read(mine, cfg.block_size)))
-            if stopped():
-                return None
-            if time.monotonic() - shown > 10:
-                shown = time.monotonic()
-                say(f"evaluating {split.split}: window {i + len(mine):,} of {len(starts):,}")
-        net.train()
-        return scores(over_all(sums), split.meta["loss"] == "mask")
+    # the model that runs
+    dtype = choose_dtype(cfg, device)
+    say_what_runs(cfg, raw_model, dtype, before, processes)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
+    model = torch.compile(raw_model) if cfg.compile else raw_model
+    ddp = processes.world > 1
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model) if ddp else model
 
     # training
-    x, y = to(device, train.batch(step, *share))
-    record(config=asdict(cfg), length=x.size(1), device=gpu, torch=torch.__version__)
-    first, train_seconds, eval_seconds = step, 0.0, 0.0
-    began = time.perf_counter()
+    stop_signal = StopSignal(processes)
+    x, y = get_batch(step)
+    log.record(config=asdict(cfg), length=x.size(1), device=processes.device_name,
+               torch=torch.__version__)
+    n = cfg.micro_batch or len(x)
+    logged = None  # when the last log line was printed
+    pauses = 0.0  # seconds since then that were not training
+    eval_seconds = 0.0  # that the last evaluation took
     while True:
-        stop = stopped()
+        stop = stop_signal.heard()
         last = stop or step >= cfg.max_iters
-        torch.manual_seed(cfg.seed + step * world + rank)  # of dropout, so that resuming is exact
 
-        # the loss and, unless the run ends here, its gradients. Every target counts the same
-        targets = over_all((y != -1).sum()).clamp(min=1)
+        # The loss is the mean over all targets of the batch. Micro-batches and processes may hold
+        # different numbers of them, so each part weighs as much as its targets
+        torch.manual_seed(cfg.seed + step * processes.world + processes.rank)  # of dropout
+        targets = processes.sum((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
         for i in range(0, len(x), n):
-            if world > 1:  # sum gradients over processes only once a step
-                model.require_backward_grad_sync = i + n >= len(x)
-            with torch.set_grad_enabled(not last), autocast:
-                part = model(x[i : i + n], y[i : i + n])[1] * (y[i : i + n] != -1).sum() / targets
+            x_part, y_part = x[i : i + n], y[i : i + n]
+            if ddp:  # add up the gradients of all processes only once, with the last part
+                ddp_model.require_backward_grad_sync = i + n >= len(x)
+            with autocast:
+                part = ddp_model(x_part, y_part)[1] * (y_part != -1).sum() / targets
             if not last:
-                (part * world).backward()  # DistributedDataParallel averages over processes
+                (part * processes.world).backward()  # because ddp takes the mean over processes
             loss += part.detach()
         if not last:
-            x, y = to(device, train.batch(step + 1, *share))  # while the device computes
-        loss = over_all(loss).item()
-        refuse_nan(loss, "loss")
+            x, y = get_batch(step + 1)  # while the GPU is computing
+        loss = processes.sum(loss).item()
+        refuse_nan("loss", loss, step, cfg)
 
-        # these weights are good, so save them before a long evaluation
+        # The loss is finite, so these weights are good. They are saved before the evaluation,
+        # because that may take long
         paused = time.perf_counter()
-        if last or step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0:
+        if last or (step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0):
             save()
-        if step % cfg.eval_interval == 0 or step >= cfg.max_iters:
+        if not stop and (step >= cfg.max_iters or step % cfg.eval_interval == 0):
             for split in evals:
-                result = evaluate(split)
-                if result is None:
-                    stop = last = stopped()
+                with autocast:
+                    result = evaluate(model, split, cfg, processes, stop_signal)
+                if result is None:  # a signal interrupted it
+                    stop = last = stop_signal.heard()
                     break
-                refuse_nan(result["loss"], f"{split.split} loss")
-                record(step=step, split=split.split, **result)
+                refuse_nan(f"{split.split} loss", result["loss"], step, cfg)
+                log.record(step=step, split=split.split, **result)
                 numbers = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
-                say(f"step {step}: {split.split} {numbers}")
-                if split is evals[0] and (not best or result["loss"] < best["loss"]):
+                processes.say(f"step {step}: {split.split} {numbers}")
+                if split is evals[0] and (best is None or result["loss"] < best["loss"]):
                     best = dict(step=step, split=split.split, loss=result["loss"])
             eval_seconds = time.perf_counter() - paused
         if last:
-            save()  # again, if this evaluation was the best
+            if best and best["step"] == step:
+                save()  # again, with the result of this evaluation
             break
-        began += time.perf_counter() - paused  # the speed counts training alone
+        pauses += time.perf_counter() - paused
 
         lr = learning_rate(step, cfg)
         for group in optimizer.param_groups:
             group["lr"] = lr
         if cfg.grad_clip:
-            torch.nn.utils.clip_grad_norm_(raw.parameters(), cfg.grad_clip)
+            torch.nn.utils.clip_grad_norm_(raw_model.parameters(), cfg.grad_clip)
         optimizer.step()
-        raw.clamp_parameters()  # pope's delta stays within its bounds
+        raw_model.clamp_parameters()  # pope's delta stays within its bounds
         optimizer.zero_grad()
         step += 1
 
         if step % cfg.log_interval == 0:
-            seconds, began = time.perf_counter() - began, time.perf_counter()
-            train_seconds += seconds
-            dt = seconds / min(cfg.log_interval, step - first)  # fewer after a resume
-            speed = cfg.batch_size * x.size(1) / dt
-            values = dict(step=step, loss=loss, lr=lr, ms=1e3 * dt, tokens_per_s=speed)
-            line = (f"step {step}/{cfg.max_iters} loss {loss:.4f} lr {lr:.2e} "
-                    f"{1e3 * dt:.0f} ms {speed:,.0f} tokens/s")
-            if peak:
-                values["mfu"] = raw.estimate_mfu(cfg.batch_size / world, dt, peak, x.size(1))
-                line += f" mfu {100 * values['mfu']:.0f}%"
-            record(**values)
-            per_step = train_seconds / (step - first) + eval_seconds / cfg.eval_interval
-            say(f"{line} left {timedelta(seconds=round((cfg.max_iters - step) * per_step))}")
+            values = dict(step=step, loss=loss, lr=lr)
+            now = time.perf_counter()
+            if logged:  # the first line has no speed, because the first step compiles the model
+                seconds = (now - logged - pauses) / cfg.log_interval
+                values.update(speed(raw_model, cfg, processes, x.size(1), seconds))
+            logged = now
+            pauses = 0.0
+            log.record(**values)
+            processes.say(log_line(values, cfg, eval_seconds))
 
-    record(ended=step, best=best)
-    line = f"stopped by a signal at step {step}: {path}" if stop else f"done: {path}"
-    if best:
-        line += ", best {split} loss {loss:.4f} at step {step}".format(**best)
-    fits = 8 * cfg.block_size < min(evals[0].tokens, 8193)  # --extrapolate reads 8192 at a time
-    then = f"python sample.py {cfg.out_dir}" + " --extrapolate=1,2,4,8" * (fits and not train.rows)
-    say(f"{line}\nnext: {'the same command with --resume=True' if stop else then}")
-    if tracker:
-        tracker.finish()
-    if world > 1:
-        time.sleep(0.5)  # gloo's threads could abort if Python ended at once (torch 2.13)
-        dist.destroy_process_group()
-    if stop:  # die by the signal, so that a shell script stops too
-        signal.signal(stop, signal.SIG_DFL)
-        os.kill(os.getpid(), stop)
+    log.record(ended=step, best=best)
+    processes.say(closing_lines(cfg, step, best, stop))
+    log.finish()
+    processes.end()
+    if stop:
+        stop_signal.end_process(stop)
 
-def to(device, arrays):
+# --- the command line -----------------------------------------------------------------------------
+
+def read_config(argv):
+    """Returns the TrainConfig of a command line. Raises ValueError for a mistake in it."""
+    if not argv:
+        raise ValueError("nothing to train; try python train.py config/quickstart.py, or --help")
+    cfg = config.load(TrainConfig, argv)
+    if cfg.init_from:  # the model options of that run are the defaults of this one
+        origin = model_config(checkpoint.read(cfg.init_from))
+        cfg = config.load(TrainConfig, argv, **asdict(origin))
+    check(cfg)
+    check_choices(cfg)
+    cfg.out_dir = cfg.out_dir or default_directory(cfg)
+    return cfg
+
+def check_choices(cfg):  # INTERIM
+    from dataclasses import fields
+    from typing import get_args, get_origin
+    for f in fields(cfg):
+        if get_origin(f.type) is Literal:
+            choose(f.name, getattr(cfg, f.name), get_args(f.type))
+
+def default_directory(cfg):
+    """Returns out/<config>_<pe>, such as out/quickstart_pope. The data and the seed are added if
+    they are not those of the config file, as in out/quickstart_input_pope_seed7."""
+    default = config.load(TrainConfig, [cfg.config] if cfg.config else [])
+    name = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
+    if cfg.data != default.data:
+        folder = os.path.basename(os.path.normpath(cfg.data))
+        name += "_" + re.sub(r"[^\w.,=+-]", "_", folder)  # @ has a meaning for sample.py
+    name += "_" + cfg.pe
+    if cfg.seed != default.seed:
+        name += f"_seed{cfg.seed}"
+    return os.path.join("out", name)
+
+# --- processes, signals and devices ---------------------------------------------------------------
+
+class Processes:
+    """The processes that torchrun started to train together, or only this one. Each has a device
+    and a part of every batch. sum and max wait for all processes, so all must call them at the same
+    point of the program."""
+
+    def __init__(self, cfg):
+        self.rank = int(os.environ.get("RANK", 0))  # set by torchrun
+        self.world = int(os.environ.get("WORLD_SIZE", 1))
+        if cfg.batch_size % self.world:
+            raise ValueError(f"batch_size={cfg.batch_size} is not divisible by the {self.world} "
+                             "processes; change one of them")
+        self.device = pick_device(cfg.device, int(os.environ.get("LOCAL_RANK", 0)))
+        self.device_name = self.device.type
+        backend = "gloo"
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            self.device_name = torch.cuda.get_device_name(self.device)
+            backend = "nccl"
+        if self.world > 1:  # the others wait while one process prepares data, which may take long
+            dist.init_process_group(backend, timeout=timedelta(hours=2))
+
+    def reduce(self, tensor, op):
+        if self.world > 1:
+            tensor = tensor.to(self.device)
+            dist.all_reduce(tensor, op)
+        return tensor
+
+    def sum(self, tensor):
+        return self.reduce(tensor, dist.ReduceOp.SUM)
+
+    def max(self, number):
+        return self.reduce(torch.tensor(number), dist.ReduceOp.MAX).item()
+
+    def say(self, line):
+        """Prints a line once for all processes. If nobody can read it any more, because a pipe or
+        the terminal was closed, the run continues in silence."""
+        if self.rank == 0:
+            try:
+                print(line, flush=True)
+            except OSError:
+                sys.stdout = open(os.devnull, "w")
+
+    def end(self):
+        if self.world > 1:
+            time.sleep(0.5)  # gloo's threads could abort if Python ended at once (torch 2.13)
+            dist.destroy_process_group()
+
+class StopSignal:
+    """Remembers a signal that asks the run to stop: SIGTERM, Ctrl-C, or SIGHUP, which a closed
+    terminal sends. The run asks for it after each step and each batch of an evaluation, because a
+    signal may come at a moment when the weights are half updated."""
+
+    def __init__(self, processes):
+        self.processes = processes
+        self.number = 0
+        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, self.hear)
+
+    def hear(self, number, frame):
+        if self.number == 0 and self.processes.rank == 0:
+            try:
+                os.write(2, b"\nstopping after this step or batch; Ctrl-C again ends it at once\n")
+            except OSError:
+                pass  # the terminal is closed
+        self.number = max(self.number, number)
+        # A second Ctrl-C ends the run at once. A second SIGTERM does not, because torchrun passes
+        # on the one that it gets, and a scheduler may send it to all processes as well
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def heard(self):
+        """Returns the signal that any process has received, or 0. All processes get the same
+        answer and stop at the same step, since one that went on alone would wait for ever."""
+        return self.processes.max(self.number)
+
+    def end_process(self, number):
+        """Ends this process as the signal would have done, so that a shell script stops too."""
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+def choose_dtype(cfg, device):
+    """Returns the dtype in which layers compute. The parameters are float32 in any case."""
+    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(
+        including_emulation=False)  # emulation is slower than float32
+    if cfg.dtype == "bfloat16" or (cfg.dtype == "auto" and has_bfloat16):
+        return torch.bfloat16
+    return torch.float32
+
+def to_device(device, arrays):
     tensors = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cuda":
+    if device.type == "cuda":  # pinned memory is copied while the GPU computes
         return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
     return [tensor.to(device) for tensor in tensors]
 
+# --- data and run directory -----------------------------------------------------------------------
+
+def open_data(cfg, processes):
+    """Returns the train split and the list of splits to evaluate. If the data set is missing and
+    needs no download, one process writes it while the others wait."""
+    folder = locate(cfg.data)
+    if processes.rank == 0:
+        prepare(cfg.data, folder)
+    processes.sum(torch.zeros(1))  # wait
+    train = Split(folder, "train")
+    evals = [Split(folder, name) for name in cfg.eval_splits.split(",")]
+    for split in (train, *evals):
+        split.windows(cfg.block_size, 1)  # raises ValueError if block_size does not fit
+    if 0 < cfg.vocab_size < train.vocab_size:
+        raise ValueError(f"vocab_size={cfg.vocab_size} is less than the {train.vocab_size} of "
+                         f"{folder}; use vocab_size=0 for the data set's own")
+    return train, evals
+
+def load_origin(model, cfg, train):
+    """Loads the weights of the run init_from. Raises ValueError if its tokens meant other text."""
+    origin = checkpoint.read(cfg.init_from)
+    theirs = origin["meta"]["tokenizer"]
+    if theirs != train.meta["tokenizer"]:
+        raise ValueError(f"{cfg.init_from} was trained with the tokenizer {theirs!r}, but "
+                         f"{cfg.data!r} has {train.meta['tokenizer']!r}; prepare the data with "
+                         "the tokenizer of that run")
+    load_weights(model, origin, cfg.init_from)
+
+def resume(cfg, model, optimizer, train, processes):
+    """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns its
+    other entries, which for a new run are those before the first step."""
+    before = dict(step=0, best=None, config={}, wandb=None)
+    path = os.path.join(cfg.out_dir, "ckpt.pt")
+    if os.path.exists(path):
+        if not cfg.resume:
+            raise ValueError(f"{cfg.out_dir} already holds a run; resume it with --resume=True, or "
+                             "write elsewhere with --out_dir=...")
+        saved = checkpoint.read(cfg.out_dir, processes.device)
+        check_same_run(cfg, saved, train)
+        load_weights(model, saved, cfg.out_dir)
+        state = optimizer.state_dict()  # keeps this command's settings, such as weight_decay,
+        state["state"] = saved["optimizer"]["state"]  # and takes the moments of the checkpoint
+        optimizer.load_state_dict(state)
+        # The tensors are not returned, because main would hold a second copy of them
+        before = {key: saved.get(key) for key in before}
+        for key in ("eval_splits", "eval_batches"):
+            if before["config"][key] != getattr(cfg, key):
+                before["best"] = None  # losses of another evaluation do not compare
+    check_agreement(cfg, train, before["step"], processes)
+    return before
+
+def check_same_run(cfg, saved, train):
+    """Raises ValueError if the checkpoint has another model, other batches or other data. The
+    folder of the data may have been moved, but its name must be the same."""
+    fixed = asdict(model_config(saved))
+    for key in ("batch_size", "seed"):
+        fixed[key] = saved["config"][key]
+    for key, value in fixed.items():
+        ours = getattr(cfg, key)
+        if ours != value:
+            raise ValueError(f"{cfg.out_dir} was trained with {key}={value!r}, not {ours!r}; keep "
+                             "it, or write elsewhere with --out_dir=...")
+    data = saved["config"]["data"]
+    differ = [key for key, value in saved["meta"].items() if train.meta.get(key) != value]
+    if locate(data).name != train.folder.name:
+        differ.append("name")
+    if differ:
+        raise ValueError(f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} differs in "
+                         f"{', '.join(differ)}; to fine-tune on it, use "
+                         f"--init_from={shlex.quote(cfg.out_dir)}")
+
+def check_agreement(cfg, train, step, processes):
+    """Raises ValueError if the processes, which may run on several machines, differ in their
+    settings, data or checkpoint. They would wait for each other for ever, or mix their runs."""
+    checksum = zlib.crc32(repr((asdict(cfg), train.meta, step)).encode())
+    if processes.max(checksum) != -processes.max(-checksum):  # the largest is not the smallest
+        raise ValueError(f"the processes have different settings, copies of {train.folder} or "
+                         f"checkpoints in {cfg.out_dir}; start all with the same command and the "
+                         "same data, and put out_dir on storage that all machines share")
+
+class Log:
+    """The records of a run. They are the lines of log.jsonl, and also go to Weights & Biases if
+    wandb_project is set. A resumed run repeats the steps after its checkpoint. Only one process
+    writes. In the others, record does nothing."""
+
+    def __init__(self, cfg, processes):
+        self.writes = processes.rank == 0
+        self.file = open_log(cfg.out_dir) if self.writes else None
+        self.wandb_run = None
+        self.wandb_id = None
+
+    def start_wandb(self, cfg, wandb_id):
+        if self.writes and cfg.wandb_project:
+            import wandb
+            self.wandb_run = wandb.init(
+                project=cfg.wandb_project, name=os.path.basename(cfg.out_dir), config=asdict(cfg),
+                id=wandb_id, resume="allow")
+            self.wandb_id = self.wandb_run.id
+
+    def record(self, **values):
+        if self.writes:
+            self.file.write(json.dumps(values).encode() + b"\n")
+            self.file.flush()
+        if self.wandb_run and "step" in values:
+            step = values.pop("step")
+            split = values.pop("split", "train")
+            self.wandb_run.log({f"{split}/{key}": value for key, value in values.items()}, step)
+
+    def finish(self):
+        if self.wandb_run:
+            self.wandb_run.finish()
+
+# --- training and evaluation ----------------------------------------------------------------------
+
 def learning_rate(step, cfg):
-    """Linear warm-up, then from learning_rate down to min_lr at max_iters."""
+    """Returns the learning rate of a step: linear warm-up, and then the schedule from learning_rate
+    to min_lr, which it reaches at max_iters."""
     if step < cfg.warmup_iters:
         return cfg.learning_rate * (step + 1) / (cfg.warmup_iters + 1)
-    t = (step - cfg.warmup_iters) / max(1, cfg.max_iters - cfg.warmup_iters)
-    shapes = {"cosine": 0.5 * (1 + math.cos(math.pi * t)), "linear": 1 - t, "constant": 1.0}
-    return cfg.min_lr + shapes[cfg.schedule] * (cfg.learning_rate - cfg.min_lr)
+    t = (step - cfg.warmup_iters) / max(1, cfg.max_iters - cfg.warmup_iters)  # from 0 to 1
+    if cfg.schedule == "cosine":
+        height = 0.5 * (1 + math.cos(math.pi * t))
+    elif cfg.schedule == "linear":
+        height = 1 - t
+    else:
+        height = 1.0
+    return cfg.min_lr + height * (cfg.learning_rate - cfg.min_lr)
+
+def refuse_nan(name, loss, step, cfg):
+    """Raises ValueError if a loss is not finite, so that its weights are not saved."""
+    if not math.isfinite(loss):
+        path = os.path.join(cfg.out_dir, "ckpt.pt")
+        kept = "there is no checkpoint yet"
+        if os.path.exists(path):
+            kept = f"{path} is the last good checkpoint"
+        raise ValueError(f"{name} is {loss} at step {step}; try a lower learning_rate; {kept}")
+
+def evaluate(model, split, cfg, processes, stop_signal):
+    """Returns the scores of a split, or None if a signal interrupts. The windows are the same each
+    time, and the processes share them out."""
+    count = cfg.eval_batches * cfg.batch_size or None  # None: all windows of the split
+    starts = split.windows(cfg.block_size, count)
+    n = cfg.micro_batch or cfg.batch_size // processes.world
+    sums = torch.zeros(5, dtype=torch.float64)
+    shown = time.monotonic()
+    model.eval()
+    for i in range(0, len(starts), processes.world * n):
+        mine = starts[i + processes.rank * n :][:n]
+        if len(mine):
+            x, y = to_device(processes.device, split.read(mine, cfg.block_size))
+            sums += error_sums(model, x, y)
+        if stop_signal.heard():
+            return None
+        if time.monotonic() - shown > 10:
+            shown = time.monotonic()
+            processes.say(f"evaluating {split.split}: window {i + len(mine):,} of {len(starts):,}")
+    model.train()
+    return scores(processes.sum(sums), split.meta["loss"] == "mask")
+
+# --- what is printed ------------------------------------------------------------------------------
+
+def say_what_runs(cfg, model, dtype, before, processes):
+    """Prints the model's size and place, which settings changed on resuming, and the kernels."""
+    processes.say(f"{model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, "
+                  f"{processes.world} x {processes.device.type}, {str(dtype).split('.')[1]}, "
+                  f"{cfg.out_dir}, from step {before['step']}")
+    for key, value in before["config"].items():
+        if key != "resume" and getattr(cfg, key, value) != value:
+            processes.say(f"{key}={getattr(cfg, key)!r} from here on; it was {value!r}")
+    kernels = "attention: pytorch (kernels=off)"
+    if cfg.kernels == "auto":
+        kernels = model.use_kernels(dtype)
+    processes.say(kernels)
+
+def speed(model, cfg, processes, length, seconds):
+    """Returns ms and tokens_per_s of a step that takes this many seconds, and mfu, the fraction of
+    the peak FLOP/s, if we know the GPU's."""
+    values = dict(ms=1e3 * seconds, tokens_per_s=cfg.batch_size * length / seconds)
+    peaks = [flops for name, flops in PEAK_FLOPS.items() if name in processes.device_name]
+    if peaks:
+        sequences = cfg.batch_size / processes.world
+        values["mfu"] = model.estimate_mfu(sequences, seconds, peaks[0], length)
+    return values
+
+def log_line(values, cfg, eval_seconds):
+    """Returns a line such as `step 20/1600 loss 3.1416 lr 1.00e-03 52 ms 19,692 tokens/s left
+    0:01:22`. The first may lack the speed. eval_seconds is how long the last evaluation took."""
+    step = values["step"]
+    line = f"step {step}/{cfg.max_iters} loss {values['loss']:.4f} lr {values['lr']:.2e}"
+    if "ms" not in values:
+        return line
+    line += f" {values['ms']:.0f} ms {values['tokens_per_s']:,.0f} tokens/s"
+    if "mfu" in values:
+        line += f" mfu {100 * values['mfu']:.0f}%"
+    per_step = values["ms"] / 1e3 + eval_seconds / cfg.eval_interval
+    return f"{line} left {timedelta(seconds=round((cfg.max_iters - step) * per_step))}"
+
+def closing_lines(cfg, step, best, stop):
+    """Returns how the run ended, its best evaluation, and what to do next."""
+    path = os.path.join(cfg.out_dir, "ckpt.pt")
+    line = f"done: {path}"
+    then = f"python sample.py {shlex.quote(cfg.out_dir)}"
+    if stop:
+        line = f"stopped by a signal at step {step}: {path}"
+        then = "the same command with --resume=True"
+    if best:
+        line += f", best {best['split']} loss {best['loss']:.4f} at step {best['step']}"
+    return f"{line}\nnext: {then}"
 
 def last_words(error):
-    """An expected error as one line for sys.exit. A bug keeps its traceback."""
+    """Returns what to give sys.exit after an error. An expected error becomes one line. A bug is
+    raised again, because its traceback is needed."""
     line = f"{type(error).__name__}: {error}".partition("\n")[0]
+    is_bug = isinstance(error, RuntimeError)
     if isinstance(error, ImportError):
         line += f"; pip install {error.name}"
-    bug = isinstance(error, RuntimeError)
     if re.search("MemoryError|allocate memory|size calculation overflowed", line):
-        line, bug = f"out of memory ({line}); try a smaller --micro_batch or model", False
-    report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints this file when it ends
-    if report and (bug or os.environ["RANK"] != "0"):  # let rank 0 report first, if it can
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun then ends the others
-        time.sleep(10 if bug else 5)
-    if bug:
+        line = f"out of memory ({line}); try a smaller --micro_batch or model"
+        is_bug = False
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints the first that is written
+    if is_bug and report:
+        # This may only say that the connection to another process is lost, which then reports why.
+        # torchrun ends this process as soon as it has read that
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(10)
+    if is_bug:
         raise error
     if not report:
         return line

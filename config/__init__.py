@@ -1,22 +1,34 @@
 """
-The configurator: defaults of a dataclass, then a config file, then --key=value flags.
+Reads options. The defaults of a dataclass come first, then a config file, then --key=value flags.
 
     cfg = load(TrainConfig, sys.argv[1:])    # e.g. ["config/quickstart.py", "--pe=rope"]
 
 A config file is plain assignments. It may begin with `from config.pope_124m import *`, and then say
-only what differs. Every key is a field of the dataclass, with its type and a comment; --help prints
-them all. An unknown key or a value of the wrong type is a ValueError.
+only what differs. Every key is a field of the dataclass, with its type and a comment, and --help
+prints them all. An unknown key and a value of a wrong type or out of range raise ValueError.
+
+    python -m config config/cope_flip_flop.py    # prints the commands for all rows of its table
 """
 import ast
 import dataclasses
 import difflib
 import glob
 import inspect
+import math
 import os
 import runpy
 import sys
+from typing import Annotated, Literal, get_args, get_origin
 
-NANOGPT = {  # its keys that we lack: what to do instead
+# The types of keys that have a range: the type, the smallest value, and the first one beyond. The
+# other numbers are finite, and the other integers are sizes, counts or seeds, of 0 or more
+INT_LIMIT = 2**63
+AtLeast1 = Annotated[int, 1, INT_LIMIT]
+AtLeast0 = Annotated[float, 0, math.inf]
+Below1 = Annotated[float, 0, 1]
+RANGES = {int: (0, INT_LIMIT), float: (-sys.float_info.max, math.inf)}
+
+NANOGPT = {  # keys that only nanoGPT has, and what to do instead
     "always_save_checkpoint": "leave it out, ckpt.pt is always saved",
     "backend": "leave it out, it is nccl on GPUs and gloo on CPUs",
     "dataset": "use --data",
@@ -32,17 +44,16 @@ NANOGPT = {  # its keys that we lack: what to do instead
 }
 
 def load(cls, argv, **given):
-    """An instance of the dataclass cls from the words of a command line. `given` holds defaults.
-    The field `config` becomes the path of the config file, if there is one."""
+    """Returns an instance of the dataclass cls from the words of a command line. `given` holds
+    defaults that come before those of the config file. The field `config` becomes its path."""
     if "--help" in argv or "-h" in argv:
-        print(usage(cls))
+        print_help(cls)
         sys.exit()
-    files = [word for word in argv if not word.startswith("--")]
-    for word, after in zip(argv, [*argv[1:], "--"]):
+    for word, next_word in zip(argv, [*argv[1:], "--"]):
         if word.startswith("--") and "=" not in word:
-            value = "..." if after.startswith("--") else after
-            value = "True" if type_of(cls, word[2:], word) is bool else value
-            raise ValueError(f"flag {word!r} has no value; write {word}={value}")
+            raise ValueError(f"flag {word!r} has no value; write {word}="
+                             + suggested_value(cls, word, next_word))
+    files = [word for word in argv if not word.startswith("--")]
     if len(files) > 1:
         raise ValueError(f"expected one config file, got {' '.join(files)}; "
                          "write options as --key=value")
@@ -52,15 +63,24 @@ def load(cls, argv, **given):
             values[key] = typed(cls, key, value, path)
         values["config"] = path
     for word in argv:
+        if not word.startswith("--"):
+            continue
         key, _, text = word[2:].partition("=")
-        if word.startswith("--"):
-            values[key] = typed(cls, key, text, word)
-            if key == "config":
-                raise ValueError(f"a config file has no flag; write {text} in place of {word}")
+        values[key] = typed(cls, key, text, word)
+        if key == "config":
+            raise ValueError(f"give the config file without a flag: {text}, not {word}")
     return cls(**values)
 
+def suggested_value(cls, flag, next_word):
+    """Returns what may be meant as the value of a flag that has none."""
+    if type_and_range(cls, flag[2:], flag)[0] is bool:
+        return "True"
+    if next_word.startswith("--"):
+        return "..."
+    return next_word
+
 def assignments(path):
-    """The names that a config file assigns, without those that begin with an underscore."""
+    """Returns the names that a config file assigns, without those that begin with an underscore."""
     if not os.path.isfile(path) or not path.endswith(".py"):
         here = os.path.dirname(os.path.abspath(__file__))
         files = [f"config/{name}" for name in sorted(glob.glob("[a-z]*.py", root_dir=here))]
@@ -69,41 +89,64 @@ def assignments(path):
         raise ValueError(f"there is no config file {path!r}; {hint}")
     return {key: value for key, value in runpy.run_path(path).items() if key[0] != "_"}
 
-def type_of(cls, key, where):
-    """The type of a field. ValueError if there is none of that name."""
-    fields = {f.name: f.type for f in dataclasses.fields(cls)}
-    if key not in fields:
-        near = [name for name in fields if "".join(w[:1] for w in name.split("_")) == key]  # lr
-        near += difflib.get_close_matches(key, fields, 1)
+def type_and_range(cls, key, where):
+    """Returns the type of a field, its smallest value and the first one beyond its range. The last
+    two are None if it is not a number. Raises ValueError if there is no such field."""
+    types = {field.name: field.type for field in dataclasses.fields(cls)}
+    if key not in types:
+        near = difflib.get_close_matches(key, types, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see --help"
         raise ValueError(f"unknown key {key!r} in {where}; {NANOGPT.get(key, hint)}")
-    return fields[key]
+    kind = types[key]
+    if get_origin(kind) is Annotated:
+        return get_args(kind)
+    if get_origin(kind) is Literal:
+        kind = str  # model.check_choices knows which
+    low, high = RANGES.get(kind, (None, None))
+    return kind, low, high
 
 def typed(cls, key, value, where):
-    """value as the field's type. Text is read as a Python literal unless the field is a str. No int
-    may be negative: each is a size, a count or a seed."""
-    want, read = type_of(cls, key, where), value
+    """Returns the value as the type of the field `key`. Text is read as a Python literal unless the
+    field is a str. `where` is named in the ValueError for another type or a value out of range."""
+    kind, low, high = type_and_range(cls, key, where)
+    read = value
     try:
-        if isinstance(value, str) and want is not str:
-            read = ast.literal_eval(value.capitalize() if want is bool else value)
-    except (ValueError, SyntaxError):
-        pass  # of another type, which is refused below
-    if {want, type(read)} == {int, float} and read % 1 == 0:  # 1 for 1.0, 1e3 for 1000
-        read = want(read)
-    if type(read) is not want:
-        raise ValueError(f"{key}={value!r} in {where} is not of type {want.__name__}")
-    if want is int and read < 0:
-        raise ValueError(f"{key}={read} in {where} is negative; use 0 or more")
+        if isinstance(value, str) and kind is bool:
+            read = ast.literal_eval(value.capitalize())
+        elif isinstance(value, str) and kind is not str:
+            read = ast.literal_eval(value)
+        if kind is float and type(read) is int:
+            read = float(read)
+    except (ValueError, SyntaxError, TypeError, OverflowError):
+        pass  # it is not a literal, which the next check reports
+    if kind is int and type(read) is float and read.is_integer():
+        read = int(read)  # 1e3 for 1000
+    if type(read) is not kind:
+        raise ValueError(f"{key}={value!r} in {where} is not of type {kind.__name__}")
+    if low is not None and not low <= read < high:
+        raise ValueError(f"{key}={read} in {where} is out of range; use {low} <= {key} < {high}")
     return read
 
 def usage(cls):
-    """The script's docstring, then each field's name, default and the comment beside it."""
+    """Returns the script's docstring, then each field's name, default, choices and comment."""
     comments = {}
     for base in reversed(cls.__mro__[:-1]):
         for line in inspect.getsource(base).splitlines():
             name, colon, rest = line.strip().partition(": ")
             if colon and name.isidentifier() and "  # " in rest:
                 comments[name] = rest.split("  # ", 1)[1]
-    rows = [f"  --{f.name}={f.default!r}  {comments.get(f.name, '')}"
-            for f in dataclasses.fields(cls)]
+    rows = []
+    for field in dataclasses.fields(cls):
+        comment = comments.get(field.name, "")
+        if get_origin(field.type) is Literal:
+            comment = f"{' | '.join(get_args(field.type))}: {comment}"
+        rows.append(f"  --{field.name}={field.default!r}  {comment}")
     return "\n".join([sys.modules[cls.__module__].__doc__.strip(), "", cls.__doc__, "", *rows])
+
+def print_help(cls):
+    """Prints the usage. A reader such as `head` may close the pipe before its end."""
+    try:
+        print(usage(cls), flush=True)
+    except BrokenPipeError:
+        # Python flushes once more when it ends, which would fail as well
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

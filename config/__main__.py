@@ -1,0 +1,65 @@
+"""
+Prints the commands that train every run behind the tables of a config file, for all seeds:
+
+    python -m config config/cope_flip_flop.py
+    python -m config config/cope_flip_flop.py | bash    # trains them one after the other
+
+The tables are those of the file's docstring whose heading begins with `flags`. Each of their rows
+begins with flags, and so may their columns. The seeds are the default and all that the docstring
+names, unless the paragraph above a table says that it is of one seed.
+"""
+import ast
+import itertools
+import os
+import re
+import shlex
+import sys
+
+import config
+
+
+def runs(docstring):
+    """Yields the flags of each run, a list of words."""
+    seeds = [[], *([word] for word in re.findall(r"--seed=\d+", docstring))]
+    above = ""
+    for paragraph in docstring.split("\n\n"):
+        heading, *rows = [line.split() for line in paragraph.splitlines()]
+        if heading[0] == "flags":
+            rows = [row for row in rows if row[0].startswith(("--", "(none:"))]
+            columns = [[word] for word in heading if word.startswith("--")]
+            its_seeds = [[]] if "one seed" in above else seeds
+            for row, column, seed in itertools.product(rows, columns or [[]], its_seeds):
+                yield [word for word in row if word.startswith("--")] + column + seed
+        above = paragraph
+
+def command(path, flags):
+    """Returns the command that trains with a config file and these flags. The run directory is
+    named after all of them, as in out/cope_flip_flop_n_layer=2_rope_seed1338."""
+    options = {"pe": config.assignments(path)["pe"]}
+    options.update(flag[2:].split("=") for flag in flags)
+    pe = options.pop("pe")
+    seed = options.pop("seed", None)
+    parts = [os.path.splitext(os.path.basename(path))[0]]
+    parts += [f"{key}={value}" for key, value in options.items()]
+    parts.append(pe)
+    if seed:
+        parts.append(f"seed{seed}")
+    out_dir = os.path.join("out", "_".join(parts))
+    return shlex.join(["python", "train.py", path, *flags, f"--out_dir={out_dir}"])
+
+def main(argv):
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise ValueError(f"name one config file\n{__doc__}")
+    config.assignments(argv[0])  # raises ValueError if there is no such file
+    with open(argv[0], encoding="utf-8") as file:
+        docstring = ast.get_docstring(ast.parse(file.read())) or ""
+    commands = [command(argv[0], flags) for flags in runs(docstring)]
+    if not commands:
+        raise ValueError(f"the docstring of {argv[0]} has no table with a heading `flags`")
+    print("\n".join(commands))
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
