@@ -34,7 +34,7 @@ from checkpoint import load_weights, model_config, open_log, pick_device
 from config import AtLeast0, AtLeast1, Below1
 from data.shards import Split, locate, prepare
 from eval.losses import error_sums, scores
-from model import GPT, GPTConfig, check, choose
+from model import GPT, GPTConfig, check
 
 # CPUs are slow with numbers near 1e-40, which makes fox train 1.7x slower. Threads inherit this
 # setting, so it comes before the first computation
@@ -72,7 +72,7 @@ class TrainConfig(GPTConfig):
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
     log_interval: AtLeast1 = 10  # steps between log lines
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on fit GPUs
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile: slow to start, fast steps
     kernels: Literal["auto", "off"] = "auto"  # auto: Triton in each layer that a kernel supports
     wandb_project: str = ""  # also log to this Weights & Biases project
@@ -86,7 +86,7 @@ def main(argv):
     train, evals = open_data(cfg, processes)
     cfg.vocab_size = cfg.vocab_size or train.vocab_size
 
-    def get_batch(step):  # this process's part of it
+    def get_batch(step):  # this process's part of a step's batch
         return to_device(device, train.batch(step, cfg.batch_size, cfg.block_size, cfg.seed,
                                              processes.rank, processes.world))
 
@@ -132,9 +132,12 @@ def main(argv):
         stop = stop_signal.heard()
         last = stop or step >= cfg.max_iters
 
+        # Only dropout draws random numbers here. Its seed depends on the step, so that a resumed
+        # run draws the same ones, and on the process
+        torch.manual_seed(cfg.seed + step * processes.world + processes.rank)
+
         # The loss is the mean over all targets of the batch. Micro-batches and processes may hold
         # different numbers of them, so each part weighs as much as its targets
-        torch.manual_seed(cfg.seed + step * processes.world + processes.rank)  # of dropout
         targets = processes.sum((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
         for i in range(0, len(x), n):
@@ -142,9 +145,10 @@ def main(argv):
             if ddp:  # add up the gradients of all processes only once, with the last part
                 ddp_model.require_backward_grad_sync = i + n >= len(x)
             with autocast:
-                part = ddp_model(x_part, y_part)[1] * (y_part != -1).sum() / targets
+                mean = ddp_model(x_part, y_part, return_logits=False)[1]
+                part = mean * (y_part != -1).sum() / targets
             if not last:
-                (part * processes.world).backward()  # because ddp takes the mean over processes
+                (part * processes.world).backward()  # since ddp takes the mean over processes
             loss += part.detach()
         if not last:
             x, y = get_batch(step + 1)  # while the GPU is computing
@@ -215,16 +219,8 @@ def read_config(argv):
         origin = model_config(checkpoint.read(cfg.init_from))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
     check(cfg)
-    check_choices(cfg)
     cfg.out_dir = cfg.out_dir or default_directory(cfg)
     return cfg
-
-def check_choices(cfg):  # INTERIM
-    from dataclasses import fields
-    from typing import get_args, get_origin
-    for f in fields(cfg):
-        if get_origin(f.type) is Literal:
-            choose(f.name, getattr(cfg, f.name), get_args(f.type))
 
 def default_directory(cfg):
     """Returns out/<config>_<pe>, such as out/quickstart_pope. The data and the seed are added if

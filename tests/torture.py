@@ -1,9 +1,11 @@
 """
 Ends training in ways that take minutes or a separate disk, and checks that nothing is lost:
 
-    python tests/torture.py [kills] [disk]    both by default
+    python tests/torture.py [kills] [signals] [pairs] [disk]    all of them by default
 
-kills    SIGKILL 100 times at random moments, then the same weights as without
+kills    SIGKILL 40 times at random moments, then the same weights as without
+signals  the same with SIGTERM, Ctrl-C and SIGHUP, where each must leave a checkpoint
+pairs    the same signals to one of two processes
 disk     a full disk and a read-only one (needs the right to mount)
 """
 import contextlib
@@ -11,6 +13,7 @@ import io
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.chdir(ROOT)
 
-from conftest import TINY  # noqa: E402
-from test_train import kill_often  # noqa: E402
+from conftest import SIGNALS, TINY  # noqa: E402
+from test_train import interrupt_often  # noqa: E402
 
 import checkpoint  # noqa: E402
 from data.shards import Writer  # noqa: E402
@@ -43,10 +46,19 @@ def last_line(process):
     assert process.returncode == 1 and errors.count("\n") == 1, errors
     return errors.strip()
 
-def kills(folder):
+def interrupt(folder, numbers, ranks=1):
     with contextlib.redirect_stdout(io.StringIO()):
-        reached = kill_often(folder / "data", folder, 100)
-    return f"100 kills, {len(set(reached))} checkpoints up to step {reached[-1]}, no bit lost"
+        reached = interrupt_often(folder / "data", folder, 40, numbers, ranks)
+    return f"40 times, {len(set(reached))} checkpoints up to step {reached[-1]}, no bit lost"
+
+def kills(folder):
+    return interrupt(folder, [signal.SIGKILL])
+
+def signals(folder):
+    return interrupt(folder, list(SIGNALS))
+
+def pairs(folder):
+    return interrupt(folder, list(SIGNALS), ranks=2)
 
 def disk(folder):
     small, flags = folder / "small", ["--checkpoint_interval=5", "--eval_interval=1000000"]
@@ -74,13 +86,13 @@ def disk(folder):
         subprocess.run(["umount", small])
     return f"{full!r}; one line if read-only; the run went on afterwards"
 
-TESTS = dict(kills=kills, disk=disk)
+TESTS = dict(kills=kills, signals=signals, pairs=pairs, disk=disk)
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(TESTS)
     if not set(chosen) <= TESTS.keys():
         sys.exit(__doc__.strip())
-    with tempfile.TemporaryDirectory() as temporary:
-        make_data(Path(temporary) / "data")
-        for name in chosen:
+    for name in chosen:
+        with tempfile.TemporaryDirectory() as temporary:
+            make_data(Path(temporary) / "data")
             print(f"{name}: {TESTS[name](Path(temporary))}", flush=True)
