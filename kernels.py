@@ -1,95 +1,132 @@
 """
-Optional fast paths: PoPE and CoPE attention as Triton kernels. No T x T matrix is materialised.
-First the derivation, then both methods in ten lines of PyTorch, the kernels, and their launches.
+An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory.
 
-Attention. i is a query, j and t are keys, d is the head width. dX is the gradient of the loss with
-respect to X, o multiplies entry by entry. The logits S are -inf where j > i.
+One kernel serves four methods. PoPE is plain attention over vectors of width 2d, which model.py
+rotates before it calls us. ALiBi and FoX add a bias to the logit of each key. CoPE counts. The
+methods also combine, as in `pope+fox`. This docstring derives what the kernels compute. The
+functions that they share come next, then the three kernels, and last how they are launched.
+
+Attention. i is a query, j and t are keys, d is the width of a head. dX is the gradient of the loss
+with respect to X, and o multiplies entry by entry. The logits S are -inf where j > i.
 
     P = softmax(S)    O = P V
     dV = P^T dO       dP = dO V^T
     dS = P o (dP - rowsum(P o dP)) = P o (dP - rowsum(dO o O))
 
-The two sums are equal: sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The forward pass
-stores the log-sum-exp L of each row. The backward pass recomputes P = exp(S - L) tile by tile.
-Dropout puts the same mask on P and dP, and changes nothing else.
+The two row sums are equal because sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The
+forward pass stores the log-sum-exp L of each row, so that the backward passes can recompute
+P = exp(S - L) one tile at a time (FlashAttention, arXiv:2205.14135, and 2307.08691). Dropout
+multiplies P and dP by the same mask and changes nothing else.
 
-PoPE (arXiv:2509.10534, eq. 5). mu is softplus or the identity, theta_c = base^(-c/d):
+A bias for each key. ALiBi and FoX add b_j - b_i to S_ij. In ALiBi b_j = m j, and in FoX
+b_j = -(log f_0 + .. + log f_j). The softmax drops b_i, because it is the same for all keys of a
+row. So the kernels take only b_j, the key_bias, and its gradient is
 
-    S_ij = sum_c mu(q_ic) mu(k_jc) cos((j - i) theta_c + delta_c) / sqrt(d)
+    db_j = sum_i dS_ij - sum_t dS_jt
 
-The cosine of a difference is the dot product of two unit vectors. So each entry of q and k becomes
-a pair, and S is a product of vectors 2d wide. v stays d wide.
-
-    q'_ic = mu(q_ic) (cos a, sin a),  a = i theta_c - delta_c
-    k'_jc = mu(k_jc) (cos a, sin a),  a = j theta_c
-
-Backward: dq' = dS k' / sqrt(d), dk' = dS^T q' / sqrt(d). Let (g_x, g_y) be the gradient of a pair
-(x, y) = mu(u) (cos a, sin a). Its part along the pair goes to mu, its part across it to the phase:
-
-    dmu = g_x cos a + g_y sin a = (g_x x + g_y y) / mu
-    da  = g_y x - g_x y        ddelta is the sum of -da over the queries
-    du  = dmu mu'(u)           softplus has mu'(u) = sigmoid(u) = 1 - exp(-mu)
+The second sum is the gradient of the b_i that was dropped. It is a row sum of dS, so it would be 0
+in exact arithmetic. We subtract it nevertheless, because rounding leaves a small number in its
+place. FoX adds up db_j over all tokens that follow a gate, and these numbers would add up with it.
+In a simulation of bfloat16 at T = 1024, with gates near 1/2, the gradient of FoX's gates is off by
+4.4% without the second sum, and with it by 0.2%, which is also the error of dense attention.
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). The bias of a logit depends on how many of the keys
-j to i the query counts. z_i = q_i e, npos long, is the bias at whole positions.
+j to i the query counts. z_i = q_i e has npos entries, which are the bias at integer positions.
 
-    g_ij = sigmoid(S_ij)                      the gate: does i count j? Or of gate_q . gate_k
+    g_ij = sigmoid(S_ij)                      the gate, how much i counts j; or of gate_q . gate_k
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     b_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
-Backward: dS is the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], and 0 where p is
-clamped or whole. The gate g_ij is a term of p_it for t = j and for every t left of j:
+In the backward pass, dS is the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], or 0
+where p is clamped or an integer. A gate g_ij is a term of p_it for t = j and for every t left of
+j, therefore
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
     dS_ij += dg_ij g_ij (1 - g_ij)            last, through the sigmoid into the gate's logit
 
-dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over those in column c - 1. That needs
-no scatter-add: p falls from left to right, so a column's keys are one run, and by at most 1, so no
-column is skipped. Let F and C (floor, ceil) be the running sums of dS (1 - w) and dS w, and F[c],
-C[c] their values at the last key of run c. Run c + 1 ends where run c begins, which gives
+The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column
+c - 1. That needs no scatter-add. Along a row, p never rises from left to right, so the keys of one
+column form a run. p falls by at most 1 from a key to the next, so no column is skipped, and run
+c + 1 ends where run c begins. Let lower and upper be the running sums of dS (1 - w) and of dS w,
+from the left, and let lower[c] and upper[c] be their values at the last key of run c. Then
 
-    dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c])    0 left of the first run; no C in dz[0]
+    dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
-For example, the row of query 5: six keys, npos = 4, z = (0, 2, 1, 3), and dS that sum to 0:
+where values left of the first run are 0, and dz[0] has no second term. The row of query 5, with
+npos = 4, z = (0, 2, 1, 3), and six keys whose dS sum to 0, as an example:
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75
-    p            3     3   2.5  1.75  1.25   .75    summed from the right; 3.75 and 3.25 are clamped
+    p            3     3   2.5  1.75  1.25   .75    summed from the right; 3.75, 3.25 are clamped
     c            3     3     2     1     1     0    runs: keys 0 and 1, key 2, keys 3 and 4, key 5
     w            0     0    .5   .75   .25   .75
     dS           2    -4     6    -4     8    -8
     slope        0     0     2    -1    -1     2
     dp           0     0    12     4    -8   -16
     dg           0     0    12    16     8    -8    summed from the left
-    F            2    -2     1     0     6     4    F[3] = -2, F[2] = 1, F[1] = 6, F[0] = 4
-    C            0     0     3     0     2    -4    C[3] = 0, C[2] = 3, C[1] = 2, C[0] = -4
-    dz          -2    -1     2     1                dz[2] = (1 + 2) + (2 - 3)
+    lower        2    -2     1     0     6     4    at the ends of the runs -2, 1, 6 and 4
+    upper        0     0     3     0     2    -4    at the ends of the runs 0, 3, 2 and -4
+    dz          -2    -1     2     1                dz[2] = (1 - -2) + (2 - 3)
 
-One tile of queries, i0 to i0 + M - 1. Once all its rows have counted to npos - 1, the keys further
-left all have the bias z_i[npos - 1]: plain attention, without gates or look-ups.
+The kernels see this row in tiles of keys and carry the sums from one tile to the next. With two
+tiles of three keys, in the order in which the passes take them, and named as in the code:
+
+    pass                   keys     before the tile                after the tile
+    attention_forward      3 .. 5   units_right 0                  units_right 1.75
+                           0 .. 2   units_right 1.75               units_right 3.75 = units_total
+    attention_backward_q   0 .. 2   units_right 3.75, dp_left 0,   units_right 1.75, dp_left 12,
+                                    lower_left 0, upper_left 0     lower_left 1, upper_left 3
+                           3 .. 5   units_right 1.75, dp_left 12,  units_right 0, dp_left -8,
+                                    lower_left 1, upper_left 3     lower_left 4, upper_left -4
+
+Within the tile of keys 0 .. 2 the gates sum to (2, 1.5, .75) from the right. The 1.75 that the
+keys to the right have counted make them 3.75, 3.25 and 2.5, which are the p of the table before
+the clamp. attention_backward_q walks the other way, so it takes the 2 of this tile off the total
+before it looks at the keys. It stores the 1.75 and the dp_left of 0 for attention_backward_kv,
+which has this tile of keys alone and so cannot know either. Runs 3 and 2 end in this tile, where
+(-2, 0) and (1, 3) are stored for dz.
+
+Three parts. Once all rows of a tile of queries have counted to npos - 1, the keys further left all
+have the bias z_i[npos - 1]. This is plain attention without gates or look-ups, and if nothing is
+counted, all keys left of the mask are treated so. The tile of queries i0 .. i0 + M - 1:
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
-       |     saturated      |       counted        |   masked,   |
+       |       plain        |       counted        |   masked,   |
        |    p = npos - 1    | gates, sums, look-up | and counted |
        +--------------------+----------------------+-------------+
-                            <------------------------------------  cope_forward sums p
-       --------------------------------------------------------->  cope_backward_q sums dg, F and C
+                            <------------------------------------  attention_forward sums gates
+       --------------------------------------------------------->  attention_backward_q sums dp
+       <-------------------                                        .. then forward takes these
+
+attention_backward_kv has a tile of keys j0 .. j0 + N - 1 and visits the queries that see it. Each
+tile of queries stopped to count at a key of its own, so counted and plain tiles may alternate:
+
+     query j0      j0 + N                                                T
+       +-------------+---------+-------+---------+------------------------+
+       |   masked,   | counted | plain | counted |         plain          |
+       | and counted |         |       |         |                        |
+       +-------------+---------+-------+---------+------------------------+
+       first          second    third   second    third
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
-floor(p). So gates are rounded to multiples of 1/2048, whose sums are exact. Gradients ignore it. A
-gate below 1/4096 counts as 0 here, but not where model.py decodes. Two kernels may round one
-gate to neighbours; then p differs by 1/2048. Against exact gates in float64, rounding costs 0.13 ..
-0.24% of o, 0.24 .. 0.6% of dz and 6 .. 13% of the gates' gradients (T = 1024, npos = 64, normal q,
-k and z, mean gates of 0.5 .. 0.02). PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
+floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
+sums are exact. Gradients ignore the rounding. A gate below 1/4096 counts as 0. model.py's own
+attention, which runs on CPUs and decodes with a cache, has exact gates, so it agrees with a model
+trained here only up to this rounding. Two kernels may round one gate to neighbours; then p differs
+by 1/2048. Against exact gates in float64, rounding costs 0.13 .. 0.24% of o, 0.24 .. 0.6% of dz and
+6 .. 13% of the gates' gradients (T = 1024, npos = 64, normal q, k and z, mean gates of 0.5 .. 0.02).
+PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
 
-Limits. As many queries as keys: PyTorch decodes. B H <= 65,535. Offsets in a head must fit 32 bits.
-No atomics: the same input gives the same bits. No second derivatives. Not yet run on any GPU.
+Limits. There are as many queries as keys, because PyTorch decodes. B H may be 65,535, and offsets
+within a head must fit 32 bits. There are no atomics, so the same input gives the same bits, and
+there are no second derivatives. The kernels have not yet run on any GPU.
 """
 import math
 import os
 from types import SimpleNamespace
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -105,53 +142,40 @@ except ImportError:  # this module still imports, so that why_not can name what 
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it when it is imported
 ASM = constexpr(not INTERPRET)  # the interpreter cannot run inline assembly
-LOG2E, LN2 = constexpr(math.log2(math.e)), constexpr(math.log(2))
-
-# --- both methods in PyTorch, with T x T tensors --------------------------------------------------
-
-def naive_pope(q, k, v, delta, base=10000.0):
-    """PoPE eq. 5, with a cosine per distance. q, k, v (B, H, T, d), delta (H, d) -> (B, H, T, d)"""
-    T, d = q.shape[2:]
-    t = torch.arange(T, device=q.device)
-    distance = (t - t[:, None]).to(q.dtype)  # (T, T): j - i
-    theta = base ** (-torch.arange(d).to(q) / d)  # (d,)
-    cos = (distance[:, :, None] * theta + delta[:, None, None]).cos()  # (H, T, T, d)
-    s = torch.einsum("bhic, bhjc, hijc -> bhij", F.softplus(q), F.softplus(k), cos) * d**-0.5
-    return s.masked_fill(distance > 0, -math.inf).softmax(-1) @ v
-
-def naive_cope(q, k, v, z):
-    """CoPE's Listing 1. q, k, v (B, H, T, d), z (B, H, T, npos) -> (B, H, T, d)"""
-    s = q @ k.mT * q.size(-1) ** -0.5  # (B, H, T, T)
-    future = torch.ones_like(s, dtype=torch.bool).triu(1)
-    g = s.sigmoid().masked_fill(future, 0)
-    p = g.flip(-1).cumsum(-1).flip(-1).clamp(max=z.size(-1) - 1)
-    w = p - p.floor()
-    bias = (1 - w) * z.gather(-1, p.floor().long()) + w * z.gather(-1, p.ceil().long())
-    return (s + bias).masked_fill(future, -math.inf).softmax(-1) @ v
+LOG2E = constexpr(math.log2(math.e))
+LN2 = constexpr(math.log(2))
 
 # --- shared by all kernels ------------------------------------------------------------------------
-# A program takes M queries or N keys of head bh = 0 .. B H - 1. D is the head width, P the power of
-# two that holds it. scale is log2(e) / sqrt(d): the hardware has exp2
+# A program takes M queries or N keys of head bh = 0 .. B H - 1. q and k have width D; v and the
+# gates' vectors have width DV, which is the d of the derivation. A tensor (B, H, T, width) arrives
+# as the tuple (pointer, strides of batch, head and token). Logits are in base 2, because the
+# hardware computes exp2
 
 @triton.jit
-def load(x, bh, H, rows, T, D, P, EDGE=True):
-    """Rows of one head of x (B, H, T, D), given as (pointer, strides of batch, head and row). The
-    tile is P wide, 0 outside x. EDGE: some rows may lie past T."""
-    cols = tl.arange(0, P)
+def load(x, bh, H, rows, T, WIDTH, EDGE=True):
+    """Loads rows of one head. The tile is as wide as the power of two that holds WIDTH, and it is 0
+    outside the tensor. EDGE says that some rows may lie past T."""
+    cols = tl.arange(0, triton.next_power_of_2(WIDTH))
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
     if EDGE:
-        tile = tl.load(at, mask=(rows < T)[:, None] & (cols < D)[None, :], other=0.0)
-    elif D < P:
-        tile = tl.load(at, mask=(cols < D)[None, :], other=0.0)
+        tile = tl.load(at, mask=(rows < T)[:, None] & (cols < WIDTH)[None, :], other=0.0)
+    elif WIDTH < triton.next_power_of_2(WIDTH):
+        tile = tl.load(at, mask=(cols < WIDTH)[None, :], other=0.0)
     else:
         tile = tl.load(at)
     return tile
 
 @triton.jit
-def store(x, bh, H, rows, tile, T, D):
+def store(x, bh, H, rows, tile, T, WIDTH):
     cols = tl.arange(0, tile.shape[1])
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
-    tl.store(at, tile.to(x[0].dtype.element_ty), mask=(rows < T)[:, None] & (cols < D)[None, :])
+    mask = (rows < T)[:, None] & (cols < WIDTH)[None, :]
+    tl.store(at, tile.to(x[0].dtype.element_ty), mask=mask)
+
+@triton.jit
+def load_bias(key_bias, bh, j, T):
+    """Loads the bias of keys j, for logits in base 2."""
+    return tl.load(key_bias + bh * T + j, mask=j < T, other=0.0) * LOG2E
 
 @triton.jit
 def matmul(a, b, acc=None):
@@ -165,184 +189,54 @@ def mask_future(x, causal, NEEDED, value=0.0):
     return x
 
 @triton.jit
+def mix(x):
+    """Hashes 32 bits. Each bit of x flips every bit of the result about half of the time. (The
+    multipliers are those of Wellons' lowbias32, which a search found to have the least bias.)"""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+@triton.jit
 def dropout(x, seed, bh, i, j, DROPOUT):
-    """Zeroes a share of x, a tile of weights or of their gradients. The random numbers depend on
-    seed, head, query and key alone, so every pass draws the same mask, whatever its tiles."""
+    """Zeroes a random fraction of x, a tile of weights or of their gradients. The hash depends only
+    on seed, head, query and key, so every pass draws the same mask, whatever its tiles are. Queries
+    and keys are hashed apart, so that one hash is left for each pair of them."""
     if DROPOUT > 0:
-        bits, _, _, _ = tl.philox(tl.load(seed), j, i, bh.to(tl.int32), 0, 7)  # 7 rounds suffice
-        uniform = (bits >> 9 | 0x3F800000).to(tl.float32, bitcast=True)  # a float in [1, 2)
-        x = tl.where(uniform >= 1.0 + DROPOUT, x, 0.0) * (1 / (1 - DROPOUT))
+        seed_bits = tl.load(seed)
+        head = mix(seed_bits.to(tl.uint32) ^ bh.to(tl.uint32))
+        query = mix(head + i.to(tl.uint32))
+        key = mix((seed_bits >> 32).to(tl.uint32) + j.to(tl.uint32))
+        dropped = mix(query ^ key) < tl.cast(DROPOUT * 4294967296.0, tl.uint32)  # 2^32
+        x = tl.where(dropped, 0.0, x) * (1 / (1 - DROPOUT))
     return x
 
 @triton.jit
 def online_softmax(s, scale, v, row_max, row_sum, acc, seed, bh, i, j, DROPOUT):
     """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, row_sum (M,), and of
-    weighted values, acc (M, P), both relative to 2^row_max. Dropout acts after the softmax."""
+    weighted values, acc (M, DV), both relative to 2^row_max. Dropout acts after the softmax."""
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
     prob = tl.exp2(s * scale - new_max[:, None])
     shrink = tl.exp2(row_max - new_max)
     row_sum = row_sum * shrink + tl.sum(prob, 1)
     prob = dropout(prob, seed, bh, i[:, None], j[None, :], DROPOUT)
-    acc = matmul(prob.to(v.dtype), v, acc * shrink[:, None])  # (M, N) x (N, P) -> (M, P)
+    acc = matmul(prob.to(v.dtype), v, acc * shrink[:, None])  # (M, N) x (N, DV) -> (M, DV)
     return new_max, row_sum, acc
 
-# --- PoPE -----------------------------------------------------------------------------------------
-
-@triton.jit
-def phases(table, delta, rows, h, T, D, P, M):
-    """Cosine and sine of rows * theta - delta, or of rows * theta if delta is None. table (T, 2D)
-    and delta (H, 2D) hold pairs of cosine and sine; the addition theorem combines them."""
-    pairs = load((table, 0, 0, 2 * D), 0, 1, rows, T, 2 * D, 2 * P)
-    cosine, sine = tl.split(pairs.reshape(M, P, 2))
-    if delta is not None:
-        cols = tl.arange(0, 2 * P)
-        turn = tl.load(delta + h * 2 * D + cols, mask=cols < 2 * D, other=0.0)
-        x, y = tl.split(turn[None, :].reshape(1, P, 2))
-        cosine, sine = cosine * x + sine * y, sine * x - cosine * y
-    return cosine, sine
-
-@triton.jit
-def pope_rotate(x, pairs, table, delta, T, H, SOFTPLUS: constexpr, D: constexpr, P: constexpr,
-                M: constexpr):
-    """x (B, H, T, D) -> pairs (B, H, T, 2D), (x, y) side by side: q' with delta, k' without."""
-    rows = tl.program_id(0) * M + tl.arange(0, M)
-    bh = tl.program_id(1).to(tl.int64)
-    mu = load(x, bh, H, rows, T, D, P).to(tl.float32)
-    if SOFTPLUS:  # max(x, 0) + log(1 + e), and what 1 + e lost by rounding: all of it for x < -17
-        e = tl.exp(-tl.abs(mu))
-        u = 1.0 + e
-        mu = tl.maximum(mu, 0.0) + (tl.log(u) + (e - (u - 1.0)) / u)
-    cosine, sine = phases(table, delta, rows, bh % H, T, D, P, M)
-    store(pairs, bh, H, rows, tl.interleave(mu * cosine, mu * sine), T, 2 * D)
-
-@triton.jit
-def pope_forward(v, o, q_pairs, k_pairs, lse, seed, scale, T, H, DROPOUT: constexpr, D: constexpr,
-                 P: constexpr, M: constexpr, N: constexpr):
-    """o (B, H, T, D) and the log-sum-exp lse (B, H, T) of one tile of queries."""
-    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * M  # long rows first, so no program lags
-    i = i0 + tl.arange(0, M)
-    bh = tl.program_id(1).to(tl.int64)
-    q_pairs = (q_pairs + bh * T * 2 * D, 0, 0, 2 * D)  # of this head, as load() wants it
-    k_pairs = (k_pairs + bh * T * 2 * D, 0, 0, 2 * D)
-    q_tile = load(q_pairs, bh, H, i, T, 2 * D, 2 * P)
-    row_max, row_sum = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32)
-    acc = tl.zeros((M, P), tl.float32)
-    bounds = (0, i0, tl.minimum(i0 + M, T))
-    for masked in tl.static_range(2):  # first the keys that every query sees, then the diagonal
-        for j0 in range(bounds[masked], bounds[masked + 1], N):
-            j = j0 + tl.arange(0, N)
-            k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P, masked)
-            s = matmul(q_tile, tl.trans(k_tile))  # (M, 2P) x (2P, N) -> (M, N)
-            s = mask_future(s, i[:, None] >= j[None, :], masked, float("-inf"))
-            v_tile = load(v, bh, H, j, T, D, P, masked)
-            row_max, row_sum, acc = online_softmax(s, scale, v_tile, row_max, row_sum, acc, seed,
-                                                   bh, i, j, DROPOUT)
-    store(o, bh, H, i, acc / row_sum[:, None], T, D)
-    tl.store(lse + bh * T + i, row_max + tl.log2(row_sum), mask=i < T)
-
-@triton.jit
-def pope_gradient(g, pairs, table, delta, rows, h, T, SOFTPLUS, D, P, M):
-    """du of entries and da of phases, (M, P) each, from the gradient g (M, 2P) of their pairs."""
-    g_x, g_y = tl.split(g.reshape(M, P, 2))
-    x, y = tl.split(load(pairs, 0, 1, rows, T, 2 * D, 2 * P).to(tl.float32).reshape(M, P, 2))
-    if SOFTPLUS:  # mu'(u) / mu; for mu < 1e-3 by its series, as 1 - exp(-mu) would cancel
-        mu = tl.sqrt(tl.maximum(x * x + y * y, 1e-30))
-        slope_over_mu = tl.where(mu < 1e-3, 1 - mu / 2, (1 - tl.exp2(-mu * LOG2E)) / mu)
-        du = (g_x * x + g_y * y) * slope_over_mu
-    else:  # mu = u may be 0, where the pair has no direction
-        cosine, sine = phases(table, delta, rows, h, T, D, P, M)
-        du = g_x * cosine + g_y * sine
-    return du, g_y * x - g_x * y
-
-@triton.jit
-def pope_backward_q(v, o, do, dq, q_pairs, k_pairs, ddelta, lse, do_dot_o, table, delta, seed,
-                    scale, T, H, SOFTPLUS: constexpr, DROPOUT: constexpr, D: constexpr,
-                    P: constexpr, M: constexpr, N: constexpr):
-    """dq of one tile of queries, and its share of ddelta (B, H, tiles, D). Stores rowsum(dO o O) in
-    do_dot_o (B, H, T), for pope_backward_kv."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    i0 = tile * M
-    i = i0 + tl.arange(0, M)
-    bh = tl.program_id(1).to(tl.int64)
-    q_pairs = (q_pairs + bh * T * 2 * D, 0, 0, 2 * D)  # of this head, as load() wants it
-    k_pairs = (k_pairs + bh * T * 2 * D, 0, 0, 2 * D)
-    do_tile = load(do, bh, H, i, T, D, P)
-    o_tile = load(o, bh, H, i, T, D, P)
-    row_do_o = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-    tl.store(do_dot_o + bh * T + i, row_do_o, mask=i < T)
-    row_lse = tl.load(lse + bh * T + i, mask=i < T, other=float("inf"))  # past T weights are 0
-    q_tile = load(q_pairs, bh, H, i, T, 2 * D, 2 * P)
-    acc = tl.zeros((M, 2 * P), tl.float32)
-    bounds = (0, i0, tl.minimum(i0 + M, T))
-    for masked in tl.static_range(2):
-        for j0 in range(bounds[masked], bounds[masked + 1], N):
-            j = j0 + tl.arange(0, N)
-            k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P, masked)
-            s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, 2P) x (2P, N) -> (M, N)
-            prob = tl.exp2(s - row_lse[:, None])
-            prob = mask_future(prob, i[:, None] >= j[None, :], masked)
-            v_tile = load(v, bh, H, j, T, D, P, masked)
-            dprob = matmul(do_tile, tl.trans(v_tile))  # (M, P) x (P, N) -> (M, N)
-            dprob = dropout(dprob, seed, bh, i[:, None], j[None, :], DROPOUT)
-            ds = prob * (dprob - row_do_o[:, None])
-            acc = matmul(ds.to(k_tile.dtype), k_tile, acc)  # (M, N) x (N, 2P) -> (M, 2P)
-    acc *= scale * LN2  # 1 / sqrt(d)
-    du, da = pope_gradient(acc, q_pairs, table, delta, i, bh % H, T, SOFTPLUS, D, P, M)
-    store(dq, bh, H, i, du, T, D)
-    cols = tl.arange(0, P)
-    at = ddelta + (bh * tl.num_programs(0) + tile) * D + cols
-    tl.store(at, -tl.sum(da, 0), mask=cols < D)  # rows past T were loaded as 0
-
-@triton.jit
-def pope_backward_kv(v, do, dk, dv, q_pairs, k_pairs, lse, do_dot_o, table, seed, scale, T, H,
-                     SOFTPLUS: constexpr, DROPOUT: constexpr, D: constexpr, P: constexpr,
-                     M: constexpr, N: constexpr):
-    """dk and dv of one tile of keys, from all queries that see it. Tiles are transposed: (N, M)."""
-    j0 = tl.program_id(0) * N
-    j = j0 + tl.arange(0, N)
-    bh = tl.program_id(1).to(tl.int64)
-    q_pairs = (q_pairs + bh * T * 2 * D, 0, 0, 2 * D)  # of this head, as load() wants it
-    k_pairs = (k_pairs + bh * T * 2 * D, 0, 0, 2 * D)
-    k_tile = load(k_pairs, bh, H, j, T, 2 * D, 2 * P)
-    v_tile = load(v, bh, H, j, T, D, P)
-    acc_k, acc_v = tl.zeros((N, 2 * P), tl.float32), tl.zeros((N, P), tl.float32)
-    i_unmasked = tl.minimum(tl.cdiv(j0 + N, M) * M, T)  # from here on, queries see the whole tile
-    for masked in tl.static_range(2):
-        i_start = j0 // M * M if masked else i_unmasked
-        for i0 in range(i_start, i_unmasked if masked else T, M):
-            i = i0 + tl.arange(0, M)
-            q_tile = load(q_pairs, bh, H, i, T, 2 * D, 2 * P)
-            row_lse = tl.load(lse + bh * T + i, mask=i < T, other=float("inf"))
-            s = matmul(k_tile, tl.trans(q_tile)) * scale  # (N, 2P) x (2P, M) -> (N, M)
-            prob = tl.exp2(s - row_lse[None, :])
-            prob = mask_future(prob, i[None, :] >= j[:, None], masked)
-            do_tile = load(do, bh, H, i, T, D, P)
-            dprob = matmul(v_tile, tl.trans(do_tile))  # (N, P) x (P, M) -> (N, M)
-            row_do_o = tl.load(do_dot_o + bh * T + i, mask=i < T, other=0.0)
-            dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
-            kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
-            acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, P) -> (N, P)
-            ds = prob * (dprob - row_do_o[None, :])
-            acc_k = matmul(ds.to(q_tile.dtype), q_tile, acc_k)  # (N, M) x (M, 2P) -> (N, 2P)
-    acc_k *= scale * LN2  # 1 / sqrt(d)
-    du, _ = pope_gradient(acc_k, k_pairs, table, None, j, bh % H, T, SOFTPLUS, D, P, N)
-    store(dk, bh, H, j, du, T, D)
-    store(dv, bh, H, j, acc_v, T, D)
-
-# --- CoPE -----------------------------------------------------------------------------------------
+# --- how CoPE counts ------------------------------------------------------------------------------
 # Positions are integers, in units of 1/2048. z_pairs (B, H, T, npos) packs z[c] and z[c + 1] into
-# one word, so that a look-up is one load
+# one word of 32 bits, so that a look-up is one load
 
+PLAIN, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # the parts of the pictures
 BITS = constexpr(11)  # of a position's fraction: the most that leave every gate exact in float16
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
-MAGIC = constexpr(2.0**23)  # a float x + 2^23 has no room for a fraction, so x is rounded. Its low
-MAGIC_BITS = constexpr(0x4B000000)  # bits hold x, above these of 2^23: cheaper than a conversion
+MAGIC = constexpr(2.0**23)  # a float32 of this size has no bits for a fraction, so adding it rounds
+MAGIC_BITS = constexpr(0x4B000000)  # 2^23 as an int32. Those of 2^23 + x are MAGIC_BITS + x
 CHUNK = constexpr(2)  # tiles of keys between two checks whether all rows are saturated
 COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
-SATURATED, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # parts of the picture
 
 @triton.jit
 def round_to_int(x):
+    """Rounds x, a float32 of at least 0, to an int32: cheaper than a conversion."""
     return (x + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
 
 @triton.jit
@@ -352,113 +246,51 @@ def clamp(p, NPOS):
 
 @triton.jit
 def gates_of(logit, causal, NEEDED):
-    """Gates, and the same rounded to units, still in float32."""
+    """Returns the gates, and the gates in units, rounded but still in float32."""
     root = tl.rsqrt(1.0 + tl.exp2(-logit))
-    gate = root * root  # sigmoid; Triton's division would take many instructions
+    gate = root * root  # the sigmoid; Triton's division would take many instructions
     return gate, mask_future((gate * UNIT + MAGIC) - MAGIC, causal, NEEDED)
 
 @triton.jit
 def triangle(N, DTYPE):
     """(N, N), 1 on and under the diagonal. x (M, N) @ triangle sums x from each key to the right,
-    x @ triangle^T from the left up to each key: cheaper than a scan."""
+    and x @ triangle^T from the left up to each key. Both are cheaper than a scan."""
     return (tl.arange(0, N)[:, None] >= tl.arange(0, N)[None, :]).to(DTYPE)
 
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
-    """Running sums of x (M, N) along the keys, and where the next tile starts. left (M,): where
-    these start, in float32: a row's dS add up to 0, so 16-bit errors would show in F."""
+    """Returns the running sums of x (M, N) along the keys, and where those of the next tile start.
+    left (M,) is where these start. It stays in float32, because the dS of a row sum to 0, so that
+    errors of 16 bits would not stay small against the sums."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
 @triton.jit
 def unpack(word, ZTYPE):
-    """A word of z_pairs -> z[c] and z[c + 1] in float32."""
-    if ZTYPE == tl.float32:
-        floor, ceil = word.to(tl.int32), (word >> 32).to(tl.int32)
-    elif ZTYPE == tl.bfloat16:  # the upper half of a float32
-        floor, ceil = word << 16, word & -65536
-    else:
-        floor, ceil = word.to(tl.int16), (word >> 16).to(tl.int16)
-    TYPE: constexpr = ZTYPE if ZTYPE == tl.float16 else tl.float32
-    return floor.to(TYPE, bitcast=True).to(tl.float32), ceil.to(TYPE, bitcast=True).to(tl.float32)
+    """Returns the z[c] and z[c + 1] of a word of z_pairs, in float32."""
+    if ZTYPE == tl.bfloat16:  # the upper half of a float32
+        z_floor = (word << 16).to(tl.float32, bitcast=True)
+        z_ceil = (word & -65536).to(tl.float32, bitcast=True)
+    else:  # float16, to which a float32 z was rounded too
+        z_floor = word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        z_ceil = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return z_floor, z_ceil
 
 @triton.jit
 def last_bias(z_pairs, row, NPOS, ZTYPE):
-    """z[npos - 1], the bias of saturated keys."""
-    return unpack(tl.load(z_pairs + row * NPOS + NPOS - 1), ZTYPE)[0]
+    """Returns z[npos - 1] in base 2, the bias of saturated keys."""
+    return unpack(tl.load(z_pairs + row * NPOS + NPOS - 1), ZTYPE)[0] * LOG2E
 
 @triton.jit
-def look_up(z_pairs, row, p, NPOS, ZTYPE):
-    """The bias at clamped positions p, its slope, and w."""
-    at = z_pairs + (row * NPOS + (p >> BITS))
-    if ASM and ZTYPE != tl.float32:  # tl.load would move the addresses through shared memory
-        word = tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at.to(tl.int64)],
-                                         dtype=tl.int32, is_pure=True, pack=1)
+def load_words(at):
+    """Loads a tile of 32-bit words at addresses without a pattern. Assembly is faster here, because
+    tl.load would first move the addresses through shared memory."""
+    if ASM:
+        words = tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at.to(tl.int64)],
+                                          dtype=tl.int32, is_pure=True, pack=1)
     else:
-        word = tl.load(at)
-    floor, ceil = unpack(word, ZTYPE)
-    # the bits of the fraction as a float in [1, 2), less 1
-    w = ((p << 12) & 0x7FF000 | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
-    return floor + w * (ceil - floor), tl.where(w > 0, ceil - floor, 0.0), w
-
-@triton.jit(do_not_specialize=["T"])
-def cope_forward(q, k, v, gates, o, o_residual, z_pairs, lse, units_total, saturated, seed, scale,
-                 T, H, DROPOUT: constexpr, NPOS: constexpr, D: constexpr, P: constexpr,
-                 M: constexpr, N: constexpr):
-    """A tile of queries walks left from the diagonal while it counts. gates: (gate_q, gate_k), or
-    None where the logits serve. Stores o and its rounding error (rowsum(dO o O) needs both), the
-    log-sum-exp, base 2, and units of each row (B, H, T), and the saturated keys of each tile."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # long rows first, so no program lags
-    i = tile * M + tl.arange(0, M)
-    bh = tl.program_id(1).to(tl.int64)
-    z_pairs += bh * T * NPOS
-    q_tile = load(q, bh, H, i, T, D, P)
-    if gates is not None:
-        gate_q_tile = load(gates[0], bh, H, i, T, D, P)
-    row = tl.minimum(i, T - 1)
-    units_right = tl.zeros((M,), tl.int32)  # counted by the keys to the right
-    row_max, row_sum = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32)
-    acc = tl.zeros((M, P), tl.float32)
-    remaining = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. remaining - 1
-    for masked in tl.static_range(1, -1, -1):
-        leftmost = tile * M // N if masked else 0
-        while (remaining > leftmost) & (tl.min(units_right, 0) < (NPOS - 1) * UNIT):
-            stop = leftmost if masked else tl.maximum(remaining - CHUNK, 0)
-            for back in range(0, remaining - stop):
-                j = (remaining - 1 - back) * N + tl.arange(0, N)
-                k_tile = load(k, bh, H, j, T, D, P, masked)
-                s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, P) x (P, N) -> (M, N)
-                gate_logit = s
-                if gates is not None:  # (M, P) x (P, N) -> (M, N)
-                    gate_k_tile = load(gates[1], bh, H, j, T, D, P, masked)
-                    gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
-                causal = i[:, None] >= j[None, :]
-                _, units = gates_of(gate_logit, causal, masked)
-                lower = triangle(N, tl.float16)
-                suffix = matmul(units.to(tl.float16), lower)  # (M, N) x (N, N) -> (M, N)
-                p = clamp(units_right[:, None] + round_to_int(suffix), NPOS)
-                bias, _, _ = look_up(z_pairs, row[:, None], p, NPOS, q_tile.dtype)
-                units_right += tl.sum(units, 1).to(tl.int32)
-                s = mask_future(s + bias * LOG2E, causal, masked, float("-inf"))
-                v_tile = load(v, bh, H, j, T, D, P, masked)
-                row_max, row_sum, acc = online_softmax(s, 1.0, v_tile, row_max, row_sum, acc, seed,
-                                                       bh, i, j, DROPOUT)
-            remaining = stop
-    last = last_bias(z_pairs, row, NPOS, q_tile.dtype) * LOG2E
-    row_max -= last  # all keys that remain have this bias: add it once, in lse
-    for n in range(0, remaining):
-        j = n * N + tl.arange(0, N)
-        k_tile = load(k, bh, H, j, T, D, P, False)
-        s = matmul(q_tile, tl.trans(k_tile))  # (M, P) x (P, N) -> (M, N)
-        v_tile = load(v, bh, H, j, T, D, P, False)
-        row_max, row_sum, acc = online_softmax(s, scale, v_tile, row_max, row_sum, acc, seed,
-                                               bh, i, j, DROPOUT)
-    acc /= row_sum[:, None]
-    store(o, bh, H, i, acc, T, D)
-    store(o_residual, bh, H, i, acc - acc.to(q_tile.dtype).to(tl.float32), T, D)
-    tl.store(lse + bh * T + i, row_max + last + tl.log2(row_sum), mask=i < T)
-    tl.store(units_total + bh * T + i, units_right, mask=i < T)
-    tl.store(saturated + bh * tl.num_programs(0) + tile, remaining * N)
+        words = tl.load(at)
+    return words
 
 @triton.jit
 def store_two(at, x, y, mask):
@@ -473,418 +305,613 @@ def store_two(at, x, y, mask):
         tl.store(at + 1, y, mask=mask)
 
 @triton.jit
-def store_dz(dz, dz_row, run_ends, row, valid, max_column, NPOS):
-    """dz[c] = (F[c] - F[c + 1]) + (C[c - 1] - C[c]), COLUMNS at a time. A row begins in max_column
-    (M,); above it F and C are 0. In memory they alternate: C[c - 1], F[c], C[c], F[c + 1]."""
-    for c0 in range(0, NPOS, COLUMNS):
-        c, here = c0 + tl.arange(0, COLUMNS)[None, :], valid[:, None]
-        has_run, next_has_run = here & (c <= max_column[:, None]), here & (c < max_column[:, None])
-        previous_has_run = here & (c > 0) & (c <= max_column[:, None] + 1)
-        at = run_ends + (row[:, None] * NPOS + c) * 2
-        F_run = tl.load(at, mask=has_run, other=0.0) - tl.load(at + 2, mask=next_has_run, other=0.0)
-        C_previous = tl.load(at - 1, mask=previous_has_run, other=0.0)
-        C_c = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
-        dz_c = dz + dz_row[:, None] * NPOS + c
-        tl.store(dz_c, F_run + C_previous - C_c, mask=here & (c < NPOS))
+def look_up(z_pairs, row, p, NPOS, ZTYPE):
+    """Returns the bias at clamped positions p, its slope, and w."""
+    z_floor, z_ceil = unpack(load_words(z_pairs + (row * NPOS + (p >> BITS))), ZTYPE)
+    # the bits of the fraction become those of a float in [1, 2), less 1
+    w = ((p << 12) & 0x7FF000 | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+    slope = tl.where(w > 0, z_ceil - z_floor, 0.0)
+    return z_floor + w * (z_ceil - z_floor), slope, w
 
-@triton.jit(do_not_specialize=["T", "first"])
-def cope_backward_q(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, scale, T, H, first,
-                    FORWARD_M: constexpr, KV_N: constexpr, DROPOUT: constexpr, NPOS: constexpr,
-                    D: constexpr, P: constexpr, M: constexpr, N: constexpr):
-    """A tile of queries walks right; p falls from units_total. grads: dq, with gates dgate_q too.
-    scratch: dz; run_ends (heads, T, npos, 2), with F and C; do_dot_o (B, H, T): rowsum(dO o O); for
-    cope_backward_kv (heads, tiles of KV_N keys, T) the units right and the dp left of a tile."""
-    o, o_residual, lse, units_total, saturated = saved  # by cope_forward
-    dz, run_ends, do_dot_o, units_right_at, dp_left_at = scratch
+@triton.jit
+def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
+    """Stores dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c]), COLUMNS at a time. The
+    leftmost run of a row is first_run (M,); above it both sums are 0. In memory they alternate as
+    upper[c - 1], lower[c], upper[c], lower[c + 1]."""
+    for c0 in range(0, NPOS, COLUMNS):
+        c = c0 + tl.arange(0, COLUMNS)[None, :]
+        here = valid[:, None]
+        has_run = here & (c <= first_run[:, None])
+        next_has_run = here & (c < first_run[:, None])
+        previous_has_run = here & (c > 0) & (c <= first_run[:, None] + 1)
+        at = run_ends + (row[:, None] * NPOS + c) * 2
+        lower = tl.load(at, mask=has_run, other=0.0)
+        lower -= tl.load(at + 2, mask=next_has_run, other=0.0)
+        upper = tl.load(at - 1, mask=previous_has_run, other=0.0)
+        upper_c = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
+        dz_c = dz + dz_row[:, None] * NPOS + c
+        tl.store(dz_c, lower + upper - upper_c, mask=here & (c < NPOS))
+
+# --- the kernels ----------------------------------------------------------------------------------
+# inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; and z_pairs. The last four may be
+# None, for which Triton compiles a kernel without what they need. No z_pairs means that nothing is
+# counted, and no gate_q that the gates reuse the logits
+
+@triton.jit
+def attention_forward(inputs, saved, seed, T, H, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
+                      DV: constexpr, M: constexpr, N: constexpr):
+    """Computes o of one tile of queries. CoPE takes tiles of keys leftwards from the diagonal until
+    every row is saturated, and then the remaining keys from left to right, as plain attention.
+
+    Fills saved: o; lse (B, H, T), the log-sum-exp of each row in base 2; and if it counts,
+    o_residual, which is what rounding removed from o (rowsum(dO o O) needs both), units_total
+    (B, H, T), the sum of each row's gates, and saturated (B H, tiles), how many keys were plain."""
+    tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
+    tl.static_assert(D <= 2 * DV)
+    COUNTS: constexpr = inputs[6] is not None
+    q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
+    o, lse, o_residual, units_total, saturated = saved
+    scale: constexpr = LOG2E * DV**-0.5
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first balance the load
+    i = tile * M + tl.arange(0, M)
+    bh = tl.program_id(1).to(tl.int64)
+    q_tile = load(q, bh, H, i, T, D)
+    row_max = tl.full((M,), -1e30, tl.float32)
+    row_sum = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
+    diagonal = tile * M // N  # the first tile of keys under the mask
+    remaining = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. remaining - 1
+    bounds = (0, diagonal, remaining)
+
+    # 1. the keys that are counted, from right to left, and first those under the mask
+    if COUNTS:
+        z_pairs += bh * T * NPOS
+        if gate_q is not None:
+            gate_q_tile = load(gate_q, bh, H, i, T, DV)
+        row = tl.minimum(i, T - 1)
+        units_right = tl.zeros((M,), tl.int32)  # counted by the keys to the right
+        for masked in tl.static_range(1, -1, -1):
+            leftmost = diagonal if masked else 0
+            while (remaining > leftmost) & (tl.min(units_right, 0) < (NPOS - 1) * UNIT):
+                stop = leftmost if masked else tl.maximum(remaining - CHUNK, 0)
+                for back in range(0, remaining - stop):
+                    j = (remaining - 1 - back) * N + tl.arange(0, N)
+                    k_tile = load(k, bh, H, j, T, D, masked)
+                    s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, D) x (D, N) -> (M, N)
+                    gate_logit = s
+                    if gate_q is not None:  # (M, DV) x (DV, N) -> (M, N)
+                        gate_k_tile = load(gate_k, bh, H, j, T, DV, masked)
+                        gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
+                    causal = i[:, None] >= j[None, :]
+                    _, units = gates_of(gate_logit, causal, masked)
+                    suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N)
+                    p = clamp(units_right[:, None] + round_to_int(suffix), NPOS)
+                    bias, _, _ = look_up(z_pairs, row[:, None], p, NPOS, q_tile.dtype)
+                    units_right += tl.sum(units, 1).to(tl.int32)
+                    s += bias * LOG2E
+                    if key_bias is not None:
+                        s += load_bias(key_bias, bh, j, T)[None, :]
+                    s = mask_future(s, causal, masked, float("-inf"))
+                    v_tile = load(v, bh, H, j, T, DV, masked)
+                    row_max, row_sum, acc = online_softmax(s, 1.0, v_tile, row_max, row_sum, acc,
+                                                           seed, bh, i, j, DROPOUT)
+                remaining = stop
+        last = last_bias(z_pairs, row, NPOS, q_tile.dtype)
+        row_max -= last  # all remaining keys have this bias, so it is added once, to lse
+        bounds = (0, remaining, remaining)
+
+    # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
+    for masked in tl.static_range(1 if COUNTS else 2):
+        for n in range(bounds[masked], bounds[masked + 1]):
+            j = n * N + tl.arange(0, N)
+            k_tile = load(k, bh, H, j, T, D, masked)
+            s = matmul(q_tile, tl.trans(k_tile))  # (M, D) x (D, N) -> (M, N)
+            if key_bias is not None:
+                s = s * scale + load_bias(key_bias, bh, j, T)[None, :]
+            s = mask_future(s, i[:, None] >= j[None, :], masked, float("-inf"))
+            v_tile = load(v, bh, H, j, T, DV, masked)
+            row_max, row_sum, acc = online_softmax(s, scale if key_bias is None else 1.0, v_tile,
+                                                   row_max, row_sum, acc, seed, bh, i, j, DROPOUT)
+    acc /= row_sum[:, None]
+    store(o, bh, H, i, acc, T, DV)
+    if COUNTS:
+        store(o_residual, bh, H, i, acc - acc.to(q_tile.dtype).to(tl.float32), T, DV)
+        tl.store(units_total + bh * T + i, units_right, mask=i < T)
+        tl.store(saturated + bh * tl.num_programs(0) + tile, remaining * N)
+        row_max += last
+    tl.store(lse + bh * T + i, row_max + tl.log2(row_sum), mask=i < T)
+
+@triton.jit(do_not_specialize=["first"])
+def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
+                         KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
+                         DV: constexpr, M: constexpr, N: constexpr):
+    """Computes dq, dgate_q and dz of one tile of queries. It takes tiles of keys from left to right,
+    and positions fall from units_total. saved was filled by attention_forward.
+
+    grads: dq, dgate_q, dz and dkey_bias. The latter gets minus the row sums of dS, to which
+    attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO o O);
+    units_right_at and dp_left_at (heads, tiles of KEYS, T) are the units counted to the right of a
+    tile and the sum of dp to its left, all for attention_backward_kv; run_ends (heads, T, npos, 2)
+    are lower[c] and upper[c] of each row. heads are those from `first` on that share scratch."""
+    tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
+    COUNTS: constexpr = inputs[6] is not None
+    q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
+    o, lse, o_residual, units_total, saturated = saved
+    dq, dgate_q, dz, dkey_bias = grads
+    do_dot_o, units_right_at, dp_left_at, run_ends = scratch
+    scale: constexpr = LOG2E * DV**-0.5
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i = tile * M + tl.arange(0, M)
     slot = tl.program_id(1).to(tl.int64)  # which of the heads that share scratch
     bh = first + slot
-    z_pairs += bh * T * NPOS
-    run_ends += slot * T * NPOS * 2
-    tables = slot * tl.cdiv(T, KV_N) * T
-    row, valid = tl.minimum(i, T - 1), i < T
+    row = tl.minimum(i, T - 1)
+    valid = i < T
 
-    # 1. what the rows need: rowsum(dO o O), log-sum-exp, and the columns where they begin
-    q_tile = load(q, bh, H, i, T, D, P)
-    do_tile = load(do, bh, H, i, T, D, P)
-    o_tile = load(o, bh, H, i, T, D, P).to(tl.float32)
-    o_tile += load(o_residual, bh, H, i, T, D, P).to(tl.float32)
+    # 1. what the rows need: rowsum(dO o O), the log-sum-exp, and where their sums begin
+    q_tile = load(q, bh, H, i, T, D)
+    do_tile = load(do, bh, H, i, T, DV)
+    o_tile = load(o, bh, H, i, T, DV).to(tl.float32)
+    if COUNTS:
+        o_tile += load(o_residual, bh, H, i, T, DV).to(tl.float32)
     row_do_o = tl.sum(o_tile * do_tile.to(tl.float32), 1)
     tl.store(do_dot_o + bh * T + i, row_do_o, mask=valid)
     row_lse = tl.load(lse + bh * T + i, mask=valid, other=float("inf"))  # past T weights are 0
-    units_right = tl.load(units_total + bh * T + i, mask=valid, other=0)
-    max_column = tl.minimum(units_right, (NPOS - 1) * UNIT) >> BITS
-    last = last_bias(z_pairs, row, NPOS, q_tile.dtype) * LOG2E - row_lse
-    acc = tl.zeros((M, P), tl.float32)
-    if gates is not None:
-        gate_q_tile = load(gates[0], bh, H, i, T, D, P)
-        acc_gate = tl.zeros((M, P), tl.float32)
-    dp_left = tl.zeros((M,), tl.float32)
-    F_left, C_left = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
+    plain_offset = -row_lse
+    acc = tl.zeros((M, triton.next_power_of_2(D)), tl.float32)
+    row_sum = tl.zeros((M,), tl.float32)  # of dS
+    diagonal = tile * M // N  # the first tile of keys under the mask
+    end = tl.cdiv(tl.minimum(tile * M + M, T), N)
+    bounds = (0, diagonal, diagonal, end)  # of the parts PLAIN, COUNTED and MASKED
+    if COUNTS:
+        tl.static_assert(QUERIES % M == 0, "forward stopped to count at one key for all M queries")
+        tl.static_assert(KEYS % N == 0, "carried sums are stored at whole tiles")
+        z_pairs += bh * T * NPOS
+        run_ends += slot * T * NPOS * 2
+        tables = slot * tl.cdiv(T, KEYS) * T
+        units_right = tl.load(units_total + bh * T + i, mask=valid, other=0)
+        first_run = tl.minimum(units_right, (NPOS - 1) * UNIT) >> BITS
+        plain_offset += last_bias(z_pairs, row, NPOS, q_tile.dtype)
+        if gate_q is not None:
+            gate_q_tile = load(gate_q, bh, H, i, T, DV)
+            acc_gate = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
+        dp_left = tl.zeros((M,), tl.float32)
+        lower_left = tl.zeros((M,), tl.float32)
+        upper_left = tl.zeros((M,), tl.float32)
+        n_plain = tl.load(saturated + bh * tl.cdiv(T, QUERIES) + tile * M // QUERIES) // N
+        bounds = (0, n_plain, diagonal, end)
 
-    # 2. the walk
-    n_saturated = tl.load(saturated + bh * tl.cdiv(T, FORWARD_M) + tile * M // FORWARD_M) // N
-    bounds = (0, n_saturated, tile * M // N, tl.cdiv(tl.minimum(tile * M + M, T), N))  # in tiles
-    for part in tl.static_range(3):  # SATURATED, COUNTED, MASKED
+    # 2. the walk over the keys
+    for part in tl.static_range(0, 3, 1 if COUNTS else 2):  # PLAIN, COUNTED, MASKED
         for n in range(bounds[part], bounds[part + 1]):
             j = n * N + tl.arange(0, N)
             causal = i[:, None] >= j[None, :]
-            k_tile = load(k, bh, H, j, T, D, P, part == MASKED)
-            s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, P) x (P, N) -> (M, N)
-            v_tile = load(v, bh, H, j, T, D, P, part == MASKED)
-            dprob = matmul(do_tile, tl.trans(v_tile))  # (M, P) x (P, N) -> (M, N)
+            k_tile = load(k, bh, H, j, T, D, part == MASKED)
+            s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, D) x (D, N) -> (M, N)
+            gate_logit = s
+            if key_bias is not None:
+                s += load_bias(key_bias, bh, j, T)[None, :]
+            v_tile = load(v, bh, H, j, T, DV, part == MASKED)
+            dprob = matmul(do_tile, tl.trans(v_tile))  # (M, DV) x (DV, N) -> (M, N)
             dprob = dropout(dprob, seed, bh, i[:, None], j[None, :], DROPOUT)
-            if part == SATURATED:
-                ds = tl.exp2(s + last[:, None]) * (dprob - row_do_o[:, None])
-                F_left += tl.sum(ds, 1)  # w = 0
+            if part == PLAIN or not COUNTS:
+                ds = tl.exp2(s + plain_offset[:, None]) * (dprob - row_do_o[:, None])
+                ds = mask_future(ds, causal, part == MASKED)
+                if COUNTS:
+                    lower_left += tl.sum(ds, 1)  # w = 0
             else:
-                # gates and positions, as in cope_forward
-                gate_logit = s
-                if gates is not None:  # (M, P) x (P, N) -> (M, N)
-                    gate_k_tile = load(gates[1], bh, H, j, T, D, P, part == MASKED)
+                # gates and positions, as in attention_forward
+                if gate_q is not None:  # (M, DV) x (DV, N) -> (M, N)
+                    gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
-                table = tables + n // (KV_N // N) * T + i
-                tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KV_N // N) == 0))
+                table = tables + n // (KEYS // N) * T + i
+                tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
-                tl.store(units_right_at + table, units_right, mask=valid)  # the last of KV_N stays
-                lower = triangle(N, tl.float16)
-                suffix = matmul(units.to(tl.float16), lower)  # (M, N) x (N, N) -> (M, N)
+                # the next tile of the same KEYS overwrites this, so that the rightmost remains
+                tl.store(units_right_at + table, units_right, mask=valid)
+                suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N)
                 p = units_right[:, None] + round_to_int(suffix)
                 column = clamp(p, NPOS) >> BITS
-                right_column = clamp(p - round_to_int(units), NPOS) >> BITS  # of the next key
+                next_column = clamp(p - round_to_int(units), NPOS) >> BITS  # of the key to the right
                 bias, slope, w = look_up(z_pairs, row[:, None], clamp(p, NPOS), NPOS, q_tile.dtype)
                 # dS, and its sums for dz
                 ds = tl.exp2(s + bias * LOG2E - row_lse[:, None]) * (dprob - row_do_o[:, None])
                 ds = mask_future(ds, causal, part == MASKED)
-                C, C_left = prefix_sums(ds * w, C_left, N, k_tile.dtype)
-                F, F_left = prefix_sums(ds - ds * w, F_left, N, k_tile.dtype)
-                is_end = (column != right_column) & valid[:, None]  # of a run
-                store_two(run_ends + (row[:, None] * NPOS + column) * 2, F, C, is_end)
-                # the gates' gradient, from the running sum of dp
+                upper, upper_left = prefix_sums(ds * w, upper_left, N, k_tile.dtype)
+                lower, lower_left = prefix_sums(ds - ds * w, lower_left, N, k_tile.dtype)
+                ends_run = (column != next_column) & valid[:, None]
+                store_two(run_ends + (row[:, None] * NPOS + column) * 2, lower, upper, ends_run)
+                # the gradient of the gates, from the running sum of dp
                 dg, dp_left = prefix_sums(ds * slope, dp_left, N, k_tile.dtype)
-                dg = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
-                if gates is None:
-                    ds += dg
-                else:  # (M, N) x (N, P) -> (M, P)
-                    acc_gate = matmul(dg.to(k_tile.dtype), gate_k_tile, acc_gate)
-            acc = matmul(ds.to(k_tile.dtype), k_tile, acc)  # (M, N) x (N, P) -> (M, P)
+                dgate_logit = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
+            if dkey_bias is not None:
+                row_sum += tl.sum(ds, 1)
+            if COUNTS and part != PLAIN:
+                if gate_q is None:
+                    ds += dgate_logit
+                else:  # (M, N) x (N, DV) -> (M, DV)
+                    acc_gate = matmul(dgate_logit.to(k_tile.dtype), gate_k_tile, acc_gate)
+            acc = matmul(ds.to(k_tile.dtype), k_tile, acc)  # (M, N) x (N, D) -> (M, D)
 
-    # 3. dq, dgate_q, and dz as differences of the run ends
-    store(grads[0], bh, H, i, acc * (scale * LN2), T, D)  # scale * LN2 = 1 / sqrt(d)
-    if gates is not None:
-        store(grads[1], bh, H, i, acc_gate * (scale * LN2), T, D)
-    tl.store(run_ends + row * NPOS * 2, F_left, mask=valid)  # every row ends in column 0
-    tl.store(run_ends + row * NPOS * 2 + 1, C_left, mask=valid)
-    tl.debug_barrier()  # other threads stored some of the run ends
-    store_dz(dz, bh * T + row, run_ends, row, valid, max_column, NPOS)
+    # 3. the gradients; dz from the differences of the run ends
+    store(dq, bh, H, i, acc * (scale * LN2), T, D)  # scale * LN2 = 1 / sqrt(d)
+    if dkey_bias is not None:
+        tl.store(dkey_bias + bh * T + i, -row_sum, mask=valid)
+    if COUNTS:
+        if gate_q is not None:
+            store(dgate_q, bh, H, i, acc_gate * (scale * LN2), T, DV)
+        tl.store(run_ends + row * NPOS * 2, lower_left, mask=valid)  # every row ends in column 0
+        tl.store(run_ends + row * NPOS * 2 + 1, upper_left, mask=valid)
+        tl.debug_barrier()  # other threads stored some of the run ends
+        store_dz(dz, bh * T + row, run_ends, row, valid, first_run, NPOS)
 
-@triton.jit(do_not_specialize=["T", "first"])
-def cope_backward_kv(q, k, v, gates, do, grads, z_pairs, saved, scratch, seed, scale, T, H, first,
-                     FORWARD_M: constexpr, DROPOUT: constexpr, NPOS: constexpr, D: constexpr,
-                     P: constexpr, M: constexpr, N: constexpr):
-    """A tile of keys visits all queries that see it: those under the mask, then the tiles of
-    cope_forward that still counted here, then the saturated ones. Tiles are transposed: (N, M).
-    grads: dk, dv and, with gates, dgate_k. scratch: see cope_backward_q."""
-    lse, saturated = saved
-    do_dot_o, units_right_at, dp_left_at = scratch
+@triton.jit(do_not_specialize=["first"])
+def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
+                          KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
+                          DV: constexpr, M: constexpr, N: constexpr):
+    """Computes dk, dv, dgate_k and dkey_bias of one tile of keys, from all queries that see it:
+    first those under the mask, then the tiles of queries that still counted here, then those for
+    which these keys were plain. Tiles are transposed, (N, M). grads: dk, dv, dgate_k and dkey_bias.
+    scratch was filled by attention_backward_q."""
+    tl.static_assert(N % M == 0, "the mask must end where a tile of queries ends")
+    COUNTS: constexpr = inputs[6] is not None
+    q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
+    _, lse, _, _, saturated = saved
+    dk, dv, dgate_k, dkey_bias = grads
+    do_dot_o, units_right_at, dp_left_at, _ = scratch
+    scale: constexpr = LOG2E * DV**-0.5
     j0 = tl.program_id(0) * N
     j = j0 + tl.arange(0, N)
     slot = tl.program_id(1).to(tl.int64)
     bh = first + slot
-    z_pairs += bh * T * NPOS
     lse += bh * T
     do_dot_o += bh * T
-    saturated += bh * tl.cdiv(T, FORWARD_M)
-    tables = (slot * tl.num_programs(0) + tl.program_id(0)) * T
-    k_tile = load(k, bh, H, j, T, D, P)
-    v_tile = load(v, bh, H, j, T, D, P)
-    acc_k, acc_v = tl.zeros((N, P), tl.float32), tl.zeros((N, P), tl.float32)
-    if gates is not None:
-        gate_k_tile = load(gates[1], bh, H, j, T, D, P)
-        acc_gate = tl.zeros((N, P), tl.float32)
-    i_unmasked = tl.minimum(tl.cdiv(j0 + N, M) * M, T)  # from here on, queries see the whole tile
-    for part in tl.static_range(2, -1, -1):  # MASKED, COUNTED, SATURATED
-        tile_end = 1 if part == MASKED else tl.cdiv(T, FORWARD_M)
-        for tile in range(0 if part == MASKED else i_unmasked // FORWARD_M, tile_end):
+    k_tile = load(k, bh, H, j, T, D)
+    v_tile = load(v, bh, H, j, T, DV)
+    acc_k = tl.zeros((N, triton.next_power_of_2(D)), tl.float32)
+    acc_v = tl.zeros((N, triton.next_power_of_2(DV)), tl.float32)
+    column_sum = tl.zeros((N,), tl.float32)  # of dS
+    if key_bias is not None:
+        bias_tile = load_bias(key_bias, bh, j, T)
+    if COUNTS:
+        tl.static_assert(QUERIES % M == 0, "forward stopped to count at one key for all M queries")
+        tl.static_assert(N == KEYS)
+        z_pairs += bh * T * NPOS
+        saturated += bh * tl.cdiv(T, QUERIES)
+        tables = (slot * tl.num_programs(0) + tl.program_id(0)) * T
+        if gate_q is not None:
+            gate_k_tile = load(gate_k, bh, H, j, T, DV)
+            acc_gate = tl.zeros((N, triton.next_power_of_2(DV)), tl.float32)
+    i_unmasked = tl.minimum(j0 + N, T)  # from here on, queries see all N keys
+
+    for part in tl.static_range(2, -1, -1 if COUNTS else -2):  # MASKED, COUNTED, PLAIN
+        # A range of queries for each tile of attention_forward, or one for all if they are alike
+        first_range, last_range = 0, 1
+        if COUNTS and part != MASKED:
+            first_range, last_range = i_unmasked // QUERIES, tl.cdiv(T, QUERIES)
+        for of_tile in range(first_range, last_range):
             if part == MASKED:
-                i_start, i_end = j0 // M * M, i_unmasked
-            else:
-                i_start = tl.maximum(tile * FORWARD_M, i_unmasked)
-                i_end = tl.minimum(tile * FORWARD_M + FORWARD_M, T)
-                counted = tl.load(saturated + tile) <= j0
+                i_start, i_end = j0, i_unmasked
+            elif COUNTS:
+                i_start = tl.maximum(of_tile * QUERIES, i_unmasked)
+                i_end = tl.minimum(of_tile * QUERIES + QUERIES, T)
+                counted = tl.load(saturated + of_tile) <= j0
                 i_end = tl.where(counted == (part == COUNTED), i_end, i_start)
+            else:
+                i_start, i_end = i_unmasked, T
             for i0 in range(i_start, i_end, M):
                 i = i0 + tl.arange(0, M)
-                row, valid = tl.minimum(i, T - 1), i < T
+                row = tl.minimum(i, T - 1)
+                valid = i < T
                 causal = i[None, :] >= j[:, None]
-                q_tile = load(q, bh, H, i, T, D, P)
-                do_tile = load(do, bh, H, i, T, D, P)
+                q_tile = load(q, bh, H, i, T, D)
+                do_tile = load(do, bh, H, i, T, DV)
                 row_lse = tl.load(lse + i, mask=valid, other=float("inf"))
                 row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
-                s = matmul(k_tile, tl.trans(q_tile)) * scale  # (N, P) x (P, M) -> (N, M)
-                if part == SATURATED:
-                    last = last_bias(z_pairs, row, NPOS, q_tile.dtype) * LOG2E - row_lse
-                    prob = tl.exp2(s + last[None, :])
+                s = matmul(k_tile, tl.trans(q_tile)) * scale  # (N, D) x (D, M) -> (N, M)
+                gate_logit = s
+                if key_bias is not None:
+                    s += bias_tile[:, None]
+                if not COUNTS:
+                    prob = tl.exp2(s - row_lse[None, :])
+                elif part == PLAIN:
+                    plain_offset = last_bias(z_pairs, row, NPOS, q_tile.dtype) - row_lse
+                    prob = tl.exp2(s + plain_offset[None, :])
                 else:
-                    gate_logit = s
-                    if gates is not None:  # (N, P) x (P, M) -> (N, M)
-                        gate_q_tile = load(gates[0], bh, H, i, T, D, P)
+                    if gate_q is not None:  # (N, DV) x (DV, M) -> (N, M)
+                        gate_q_tile = load(gate_q, bh, H, i, T, DV)
                         gate_logit = matmul(gate_k_tile, tl.trans(gate_q_tile)) * scale
                     gate, units = gates_of(gate_logit, causal, part == MASKED)
-                    upper = tl.trans(triangle(N, tl.float16))
-                    suffix = matmul(upper, units.to(tl.float16))  # (N, N) x (N, M) -> (N, M)
-                    suffix = round_to_int(suffix)
-                    p = tl.load(units_right_at + tables + i, mask=valid, other=0)[None, :] + suffix
-                    p = clamp(p, NPOS)
+                    upper_triangle = tl.trans(triangle(N, tl.float16))
+                    suffix = matmul(upper_triangle, units.to(tl.float16))  # (N, N) x (N, M)
+                    units_right = tl.load(units_right_at + tables + i, mask=valid, other=0)
+                    p = clamp(units_right[None, :] + round_to_int(suffix), NPOS)
                     bias, slope, _ = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
                     prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
                 prob = mask_future(prob, causal, part == MASKED)
-                dprob = matmul(v_tile, tl.trans(do_tile))  # (N, P) x (P, M) -> (N, M)
+                dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
                 dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
                 kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
-                acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, P) -> (N, P)
+                acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
                 ds = prob * (dprob - row_do_o[None, :])
-                if part != SATURATED:
+                if dkey_bias is not None:
+                    column_sum += tl.sum(ds, 1)
+                if COUNTS and part != PLAIN:
                     dp = (ds * slope).to(do_tile.dtype)
                     dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
                     dg += tl.load(dp_left_at + tables + i, mask=valid, other=0.0)[None, :]
-                    dg = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
-                    if gates is None:
-                        ds += dg
-                    else:  # (N, M) x (M, P) -> (N, P)
-                        acc_gate = matmul(dg.to(do_tile.dtype), gate_q_tile, acc_gate)
-                acc_k = matmul(ds.to(do_tile.dtype), q_tile, acc_k)  # (N, M) x (M, P) -> (N, P)
-    store(grads[0], bh, H, j, acc_k * (scale * LN2), T, D)
-    store(grads[1], bh, H, j, acc_v, T, D)
-    if gates is not None:
-        store(grads[2], bh, H, j, acc_gate * (scale * LN2), T, D)
+                    dgate_logit = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
+                    if gate_q is None:
+                        ds += dgate_logit
+                    else:  # (N, M) x (M, DV) -> (N, DV)
+                        acc_gate = matmul(dgate_logit.to(do_tile.dtype), gate_q_tile, acc_gate)
+                acc_k = matmul(ds.to(do_tile.dtype), q_tile, acc_k)  # (N, M) x (M, D) -> (N, D)
+
+    store(dk, bh, H, j, acc_k * (scale * LN2), T, D)  # scale * LN2 = 1 / sqrt(d)
+    store(dv, bh, H, j, acc_v, T, DV)
+    if dkey_bias is not None:
+        minus_row_sum = tl.load(dkey_bias + bh * T + j, mask=j < T)
+        tl.store(dkey_bias + bh * T + j, minus_row_sum + column_sum, mask=j < T)
+    if COUNTS and gate_q is not None:
+        store(dgate_k, bh, H, j, acc_gate * (scale * LN2), T, DV)
 
 # --- launching ------------------------------------------------------------------------------------
-# Each method is a pair of PyTorch operators, forward and backward: custom_op, as triton_op does not
-# take the interpreter's CPU tensors. fake_... allocate results, and tell torch.compile the shapes
+# The attention is a pair of PyTorch operators, forward and backward, made by custom_op because
+# triton_op does not take the CPU tensors of the interpreter. An operator cannot return None, so a
+# tensor without elements stands for one that is absent. fake_... allocate the results, and tell
+# torch.compile their shapes
 
-FORWARD_M, KV_N = 64, 64  # queries in a tile of cope_forward, keys in one of cope_backward_kv
-BORROWED = 2**28  # bytes that CoPE's backward pass may borrow, or as much as one head needs
-# (M, N, warps, stages): 16 bits and P < 128, 16 bits and P = 128, and both for float32, which only
-# tests use. Chosen by counting instructions. A warp wants 16 rows, or tensor cores do the same work
-# twice. Two programs share a multiprocessor: one computes while the other loads. CoPE has one
-# stage: Triton 3.6 and 3.8 cannot pipeline look-ups. Where a program takes queries, N divides M
+# If it counts, attention_forward takes QUERIES at a time, and stops to count at one key for all of
+# them, and attention_backward_kv takes KEYS, for each of which it needs the sums that were carried
+QUERIES, KEYS = 64, 64
+
+def tile_options(kernel, q, v, npos, dropout):
+    """Returns the constants and options of a kernel. npos is 0 if it does not count."""
+    if npos:
+        tiles = TILES["counting"]
+    elif q.dtype == torch.float32:
+        tiles = TILES["float32"]
+    elif v.size(3) > 64:
+        tiles = TILES["wide"]
+    else:
+        tiles = TILES["narrow"]
+    M, N, warps, stages = tiles[kernel.__name__]
+    options = dict(NPOS=npos, DROPOUT=dropout, D=q.size(3), DV=v.size(3), M=M, N=N,
+                   num_warps=warps, num_stages=stages)
+    if kernel is not attention_forward:
+        options |= dict(QUERIES=QUERIES, KEYS=KEYS)
+    return options
+
+# (M, N, warps, stages). Chosen by counting instructions. A warp needs 16 rows, or the tensor cores
+# do the same work twice. Two programs share a multiprocessor, so that one computes while the other
+# loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline look-ups
 TILES = {
-    "pope_forward": ((128, 64, 4, 2), (128, 32, 8, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
-    "pope_backward_q": ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
-    "pope_backward_kv": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
-    "cope_forward": 4 * ((FORWARD_M, 64, 4, 1),),
-    "cope_backward_q": 4 * ((64, 32, 4, 1),),
-    "cope_backward_kv": 4 * ((32, KV_N, 4, 1),),
+    "narrow": {  # heads of v up to a width of 64
+        "attention_forward": (128, 64, 4, 2),
+        "attention_backward_q": (64, 64, 4, 2),
+        "attention_backward_kv": (64, 64, 4, 2),
+    },
+    "wide": {  # up to 128
+        "attention_forward": (128, 32, 8, 2),
+        "attention_backward_q": (64, 32, 4, 2),
+        "attention_backward_kv": (32, 64, 4, 2),
+    },
+    "float32": {  # which only tests use
+        "attention_forward": (32, 32, 8, 1),
+        "attention_backward_q": (32, 32, 8, 1),
+        "attention_backward_kv": (32, 32, 8, 1),
+    },
+    "counting": {
+        "attention_forward": (QUERIES, 64, 4, 1),
+        "attention_backward_q": (64, 32, 4, 1),
+        "attention_backward_kv": (32, KEYS, 4, 1),
+    },
 }
 
-def tile_options(kernel, x):
-    """The kernel's constants and options for heads like those of x (B, H, T, d)."""
-    P = triton.next_power_of_2(x.size(-1))
-    M, N, warps, stages = TILES[kernel.__name__][2 * (x.dtype == torch.float32) + (P > 64)]
-    return dict(D=x.size(-1), P=P, M=M, N=N, num_warps=warps, num_stages=stages)
-
-def strided(*xs):
-    """Tensors (B, H, T, d) as the kernels take them: (pointer, strides of batch, head, token)."""
-    xs = [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
-    return tuple((x, *x.stride()[:3]) for x in xs)
+def strided(x):
+    """Returns a tensor (B, H, T, d) as the kernels take it: (pointer, strides of batch, head and
+    token), or None."""
+    if x is None:
+        return None
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    return x, *x.stride()[:3]
 
 def empty_heads(x):
     """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
     return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
-def launch(kernel, grid, x, *args, **options):
-    """x: the first argument, strided. Triton launches on the current device, so make it x's."""
-    options["enable_fp_fusion"] = True  # s * scale - row_max in one instruction, in all versions
-    with torch.cuda.device_of(x[0]):
-        kernel[grid](x, *args, **options)
+def present(x):
+    """Returns None for a tensor without elements, which stands for one that is absent."""
+    return x if x.numel() else None
 
-def check(q, reach=0, **others):
-    """ValueError if tensors (B, H, T, d) differ from q in shape or dtype, or if they are too large
-    for int32 offsets. reach: the largest offset into a head of another tensor."""
-    _, H, T, d = q.shape
-    for name, x in others.items():
-        if x.shape != q.shape or x.dtype != q.dtype or d > 128:
-            raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; make it like q, d <= 128")
-    # a token's stride is H d in o and 2 d in q'
-    if max(reach, T * d * max(H, 2), *(T * x.stride(2) for x in (q, *others.values()))) >= 2**31:
+def launch(kernel, grid, inputs, *args, **options):
+    """Runs a kernel on the device of q, which need not be the current one."""
+    q = inputs[0][0]
+    if triton.__version__ is None or not (INTERPRET or q.is_cuda):
+        raise ValueError(f"q is on {q.device}; the Triton kernels need an NVIDIA GPU and Triton, or "
+                         "TRITON_INTERPRET=1 in the environment, which interprets them on a CPU")
+    options["enable_fp_fusion"] = True  # s * scale - row_max in one instruction, in all versions
+    with torch.cuda.device_of(q):
+        kernel[grid](inputs, *args, **options)
+
+def pack(z):
+    """Packs each z[c] with its right neighbour into one int32. The last column needs no neighbour,
+    because a clamped position is an integer. float32, which only tests use, becomes float16."""
+    if z.dtype == torch.float32:
+        z = z.half()
+    return torch.stack((z, F.pad(z[..., 1:], (0, 1))), -1).view(torch.int32).squeeze(-1)
+
+def free_memory(device):
+    """Returns the bytes that a new tensor could take."""
+    if device.type != "cuda":
+        return 2**30
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+def kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs):
+    return (strided(q), strided(k), strided(v), key_bias, strided(gate_q), strided(gate_k), z_pairs)
+
+@torch.library.custom_op("flash::forward", mutates_args=())
+def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: Optional[Tensor],
+               gate_q: Optional[Tensor], gate_k: Optional[Tensor], seed: Tensor,
+               dropout: float) -> list[Tensor]:
+    """Returns o, what the backward pass needs besides (see attention_forward), and z_pairs."""
+    results = fake_forward(q, k, v, key_bias, z)
+    npos = 0
+    if z is not None:
+        npos = z.size(3)
+        results[-1] = pack(z)
+    o, lse, o_residual, units_total, saturated, z_pairs = map(present, results)
+    B, H, T, _ = q.shape
+    inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
+    saved = strided(o), lse, strided(o_residual), units_total, saturated
+    options = tile_options(attention_forward, q, v, npos, dropout)
+    grid = triton.cdiv(T, options["M"]), B * H
+    launch(attention_forward, grid, inputs, saved, seed, T, H, **options)
+    return results
+
+@forward_op.register_fake
+def fake_forward(q, k, v, key_bias, z, *_):
+    B, H, T, _ = q.shape
+    lse = q.new_empty(B, H, T, dtype=torch.float32)
+    absent = 0
+    if z is None:
+        return [empty_heads(v), lse, *(q.new_empty(absent) for _ in range(4))]
+    units_total = torch.empty_like(lse, dtype=torch.int32)
+    saturated = units_total.new_empty(B * H, math.ceil(T / QUERIES))
+    z_pairs = units_total.new_empty(z.shape)
+    return [empty_heads(v), lse, empty_heads(v), units_total, saturated, z_pairs]
+
+@torch.library.custom_op("flash::backward", mutates_args=())
+def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor],
+                gate_q: Optional[Tensor], gate_k: Optional[Tensor], seed: Tensor,
+                saved: list[Tensor], dropout: float, bias_learns: bool) -> list[Tensor]:
+    """saved: what forward_op returned. Returns dq, dk, dv, dkey_bias, dz, dgate_q and dgate_k."""
+    results = fake_backward(do, q, k, v, key_bias, gate_q, gate_k, seed, saved, dropout, bias_learns)
+    dq, dk, dv, dkey_bias, dz, dgate_q, dgate_k = map(present, results)
+    o, lse, o_residual, units_total, saturated, z_pairs = map(present, saved)
+    B, H, T, _ = q.shape
+    do_dot_o = torch.empty_like(lse)
+    npos, heads, scratch = 0, B * H, (do_dot_o, None, None, None)
+    if z_pairs is not None:  # its scratch is large, so take as many heads at a time as fit
+        npos = z_pairs.size(3)
+        tiles = math.ceil(T / KEYS)
+        bytes_per_head = 8 * T * (tiles + npos)
+        heads = min(B * H, max(1, free_memory(q.device) // 4 // bytes_per_head))
+        units_right_at = units_total.new_empty(heads, tiles, T)
+        dp_left_at = lse.new_empty(heads, tiles, T)
+        scratch = do_dot_o, units_right_at, dp_left_at, lse.new_empty(heads, T, npos, 2)
+    inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
+    saved = strided(o), lse, strided(o_residual), units_total, saturated
+    grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
+    grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
+    options_q = tile_options(attention_backward_q, q, v, npos, dropout)
+    options_kv = tile_options(attention_backward_kv, q, v, npos, dropout)
+    for first in range(0, B * H, heads):
+        now = min(heads, B * H - first)
+        launch(attention_backward_q, (triton.cdiv(T, options_q["M"]), now), inputs, strided(do),
+               saved, grads_q, scratch, seed, T, H, first, **options_q)
+        launch(attention_backward_kv, (triton.cdiv(T, options_kv["N"]), now), inputs, strided(do),
+               saved, grads_kv, scratch, seed, T, H, first, **options_kv)
+    return results
+
+@backward_op.register_fake
+def fake_backward(do, q, k, v, key_bias, gate_q, gate_k, seed, saved, dropout, bias_learns):
+    def heads_like(x):
+        return do.new_empty(0) if x is None else empty_heads(x)
+
+    dkey_bias = torch.empty_like(key_bias) if bias_learns else do.new_empty(0)
+    dz = do.new_empty(saved[-1].shape)  # like z_pairs, which may be absent
+    return [*map(heads_like, (q, k, v)), dkey_bias, dz, heads_like(gate_q), heads_like(gate_k)]
+
+def save_inputs(ctx, inputs, output):
+    q, k, v, key_bias, _, gate_q, gate_k, seed, ctx.dropout = inputs
+    ctx.set_materialize_grads(False)  # of the outputs, only o has a gradient
+    ctx.save_for_backward(q, k, v, key_bias, gate_q, gate_k, seed, *output)
+
+def differentiate(ctx, grads):
+    q, k, v, key_bias, gate_q, gate_k, seed, *saved = ctx.saved_tensors
+    bias_learns = ctx.needs_input_grad[3]
+    found = backward_op(grads[0], q, k, v, key_bias, gate_q, gate_k, seed, saved, ctx.dropout,
+                        bias_learns)
+    return *map(present, found), None, None
+
+forward_op.register_autograd(differentiate, setup_context=save_inputs)
+
+def require(x, name, shape, dtype):
+    if x.shape != shape or x.dtype != dtype:
+        raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; it must be {tuple(shape)} {dtype}")
+
+def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
+    """Raises a ValueError if the tensors do not fit together, or are too large for the kernels."""
+    B, H, T, D = q.shape
+    require(k, "k", q.shape, q.dtype)
+    require(v, "v", (B, H, T, v.size(-1)), q.dtype)
+    d = v.size(-1)
+    if not 16 <= d <= 128 or not d <= D <= 2 * d:
+        raise ValueError(f"heads of width {D} (q, k) and {d} (v) have no kernel; v must have a width "
+                         "of 16 to 128, and q and k at least the same, and at most twice")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+    if B * H > 65535:
+        raise ValueError(f"{B} sequences of {H} heads are more than the 65535 heads that a launch "
+                         "can hold; use fewer sequences at a time")
+    if key_bias is not None:
+        require(key_bias, "key_bias", (B, H, T), torch.float32)
+    for name, gate in (("gate_q", gate_q), ("gate_k", gate_k)):
+        if gate is not None:
+            require(gate, name, v.shape, q.dtype)
+    if (gate_q is None) != (gate_k is None):
+        raise ValueError("only one of gate_q and gate_k was given; give both, or neither")
+    reach = T * D * H  # o and the gradients hold the heads of a token side by side
+    if z is not None:
+        if z.size(-1) < 2:
+            raise ValueError(f"z is {tuple(z.shape)}; it must have 2 columns or more")
+        require(z, "z", (B, H, T, z.size(-1)), q.dtype)
+        reach = max(reach, T * 2 * z.size(-1), T * math.ceil(T / KEYS))
+    strides = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None]
+    if max(reach, T * max(strides)) >= 2**31:
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
 
 def draw_seed(x, dropout):
-    """int64 (1,), or (0,) without dropout, by PyTorch's generator: torch.manual_seed repeats it."""
+    """int64 (1,), or (0,) without dropout, by PyTorch's generator, so that torch.manual_seed makes
+    dropout reproducible."""
     return torch.randint(2**62, (1 if dropout else 0,), device=x.device)
 
-def cos_sin(angle):
-    return torch.stack((angle.cos(), angle.sin()), -1).float()
+def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
+    """Causal attention with logits q.k / sqrt(d), differentiable in all tensors.
 
-@torch.library.custom_op("pope::forward", mutates_args=())
-def pope_op(q: Tensor, k: Tensor, v: Tensor, delta: Tensor, table: Tensor, seed: Tensor,
-            softplus: bool, dropout: float) -> list[Tensor]:
-    o, lse, q_pairs, k_pairs = results = fake_pope(q)
-    B, H, T, d = q.shape
-    P = triton.next_power_of_2(d)
-    for x, pairs, turn in ((q, q_pairs, cos_sin(delta)), (k, k_pairs, None)):
-        launch(pope_rotate, (triton.cdiv(T, 2048 // P), B * H), *strided(x, pairs), table, turn, T,
-               H, SOFTPLUS=softplus, D=d, P=P, M=2048 // P, num_warps=4, num_stages=1)
-    options = tile_options(pope_forward, q)
-    launch(pope_forward, (triton.cdiv(T, options["M"]), B * H), *strided(v, o), q_pairs, k_pairs,
-           lse, seed, d**-0.5 / math.log(2), T, H, DROPOUT=dropout, **options)
-    return results
+    q, k      (B, H, T, D) after any rotation; float16 or bfloat16 (float32 for tests); d <= D <= 2d,
+              as PoPE's q and k have width 2d
+    v         (B, H, T, d), 16 <= d <= 128
+    key_bias  (B, H, T) in float32 is added to the logits of each key, as in ALiBi and FoX
+    z         (B, H, T, npos), npos >= 2, turns CoPE on: q @ e of the q before rotation, in any dtype
+    gate_q    (B, H, T, d), and gate_k likewise: the gates are sigmoids of gate_q.gate_k / sqrt(d).
+              Without them they are sigmoids of the layer's own logits, as in Listing 1
+    dropout   the fraction of attention weights that are set to 0, drawn anew by every call
+    returns   o like v
 
-@pope_op.register_fake
-def fake_pope(q, *_):
-    q_pairs = q.new_empty(*q.shape[:3], 2 * q.size(3))
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    return [empty_heads(q), lse, q_pairs, torch.empty_like(q_pairs)]
+    Raises ValueError if shapes or dtypes do not fit, or if the input is too large."""
+    if z is not None:
+        z = z.to(q.dtype)
+    check(q, k, v, key_bias, z, gate_q, gate_k, dropout)
+    if key_bias is not None:
+        key_bias = key_bias.contiguous()
+    tensors = [q, k, v, key_bias, z, gate_q, gate_k]
+    one_token = q.size(2) == 1
+    if one_token:  # Triton makes a constant of 1, and 3.8 then fails to compile CoPE's loops
+        tensors = [x if x is None else torch.cat((x, x), 2) for x in tensors]
+    o = forward_op(*tensors, draw_seed(q, dropout), dropout)[0]
+    return o[:, :, :1] if one_token else o
 
-@torch.library.custom_op("pope::backward", mutates_args=())
-def pope_backward_op(do: Tensor, saved: list[Tensor], softplus: bool,
-                     dropout: float) -> list[Tensor]:
-    dq, dk, dv, ddelta = grads = fake_pope_backward(do, saved)
-    v, delta, table, seed, o, lse, q_pairs, k_pairs = saved
-    B, H, T, d = v.shape
-    do_dot_o, scale = torch.empty_like(lse), d**-0.5 / math.log(2)
-    switches = dict(SOFTPLUS=softplus, DROPOUT=dropout)
-    options = tile_options(pope_backward_q, v)
-    tiles = triton.cdiv(T, options["M"])
-    ddelta_parts = lse.new_empty(B, H, tiles, d)
-    launch(pope_backward_q, (tiles, B * H), *strided(v, o, do, dq), q_pairs, k_pairs, ddelta_parts,
-           lse, do_dot_o, table, cos_sin(delta), seed, scale, T, H, **switches, **options)
-    torch.sum(ddelta_parts, (0, 2), out=ddelta)
-    options = tile_options(pope_backward_kv, v)
-    launch(pope_backward_kv, (triton.cdiv(T, options["N"]), B * H), *strided(v, do, dk, dv),
-           q_pairs, k_pairs, lse, do_dot_o, table, seed, scale, T, H, **switches, **options)
-    return grads
-
-@pope_backward_op.register_fake
-def fake_pope_backward(do, saved, *_):
-    v, delta, *_ = saved
-    return [empty_heads(v), empty_heads(v), empty_heads(v), torch.empty_like(delta)]
-
-def save_pope(ctx, inputs, output):
-    q, k, *tensors, ctx.softplus, ctx.dropout = inputs  # q' and k' replace q and k
-    ctx.save_for_backward(*tensors, *output)
-
-def differentiate_pope(ctx, grads):
-    found = pope_backward_op(grads[0], list(ctx.saved_tensors), ctx.softplus, ctx.dropout)
-    return *found, None, None, None, None
-
-pope_op.register_autograd(differentiate_pope, setup_context=save_pope)
-
-def pope_attention(q, k, v, delta, base=10000.0, softplus=True, dropout=0.0):
-    """Causal PoPE attention (eq. 5), differentiable in q, k, v and delta.
-
-    q, k, v   (B, H, T, d) as projected, 16 <= d <= 128, float16, bfloat16 or float32
-    delta     (H, d) in radians, or None for 0
-    base      theta_c = base^(-c/d)
-    softplus  False: magnitudes are q and k themselves
-    dropout   the share of attention weights that are set to 0, drawn anew by every call
-    returns   o (B, H, T, d). ValueError if shapes or dtypes differ, or the input is too large"""
-    check(q, k=k, v=v)
-    T, d = q.shape[2:]
-    # A float32 angle is off by 1e-3 at position 16,384, but model.py has to run without float64. It
-    # turns keys by delta. We turn queries by -delta: q'.k' depends on the difference alone
-    theta = base ** (-torch.arange(d, device=q.device, dtype=torch.float64) / d)
-    angle = torch.arange(T, device=q.device, dtype=torch.float64)[:, None] * theta  # (T, d)
-    delta = torch.zeros(q.size(1), d, device=q.device) if delta is None else delta.float()
-    return pope_op(q, k, v, delta, cos_sin(angle), draw_seed(q, dropout), softplus, dropout)[0]
-
-@torch.library.custom_op("cope::forward", mutates_args=())
-def cope_op(z: Tensor, q: Tensor, k: Tensor, v: Tensor, gates: list[Tensor], z_pairs: Tensor,
-            seed: Tensor, scale: float, dropout: float) -> list[Tensor]:
-    """gates: [gate_q, gate_k] or []. z stands here for its gradient; the kernels read z_pairs."""
-    o, o_residual, lse, units_total, saturated = results = fake_cope(z, q)
-    launch(cope_forward, saturated.shape[::-1], *strided(q, k, v), strided(*gates) or None,
-           *strided(o, o_residual), z_pairs, lse, units_total, saturated, seed,
-           scale / math.log(2), q.size(2), q.size(1), DROPOUT=dropout, NPOS=z.size(3),
-           **tile_options(cope_forward, q))
-    return results
-
-@cope_op.register_fake
-def fake_cope(z, q, *_):
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    units_total = torch.empty_like(lse, dtype=torch.int32)
-    saturated = units_total.new_empty(q.size(0) * q.size(1), math.ceil(q.size(2) / FORWARD_M))
-    return [empty_heads(q), empty_heads(q), lse, units_total, saturated]
-
-@torch.library.custom_op("cope::backward", mutates_args=())
-def cope_backward_op(do: Tensor, saved: list[Tensor], scale: float, dropout: float) -> list[Tensor]:
-    dz, dq, dk, dv, *dgates = grads = fake_cope_backward(do, saved)
-    z_pairs, seed, o, o_residual, lse, units_total, saturated, q, k, v, *gates = saved
-    B, H, T, npos = z_pairs.shape
-    tiles = math.ceil(T / KV_N)
-    heads = min(B * H, max(1, BORROWED // (8 * T * (tiles + npos))))  # at a time
-    do_dot_o, run_ends = torch.empty_like(lse), lse.new_empty(heads, T, npos, 2)
-    for_kv = do_dot_o, units_total.new_empty(heads, tiles, T), lse.new_empty(heads, tiles, T)
-    inputs = *strided(q, k, v), strided(*gates) or None, *strided(do)
-    saved = *strided(o, o_residual), lse, units_total, saturated
-    constants = dict(FORWARD_M=FORWARD_M, DROPOUT=dropout, NPOS=npos)
-    options_q, options_kv = tile_options(cope_backward_q, q), tile_options(cope_backward_kv, q)
-    for first in range(0, B * H, heads):
-        n, numbers = min(heads, B * H - first), (seed, scale / math.log(2), T, H, first)
-        launch(cope_backward_q, (triton.cdiv(T, options_q["M"]), n), *inputs,
-               strided(dq, *dgates[:1]), z_pairs, saved, (dz, run_ends, *for_kv), *numbers,
-               KV_N=KV_N, **constants, **options_q)
-        launch(cope_backward_kv, (tiles, n), *inputs, strided(dk, dv, *dgates[1:]), z_pairs,
-               (lse, saturated), for_kv, *numbers, **constants, **options_kv)
-    return grads
-
-@cope_backward_op.register_fake
-def fake_cope_backward(do, saved, *_):
-    return [do.new_empty(saved[0].shape), *map(empty_heads, saved[7:])]  # z; q, k, v and gates
-
-def save_cope(ctx, inputs, output):
-    z, *qkv, gates, z_pairs, seed, ctx.scale, ctx.dropout = inputs
-    ctx.save_for_backward(z_pairs, seed, *output, *qkv, *gates)
-
-def differentiate_cope(ctx, grads):
-    found = cope_backward_op(grads[0], list(ctx.saved_tensors), ctx.scale, ctx.dropout)
-    return *found[:4], found[4:], None, None, None, None
-
-cope_op.register_autograd(differentiate_cope, setup_context=save_cope)
-
-def cope_attention(q, k, v, z, gate_q=None, gate_k=None, dropout=0.0):
-    """Causal CoPE attention (Listing 1), differentiable in all tensors.
-
-    q, k     (B, H, T, d), 32 <= d <= 128, float16, bfloat16 or float32; after any rotation
-    v        (B, H, T, d), or narrower: PoPE makes q and k twice as wide as v
-    z        (B, H, T, npos), npos >= 2: q @ e of the unrotated q; cast to q's dtype
-    gate_q   (B, H, T, d) or as narrow as v; by default q
-    gate_k   likewise; by default k. Without both, the gates are sigmoids of the layer's own logits
-    dropout  the share of attention weights that are set to 0, drawn anew by every call
-    returns  o like v. ValueError if shapes or dtypes do not fit, or the input is too large"""
-    width, gates = v.size(3), {}
-    if gate_q is not None or gate_k is not None:
-        gates = dict(gate_q=q if gate_q is None else gate_q, gate_k=k if gate_k is None else gate_k)
-    if width < q.size(3):  # zeros make v as wide, and both gates, and change no product
-        zeros = (0, q.size(3) - width)
-        v = F.pad(v, zeros)
-        if all(x.size(3) == width for x in gates.values()):
-            gates = {name: F.pad(x, zeros) for name, x in gates.items()}
-    T, npos = z.shape[2:]
-    check(q, T * max(2048, 2 * npos, math.ceil(T / KV_N)), k=k, v=v, **gates)
-    if z.shape[:3] != q.shape[:3] or npos < 2:
-        raise ValueError(f"z is {tuple(z.shape)}; it must be {tuple(q.shape[:3])} by npos >= 2")
-    z = z.to(q.dtype)
-    # the last column needs no right neighbour: a clamped position is whole
-    z_pairs = torch.stack((z.detach(), F.pad(z.detach()[..., 1:], (0, 1))), -1)
-    z_pairs = z_pairs.view(torch.int32 if z.element_size() == 2 else torch.int64).squeeze(-1)
-    seed, gates = draw_seed(q, dropout), [*gates.values()]
-    return cope_op(z, q, k, v, gates, z_pairs, seed, width**-0.5, dropout)[0][..., :width]
-
-def why_not(pe, head_dim, device, dtype, hard_attention=False):
-    """Why no kernel computes a layer with these methods ("cope+rope"), or None if one does."""
-    device, before = torch.device(device), {"nope", "learned", "sinusoidal", "expe", "exqpe"}
-    mix = sorted(name for name in pe.split("+") if name not in before)  # act on q, k or the logits
-    widths = (16, 24, 32, 64) if mix == ["cope", "pope"] else (32, 48, 64, 128)  # that are tested
-    if not {"pope", "cope"} & set(mix):
-        return "no kernel for it"
-    if mix not in (["pope"], ["cope"], ["cope", "rope"], ["carope", "cope"], ["cope", "pope"]):
-        return "mixed"
-    if hard_attention:
-        return "hard attention"
+def why_not(names, d, device, dtype):
+    """Returns the reason why the kernel cannot compute a layer, in words, or None if it can. names
+    are the layer's methods, d is the width of a head."""
+    device = torch.device(device)
+    widths = (32, 48, 64, 128)  # that are tested
+    if "cope" in names and "pope" in names:
+        widths = (16, 24, 32, 64)  # q and k are twice as wide
     if triton.__version__ is None:
         return "no triton"
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
@@ -893,8 +920,8 @@ def why_not(pe, head_dim, device, dtype, hard_attention=False):
         return "no GPU"
     if not INTERPRET and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
         return "no NVIDIA GPU of compute capability 8.0 or later"
-    if head_dim not in widths:
-        return f"head width {head_dim} is none of {', '.join(map(str, widths))}"
+    if d not in widths:
+        return f"head width {d} is none of {', '.join(map(str, widths))}"
     if dtype not in (torch.float16, torch.bfloat16) and not (INTERPRET and dtype == torch.float32):
         return f"{dtype} inputs"  # float32 would be right, but slow: it spills registers
     return None
