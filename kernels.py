@@ -556,9 +556,9 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     tl.static_assert(N % M == 0, "the mask must end where a tile of queries ends")
     COUNTS: constexpr = inputs[6] is not None
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
-    _, lse, _, _, saturated = saved
+    o, lse, o_residual, units_total, saturated = saved
     dk, dv, dgate_k, dkey_bias = grads
-    do_dot_o, units_right_at, dp_left_at, _ = scratch
+    do_dot_o, units_right_at, dp_left_at, run_ends = scratch
     scale: constexpr = LOG2E * DV**-0.5
     j0 = tl.program_id(0) * N
     j = j0 + tl.arange(0, N)
