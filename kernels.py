@@ -605,9 +605,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                 valid = i < T
                 causal = i[None, :] >= j[:, None]
                 q_tile = load(q, bh, H, i, T, D)
-                do_tile = load(do, bh, H, i, T, DV)
                 row_lse = tl.load(lse + i, mask=valid, other=float("inf"))
-                row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
                 s = matmul(k_tile, tl.trans(q_tile)) * scale  # (N, D) x (D, M) -> (N, M)
                 gate_logit = s
                 if key_bias is not None:
@@ -629,10 +627,12 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                     bias, slope, _ = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
                     prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
                 prob = mask_future(prob, causal, part == MASKED)
+                do_tile = load(do, bh, H, i, T, DV)
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
                 dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
                 kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
                 acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
+                row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
                 ds = prob * (dprob - row_do_o[None, :])
                 if dkey_bias is not None:
                     column_sum += tl.sum(ds, 1)
@@ -710,12 +710,12 @@ TILES = {
 
 def strided(x):
     """Returns a tensor (B, H, T, d) as the kernels take it: (pointer, strides of batch, head and
-    token), or None."""
+    token), or None. The last is a constant, which saves registers, and a model has few of them."""
     if x is None:
         return None
     if x.stride(-1) != 1:
         x = x.contiguous()
-    return x, *x.stride()[:3]
+    return x, x.stride(0), x.stride(1), constexpr(x.stride(2))
 
 def empty_heads(x):
     """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
@@ -767,7 +767,7 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
     saved = strided(o), lse, strided(o_residual), units_total, saturated
     options = tile_options(attention_forward, q, v, npos, dropout)
-    grid = triton.cdiv(T, options["M"]), B * H
+    grid = math.ceil(T / options["M"]), B * H
     launch(attention_forward, grid, inputs, saved, seed, T, H, **options)
     return results
 
@@ -810,9 +810,9 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     options_kv = tile_options(attention_backward_kv, q, v, npos, dropout)
     for first in range(0, B * H, heads):
         now = min(heads, B * H - first)
-        launch(attention_backward_q, (triton.cdiv(T, options_q["M"]), now), inputs, strided(do),
+        launch(attention_backward_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do),
                saved, grads_q, scratch, seed, T, H, first, **options_q)
-        launch(attention_backward_kv, (triton.cdiv(T, options_kv["N"]), now), inputs, strided(do),
+        launch(attention_backward_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do),
                saved, grads_kv, scratch, seed, T, H, first, **options_kv)
     return results
 

@@ -1,11 +1,21 @@
-"""Times attention and small models, in some minutes:
+"""Times everything that one wants to know on the first day with a GPU:
 
-    python tests/bench.py
+    python tests/bench.py                     a table, and then each of its lines as JSON
+    python tests/bench.py --only=pope,fox     only lines whose names contain one of these
+    python tests/bench.py --sweep             other tiles for each kernel, with registers and spills
+    python tests/bench.py --dry               builds all inputs on a CPU, at a tiny size, and runs
+                                              PyTorch in place of the kernels
 
-On a GPU, attention alone: ms of forward and of forward + backward, and MB at the peak. Beside the
-kernels: RoPE, PoPE's vectors in PyTorch's own attention, and CoPE's Listing 1. On a CPU, ms of a
-training step and of a token decoded with and without the cache. All are medians.
+There are three kinds of lines. `step` is a whole training step of a GPT of 124M parameters, eager
+and compiled. `attention` is attention by itself, forward and with its backward pass, in kernels.py
+and in its competitors, for 1,024 to 32,768 tokens. Its error is against float64, for the output and
+all gradients of a few queries, so that a fast but wrong kernel does not pass. `kernel` is the time
+of each Triton kernel. All times are medians. A line that fails says why, and the next one follows.
 """
+import argparse
+import itertools
+import json
+import math
 import os
 import statistics
 import sys
@@ -17,138 +27,393 @@ import torch.nn.functional as F
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import kernels  # noqa: E402
-from model import GPT, GPTConfig, turn  # noqa: E402
+from model import GPT, PES, GPTConfig, rotate_pairs  # noqa: E402
+from train import PEAK_FLOPS  # noqa: E402
 
-# --- on a GPU: attention alone. All functions get the same tables of angles -----------------------
+# --- how a line is measured -----------------------------------------------------------------------
 
-def table(T, d, step, device):
-    theta = 10000.0 ** (-torch.arange(0, d, step, device=device) / d)
-    angle = torch.arange(T, device=device)[:, None] * theta
-    return angle.cos(), angle.sin()  # (T, d / step)
+class Bench:
+    def __init__(self, only, dry):
+        self.only = only.split(",") if only else []
+        self.dry = dry
+        self.device = torch.device("cpu" if dry else "cuda")
+        self.lines = []
+        print(f"{'kind':9} {'name':34} {'T':>6}  result", flush=True)
 
-def widen(x, cos, sin):  # PoPE's vectors, 2d wide
-    mu = F.softplus(x.float())
-    return torch.cat((mu * cos, mu * sin), -1).to(x.dtype)
+    def line(self, kind, name, T, measure):
+        """Prints what measure() returns, a dict, or why it failed."""
+        if self.only and not any(part in f"{kind} {name}" for part in self.only):
+            return
+        try:
+            result = measure()
+            text = "  ".join(f"{key} {value:.4g}" for key, value in result.items())
+        except Exception as error:  # no memory, a package that is not installed, a wrong result
+            reason = (str(error).splitlines() or [""])[0]
+            result = dict(error=f"{type(error).__name__}: {reason}")
+            text = result["error"][:120]
+        self.lines.append(dict(kind=kind, name=name, T=T, **result))
+        print(f"{kind:9} {name:34} {T:6}  {text}", flush=True)
+        torch._dynamo.reset()
 
-def sdpa(backend, q, k, v):
+    def median_ms(self, f):
+        if not self.dry:
+            from triton.testing import do_bench
+
+            return do_bench(f, return_mode="median")
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            f()
+            times.append(1000 * (time.perf_counter() - start))
+        return statistics.median(times)
+
+    def peak_gib(self, f):
+        """Returns the GiB that f needs at most, besides what is held already."""
+        if self.dry:
+            f()
+            return 0.0
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        f()
+        return (torch.cuda.max_memory_allocated() - held) / 2**30
+
+# --- a training step ------------------------------------------------------------------------------
+
+def training_step(bench, pe, use_kernels, compiled):
+    sizes = dict(block_size=1024, n_layer=12, n_head=12, n_embd=768)
+    B = 16
+    if bench.dry:
+        sizes = dict(block_size=16, n_layer=2, n_head=2, n_embd=64)
+        B = 2
+    cfg = GPTConfig(vocab_size=97 if bench.dry else 50304, pe=pe, **sizes)
+    net = GPT(cfg).to(bench.device)
+    optimizer = net.configure_optimizers(0.1, 6e-4, (0.9, 0.95), bench.device.type)
+    said = net.use_kernels(torch.bfloat16) if use_kernels else ""
+    if use_kernels and "triton" not in said and not bench.dry:
+        raise ValueError(said)
+    f = torch.compile(net) if compiled else net
+    idx = torch.randint(cfg.vocab_size, (B, cfg.block_size), device=bench.device)
+
+    def step():
+        with torch.autocast(bench.device.type, torch.bfloat16):
+            loss = f(idx, idx, return_logits=False)[1]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    peak_gib = bench.peak_gib(step)
+    ms = bench.median_ms(step)
+    result = dict(ms=ms, tokens_per_s=B * cfg.block_size / ms * 1000, peak_GiB=peak_gib)
+    gpu = "" if bench.dry else torch.cuda.get_device_name()
+    peaks = [flops for name, flops in PEAK_FLOPS.items() if name in gpu]
+    if peaks:
+        result["mfu"] = net.estimate_mfu(B, ms / 1000, peaks[0], cfg.block_size)
+    return result
+
+def steps(bench):
+    T = 16 if bench.dry else 1024
+    served = [name for name, method in PES.items() if method.has_kernel]
+    modes = ["eager"] if bench.dry else ["eager", "compiled"]
+    for mode in modes:
+        compiled = mode == "compiled"
+        for pe in PES:
+            bench.line("step", f"{pe}, {mode}", T,
+                       lambda: training_step(bench, pe, False, compiled))
+        for pe in served:
+            bench.line("step", f"{pe}, {mode}, kernel", T,
+                       lambda: training_step(bench, pe, True, compiled))
+
+# --- attention by itself --------------------------------------------------------------------------
+# A method is a function of the tensors x, which returns the operands of attention: q and k after
+# rotation, v, and what acts on the logits. All implementations get operands of the same method
+
+def angles(T, d, step, x):
+    theta = 10000.0 ** (-torch.arange(0, d, step, device=x.device, dtype=torch.float64) / d)
+    angle = torch.arange(T, device=x.device)[:, None] * theta
+    return angle.cos().to(x), angle.sin().to(x)  # (T, d / step)
+
+def rope(q, k, v):
+    cos, sin = angles(q.size(2), q.size(3), 2, q)
+    return dict(q=rotate_pairs(q, cos, sin), k=rotate_pairs(k, cos, sin), v=v)
+
+def pope(q, k, v):
+    cos, sin = angles(q.size(2), q.size(3), 1, q)
+    q, k = F.softplus(q), F.softplus(k)
+    return dict(q=torch.cat((q * cos, q * sin), -1), k=torch.cat((k * cos, k * sin), -1), v=v)
+
+def alibi(q, k, v):
+    B, H, T, _ = q.shape
+    bias = alibi_slopes(H, q)[:, None] * torch.arange(T, device=q.device)
+    return dict(q=q, k=k, v=v, key_bias=bias.expand(B, H, T))
+
+def alibi_slopes(H, q):
+    return 2.0 ** (-8 * torch.arange(1, H + 1, device=q.device) / H)
+
+def fox(q, k, v, forget):
+    return dict(q=q, k=k, v=v, key_bias=-F.logsigmoid(forget).cumsum(-1))
+
+def cope(q, k, v, e, gate_q=None, gate_k=None):
+    return dict(q=q, k=k, v=v, z=q @ e, gate_q=gate_q, gate_k=gate_k)
+
+def inputs(bench, method, T):
+    """Returns the tensors of a method by name, as leaves."""
+    H, d = (2, 32) if bench.dry else (12, 64)
+    B = 1 if bench.dry else max(1, 32768 // T)
+    torch.manual_seed(0)
+    dtype = torch.float32 if bench.dry else torch.bfloat16
+    shapes = dict(q=(B, T, H, d), k=(B, T, H, d), v=(B, T, H, d))
+    x = {name: torch.randn(shape, device=bench.device, dtype=dtype).transpose(1, 2)
+         for name, shape in shapes.items()}
+    if method is fox:
+        x["forget"] = 4 + torch.randn(B, H, T, device=bench.device)
+    if method is cope:
+        x["e"] = torch.randn(d, 64, device=bench.device, dtype=dtype)
+    return {name: tensor.requires_grad_() for name, tensor in x.items()}
+
+def never_saturated(x):
+    """CoPE's worst case: gates of their own that hardly count, so that all keys are counted."""
+    gate_q, gate_k = torch.zeros_like(x["q"]), torch.ones_like(x["k"])
+    gate_q[..., 0] = -5 * x["q"].size(-1) ** 0.5
+    gate_k[..., 1:] = 0
+    return x | dict(gate_q=gate_q.requires_grad_(), gate_k=gate_k.requires_grad_())
+
+def dense(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, queries=None):
+    """Attention with a T x T matrix, or with some rows of it, whose logits are in float32 at least.
+    CoPE's is Listing 1. queries: the indices of the rows."""
+    T = q.size(2)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if queries is None:
+        queries = torch.arange(T, device=q.device)
+    scale = v.size(3) ** -0.5
+    future = torch.arange(T, device=q.device) > queries[:, None]
+    content = (q[:, :, queries] @ k.mT).to(wide) * scale
+    logits = content
+    if key_bias is not None:
+        logits = logits + key_bias[:, :, None]
+    if z is not None:
+        g = content.sigmoid()
+        if gate_q is not None:
+            g = ((gate_q[:, :, queries] @ gate_k.mT).to(wide) * scale).sigmoid()
+        p = g.masked_fill(future, 0).flip(-1).cumsum(-1).flip(-1).clamp(max=z.size(-1) - 1)
+        below = p.floor()
+        z = z[:, :, queries].to(wide)
+        bias = torch.lerp(z.gather(-1, below.long()), z.gather(-1, p.ceil().long()), p - below)
+        logits = logits + bias
+    return logits.masked_fill(future, -math.inf).softmax(-1).to(v.dtype) @ v
+
+def error(f, method, x):
+    """Returns the largest relative rms error, of o and of all gradients, if only 16 queries of one
+    head have a loss. CoPE's kernel rounds its gates, which is part of its error."""
+    T = x["q"].size(2)
+    queries = torch.linspace(T // 4, T - 1, 16).long().unique().to(x["q"].device)
+    head = {name: a[:1, :1] if a.dim() > 2 else a for name, a in x.items()}
+    do = torch.randn(1, 1, len(queries), x["v"].size(3), device=x["q"].device).to(x["q"].dtype)
+
+    def gradients(o, tensors):
+        return torch.autograd.grad(o, list(tensors.values()), do.to(o), allow_unused=True)
+
+    mine = {name: a.detach().clone().requires_grad_() for name, a in head.items()}
+    o = f(**mine)[:, :, queries]
+    exact = {name: a.detach().double().requires_grad_() for name, a in head.items()}
+    o_exact = dense(**method(**exact), queries=queries)
+    pairs = zip((o, *gradients(o, mine)), (o_exact, *gradients(o_exact, exact)))
+    return max(((a - b).norm() / b.norm()).item() for a, b in pairs if b is not None)
+
+def measure_attention(bench, f, method, x, largest_error):
+    run = f if bench.dry else torch.compile(f, dynamic=False)
+    o = run(**x)
+    do = torch.randn_like(o)
+    tensors = list(x.values())
+
+    def both():
+        return torch.autograd.grad(run(**x), tensors, do, allow_unused=True)
+
+    def forward():
+        with torch.no_grad():
+            return run(**x)
+
+    result = dict(forward_ms=bench.median_ms(forward), both_ms=bench.median_ms(both))
+    result["peak_GiB"] = bench.peak_gib(both)
+    result["rel_error"] = error(f, method, x)
+    if not result["rel_error"] <= largest_error:
+        raise ValueError(f"wrong: {result}")
+    return result
+
+def implementations(bench, T):
+    """Yields the name of each implementation, what makes it (which may fail) with its arguments, the
+    method whose result it computes, and its inputs."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel(getattr(SDPBackend, backend)):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=v.size(-1) ** -0.5)
+    def triton(method):
+        def attend(**x):
+            operands = method(**x)
+            if bench.dry:
+                return dense(**operands)
+            if "key_bias" in operands:
+                operands["key_bias"] = operands["key_bias"].float()
+            return kernels.attention(**operands)
+        return attend
 
-def listing1(q, k, v, e):
-    return kernels.naive_cope(q, k, v, q @ e)
+    def eager(method):
+        return lambda **x: dense(**method(**x))
 
-def attentions(B, H, T, d):
-    """{name: (function, its inputs)}"""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    def sdpa(method, backend):
+        def attend(**x):
+            q, k, v = method(**x).values()
+            d = v.size(3)
+            with sdpa_kernel(SDPBackend.MATH if bench.dry else backend):
+                wide = F.pad(v, (0, q.size(3) - d))  # flash attention needs equal widths
+                o = F.scaled_dot_product_attention(q, k, wide, is_causal=True, scale=d**-0.5)
+            return o[..., :d]
+        return attend
 
-    q, k, v = torch.randn(3, B, T, H, d, device="cuda", dtype=torch.bfloat16).transpose(2, 3)
-    delta = torch.rand(H, d, device="cuda")
-    e = torch.randn(d, 64, device="cuda", dtype=torch.bfloat16)
-    idle = q.clone()  # gates that hardly count, so no row is ever saturated
-    idle[..., 0], gate_k = -5 * d**0.5, torch.ones_like(k)
-    rope_table, pope_table = table(T, d, 2, "cuda"), table(T, d, 1, "cuda")
-    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cuda")
+    def flex(method):
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    def rope(backend):
-        return lambda q, k, v: sdpa(backend, turn(q, *rope_table), turn(k, *rope_table), v)
+        def causal(b, h, i, j):
+            return i >= j
 
-    def padded(q, k, v):
-        q, k = widen(q, *pope_table), widen(k, *pope_table)
-        return sdpa("FLASH_ATTENTION", q, k, F.pad(v, (0, d)))[..., :d]
+        mask = create_block_mask(causal, None, None, T, T, device=bench.device)
 
-    def flex(q, k, v):
-        q, k = widen(q, *pope_table), widen(k, *pope_table)
-        return flex_attention(q, k, v, block_mask=mask, scale=d**-0.5)
+        def attend(**x):
+            operands = method(**x)
+            bias = operands.get("key_bias")
 
-    def cope(q, k, v, e, *gates):
-        return kernels.cope_attention(q, k, v, q @ e, *gates)
+            def add_bias(s, b, h, i, j):
+                return s if bias is None else s + bias[b, h, j]
 
-    return {
-        "rope, sdpa flash": (rope("FLASH_ATTENTION"), (q, k, v)),
-        "rope, sdpa cudnn": (rope("CUDNN_ATTENTION"), (q, k, v)),
-        "pope": (kernels.pope_attention, (q, k, v, delta)),
-        "pope, dropout": (lambda *x: kernels.pope_attention(*x, dropout=0.1), (q, k, v, delta)),
-        "pope, sdpa flash, v padded": (padded, (q, k, v)),
-        "pope, flex_attention": (flex, (q, k, v)),
-        "cope": (cope, (q, k, v, e)),
-        "cope, no row saturated": (cope, (q, k, v, e, idle, gate_k)),
-        "cope, listing 1, compiled": (listing1, (q, k, v, e)),
-        "cope, listing 1": (torch.compiler.disable(listing1), (q, k, v, e)),
-    }
+            q, k, v = operands["q"], operands["k"], operands["v"]
+            return flex_attention(q, k, v, score_mod=add_bias, block_mask=mask,
+                                  scale=v.size(3) ** -0.5)
+        return attend
 
-def on_gpu(tokens=16384, H=12, d=64):
-    import triton
-    from triton.testing import do_bench
+    def flash_attn(method):
+        from flash_attn import flash_attn_func
 
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton "
-          f"{triton.__version__}; {tokens} tokens, {H} heads of {d}, bfloat16, all compiled")
-    print(f"{'T':>6} {'':28} {'forward':>9} {'+ backward':>11} {'peak MB':>8}")
-    for T in (512, 1024, 2048, 4096, 8192, 16384):
-        for name, (f, inputs) in attentions(max(1, tokens // T), H, T, d).items():
-            torch._dynamo.reset()
-            f = torch.compile(f, dynamic=False)
-            inputs = [x.detach().requires_grad_() for x in inputs]
+        def attend(**x):
+            operands = method(**x)
+            slopes = alibi_slopes(x["q"].size(1), x["q"]) if "key_bias" in operands else None
+            q, k, v = (operands[name].transpose(1, 2) for name in "qkv")
+            return flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes).transpose(1, 2)
+        return attend
 
-            def step():
-                return torch.autograd.grad(f(*inputs), inputs, do, allow_unused=True)
+    def fla(method):
+        from fla.ops.forgetting_attn import parallel_forgetting_attn
 
-            try:
-                do = torch.randn_like(f(*inputs))
-                with torch.no_grad():
-                    forward = do_bench(lambda: f(*inputs), return_mode="median")
-                both = do_bench(step, return_mode="median")
-                held = torch.cuda.memory_allocated()
-                torch.cuda.reset_peak_memory_stats()
-                step()
-                peak = (torch.cuda.max_memory_allocated() - held) / 2**20
-                print(f"{T:6} {name:28} {forward:9.3f} {both:11.3f} {peak:8.0f}", flush=True)
-            except RuntimeError as error:  # no memory, or no such backend for these shapes
-                print(f"{T:6} {name:28} {type(error).__name__}", flush=True)
+        def attend(q, k, v, forget):
+            q, k, v, g = (a.transpose(1, 2) for a in (q, k, v, F.logsigmoid(forget)))
+            return parallel_forgetting_attn(q, k, v, g).transpose(1, 2)
+        return attend
 
-# --- on a CPU: small models -----------------------------------------------------------------------
+    flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+    for method in (rope, pope, cope, fox, alibi):
+        x = inputs(bench, method, T)
+        name = method.__name__
+        yield f"{name}, kernel", triton, (method,), method, x
+        yield f"{name}, dense", eager, (method,), method, x
+        if method in (rope, pope):
+            yield f"{name}, sdpa flash", sdpa, (method, flash), method, x
+            yield f"{name}, sdpa cudnn", sdpa, (method, cudnn), method, x
+        if method is not cope:
+            yield f"{name}, flex_attention", flex, (method,), method, x
+        if method in (rope, alibi):
+            yield f"{name}, flash-attn", flash_attn, (method,), method, x
+        if method is fox:
+            yield f"{name}, fla", fla, (method,), method, x
+        if method is cope:
+            yield f"{name}, kernel, never saturated", triton, (cope,), cope, never_saturated(x)
 
-def median_ms(f, runs=9):
-    f()  # the first is slower
-    times = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        f()
-        times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times)
+def attentions(bench):
+    for T in (64,) if bench.dry else (1024, 2048, 4096, 8192, 16384, 32768):
+        for name, make, arguments, method, x in implementations(bench, T):
+            largest_error = 0.3 if method is cope else 0.03  # CoPE's gates are rounded
+            bench.line("attention", name, T, lambda: measure_attention(
+                bench, make(*arguments), method, x, largest_error))
 
-def gpt(pe, T):
-    torch.manual_seed(0)
-    return GPT(GPTConfig(T, 256, n_layer=4, n_head=4, n_embd=256, pe=pe))
+# --- the kernels one by one, and other tiles ------------------------------------------------------
 
-def training_step(pe, T, B=4):
-    net, idx = gpt(pe, T), torch.randint(256, (B, T))
+def captured_launches(bench, method, T):
+    """Returns (kernel, grid, arguments, options) of each launch of forward and backward pass. They
+    have run, unless this is dry, so their arguments are those of a real step."""
+    launches = []
+    launch = kernels.launch
 
-    return median_ms(lambda: net(idx, idx)[1].backward())
+    def record(kernel, grid, *args, **options):
+        launches.append((kernel, grid, args, options))
+        if not bench.dry:
+            launch(kernel, grid, *args, **options)
 
-def decoding(pe, T, cached):
-    """ms of a token that follows T - 1 others"""
-    net, idx = gpt(pe, T).eval(), torch.randint(256, (1, T))
-    with torch.inference_mode():
-        if not cached:
-            return median_ms(lambda: net(idx))
-        caches = [net.new_cache() for _ in range(10)]
-        for cache in caches:
-            net(idx[:, :-1], cache=cache)
-        return median_ms(lambda: net(idx[:, -1:], cache=caches.pop()))
+    kernels.launch = record
+    try:
+        operands = method(**inputs(bench, method, T))
+        if "key_bias" in operands:
+            operands["key_bias"] = operands["key_bias"].float()
+        kernels.attention(**operands).sum().backward()
+    finally:
+        kernels.launch = launch
+    return launches
 
-def on_cpu():
-    print(f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__}; "
-          "4 layers of 4 heads of 64, float32")
-    for T in (256, 1024):
-        steps = {pe: training_step(pe, T) for pe in ("learned", "rope", "pope", "cope")}
-        for pe, ms in steps.items():
-            print(f"training step, 4 x {T:4} tokens, {pe:8} {ms:8.1f} ms, "
-                  f"{ms / steps['rope']:.2f} of rope's", flush=True)
-    for pe in ("rope", "pope", "cope"):
-        cached, without = decoding(pe, 1024, True), decoding(pe, 1024, False)
-        print(f"a token after 1023, {pe:8} {cached:6.1f} ms with the cache, {without:6.1f} without")
+def measure_kernel(bench, kernel, grid, args, options):
+    if bench.dry:
+        return dict(M=options["M"], N=options["N"])
+
+    def run():
+        return kernel[grid](*args, **options, enable_fp_fusion=True)
+
+    compiled = run()
+    ms = bench.median_ms(run)
+    return dict(ms=ms, registers=compiled.n_regs, spills=compiled.n_spills,
+                shared=compiled.metadata.shared)
+
+def each_kernel(bench):
+    T = 64 if bench.dry else 1024
+    for method in (pope, cope, fox, alibi):
+        for kernel, grid, args, options in captured_launches(bench, method, T):
+            bench.line("kernel", f"{method.__name__}, {kernel.__name__}", T,
+                       lambda: measure_kernel(bench, kernel, grid, args, options))
+
+def sweep(bench):
+    T = 64 if bench.dry else 4096
+    for method in (pope, cope, fox):
+        for kernel, (_, heads), args, options in captured_launches(bench, method, T):
+            of_keys = kernel is kernels.attention_backward_kv
+            for M, N, warps, stages in itertools.product((32, 64, 128), (32, 64, 128), (4, 8),
+                                                         (1, 2, 3)):
+                outer, inner = (N, M) if of_keys else (M, N)
+                if outer % inner or 16 * warps > outer:
+                    continue
+                if method is cope and (stages > 1 or outer != (options["N" if of_keys else "M"])):
+                    continue  # the scratch has the shape of today's tiles
+                tile = dict(M=M, N=N, num_warps=warps, num_stages=stages)
+                grid = math.ceil(T / outer), heads
+                name = f"{method.__name__}, {kernel.__name__[10:]} {M}x{N} {warps}w {stages}s"
+                bench.line("sweep", name, T, lambda: measure_kernel(bench, kernel, grid, args,
+                                                                    options | tile))
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="parts of names, separated by commas")
+    parser.add_argument("--sweep", action="store_true", help="times other tiles instead")
+    parser.add_argument("--dry", action="store_true", help="a tiny size, on a CPU")
+    options = parser.parse_args(words)
+    if not options.dry and not torch.cuda.is_available():
+        parser.error("there is no CUDA GPU; --dry runs tiny sizes on a CPU")
+    if not options.dry:
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton "
+              f"{kernels.triton.__version__}, bfloat16")
+    bench = Bench(options.only, options.dry)
+    try:
+        if options.sweep:
+            sweep(bench)
+        else:
+            attentions(bench)
+            each_kernel(bench)
+            steps(bench)
+    finally:
+        for line in bench.lines:
+            print(json.dumps(line))
+    return bench.lines
 
 if __name__ == "__main__":
-    on_gpu() if torch.cuda.is_available() else on_cpu()
+    main()

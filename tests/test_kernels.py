@@ -6,6 +6,7 @@ reads TRITON_INTERPRET when it is imported, so the interpreter needs a process o
 this file as a script. It reads calls such as ["check_plain", "one token", "float16"], one per line.
 With a GPU: python -m pytest tests/test_kernels.py -m gpu
 """
+import importlib.util
 import io
 import json
 import math
@@ -387,7 +388,7 @@ def test_heads_at_a_time(run):
 def test_the_example_of_the_docstring():
     """Autograd reproduces the row of six keys at the top of kernels.py, and the sums that its two
     tiles of three keys carry are those of the parts."""
-    rows = re.findall(r"^    (\w+) +((?:-?[.\d]+ +)*-?[.\d]+)(?:  .*)?$", kernels.__doc__, re.M)
+    rows = re.findall(r"^    (\w+) +((?:-?\d*\.?\d+ +)*-?\d*\.?\d+)(?:  .*)?$", kernels.__doc__, re.M)
     row = {name: torch.tensor([float(x) for x in xs.split()]).double() for name, xs in rows}
     assert [len(x) for x in row.values()] == 11 * [6] + [4]
     g, z = row["g"].requires_grad_(), torch.tensor([0.0, 2, 1, 3]).double().requires_grad_()
@@ -719,6 +720,25 @@ def test_compiles_for(target, method, d, T, dropout, monkeypatch):
             check_compiled(target, *launched)
     finally:
         driver.set_active(None)
+
+# --- tests/bench.py, on a CPU ----------------------------------------------------------------------
+
+@needs_triton
+@pytest.mark.parametrize("words", [["--dry"], ["--dry", "--sweep", "--only=cope"]])
+def test_the_benchmark_builds_all_its_inputs(words, capsys):
+    spec = importlib.util.spec_from_file_location("bench", os.path.join(ROOT, "tests", "bench.py"))
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    lines = bench.main(words)
+    printed = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in printed if line.startswith("{")] == lines
+    assert all(sum(line["name"] in text for text in printed) >= 2 for line in lines)
+    absent = "flex_attention", "flash-attn", "fla"  # not on a CPU, or not installed
+    failed = [line["name"] for line in lines if "error" in line]
+    assert not [name for name in failed if not name.endswith(absent)], failed
+    if "--sweep" not in words:
+        assert {line["kind"] for line in lines} == {"attention", "kernel", "step"}
+        assert all(line["rel_error"] < 1e-4 for line in lines if "rel_error" in line)
 
 # --- wrong input ----------------------------------------------------------------------------------
 
