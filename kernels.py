@@ -123,6 +123,7 @@ Limits. There are as many queries as keys, because PyTorch decodes. B H may be 6
 within a head must fit 32 bits. There are no atomics, so the same input gives the same bits, and
 there are no second derivatives. The kernels have not yet run on any GPU.
 """
+import functools
 import math
 import os
 from types import SimpleNamespace
@@ -628,10 +629,10 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                     prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
                 prob = mask_future(prob, causal, part == MASKED)
                 do_tile = load(do, bh, H, i, T, DV)
-                dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
-                dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
                 kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
                 acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
+                dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
+                dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
                 row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
                 ds = prob * (dprob - row_do_o[None, :])
                 if dkey_bias is not None:
@@ -665,22 +666,31 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
 # them, and attention_backward_kv takes KEYS, for each of which it needs the sums that were carried
 QUERIES, KEYS = 64, 64
 
-def tile_options(kernel, q, v, npos, dropout):
-    """Returns the constants and options of a kernel. npos is 0 if it does not count."""
+@functools.cache
+def counting(kernel):
+    """Returns the kernel compiled once for all T. By default, Triton compiles a kernel anew if T is
+    1 or a multiple of 16. Plain attention then needs fewer registers, but attention_backward_q of
+    CoPE needs more, and Triton 3.6 and 3.8 fail to compile CoPE's loops for T = 1."""
+    return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
+
+def choose(kernel, q, v, npos, dropout):
+    """Returns the kernel to launch, its constants and its options. npos is 0 if it does not count."""
+    name = kernel.__name__
     if npos:
         tiles = TILES["counting"]
+        kernel = counting(kernel)
     elif q.dtype == torch.float32:
         tiles = TILES["float32"]
     elif v.size(3) > 64:
         tiles = TILES["wide"]
     else:
         tiles = TILES["narrow"]
-    M, N, warps, stages = tiles[kernel.__name__]
+    M, N, warps, stages = tiles[name]
     options = dict(NPOS=npos, DROPOUT=dropout, D=q.size(3), DV=v.size(3), M=M, N=N,
                    num_warps=warps, num_stages=stages)
-    if kernel is not attention_forward:
+    if name != "attention_forward":
         options |= dict(QUERIES=QUERIES, KEYS=KEYS)
-    return options
+    return kernel, options
 
 # (M, N, warps, stages). Chosen by counting instructions. A warp needs 16 rows, or the tensor cores
 # do the same work twice. Two programs share a multiprocessor, so that one computes while the other
@@ -710,12 +720,12 @@ TILES = {
 
 def strided(x):
     """Returns a tensor (B, H, T, d) as the kernels take it: (pointer, strides of batch, head and
-    token), or None. The last is a constant, which saves registers, and a model has few of them."""
+    token), or None."""
     if x is None:
         return None
     if x.stride(-1) != 1:
         x = x.contiguous()
-    return x, x.stride(0), x.stride(1), constexpr(x.stride(2))
+    return x, *x.stride()[:3]
 
 def empty_heads(x):
     """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
@@ -766,9 +776,9 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
     saved = strided(o), lse, strided(o_residual), units_total, saturated
-    options = tile_options(attention_forward, q, v, npos, dropout)
+    kernel, options = choose(attention_forward, q, v, npos, dropout)
     grid = math.ceil(T / options["M"]), B * H
-    launch(attention_forward, grid, inputs, saved, seed, T, H, **options)
+    launch(kernel, grid, inputs, saved, seed, T, H, **options)
     return results
 
 @forward_op.register_fake
@@ -806,14 +816,14 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     saved = strided(o), lse, strided(o_residual), units_total, saturated
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
-    options_q = tile_options(attention_backward_q, q, v, npos, dropout)
-    options_kv = tile_options(attention_backward_kv, q, v, npos, dropout)
+    kernel_q, options_q = choose(attention_backward_q, q, v, npos, dropout)
+    kernel_kv, options_kv = choose(attention_backward_kv, q, v, npos, dropout)
     for first in range(0, B * H, heads):
         now = min(heads, B * H - first)
-        launch(attention_backward_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do),
-               saved, grads_q, scratch, seed, T, H, first, **options_q)
-        launch(attention_backward_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do),
-               saved, grads_kv, scratch, seed, T, H, first, **options_kv)
+        launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), saved, grads_q,
+               scratch, seed, T, H, first, **options_q)
+        launch(kernel_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do), saved,
+               grads_kv, scratch, seed, T, H, first, **options_kv)
     return results
 
 @backward_op.register_fake
@@ -898,12 +908,8 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
     check(q, k, v, key_bias, z, gate_q, gate_k, dropout)
     if key_bias is not None:
         key_bias = key_bias.contiguous()
-    tensors = [q, k, v, key_bias, z, gate_q, gate_k]
-    one_token = q.size(2) == 1
-    if one_token:  # Triton makes a constant of 1, and 3.8 then fails to compile CoPE's loops
-        tensors = [x if x is None else torch.cat((x, x), 2) for x in tensors]
-    o = forward_op(*tensors, draw_seed(q, dropout), dropout)[0]
-    return o[:, :, :1] if one_token else o
+    seed = draw_seed(q, dropout)
+    return forward_op(q, k, v, key_bias, z, gate_q, gate_k, seed, dropout)[0]
 
 def why_not(names, d, device, dtype):
     """Returns the reason why the kernel cannot compute a layer, in words, or None if it can. names

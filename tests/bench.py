@@ -377,7 +377,7 @@ def sweep(bench):
     T = 64 if bench.dry else 4096
     for method in (pope, cope, fox):
         for kernel, (_, heads), args, options in captured_launches(bench, method, T):
-            of_keys = kernel is kernels.attention_backward_kv
+            of_keys = kernel.__name__ == "attention_backward_kv"
             for M, N, warps, stages in itertools.product((32, 64, 128), (32, 64, 128), (4, 8),
                                                          (1, 2, 3)):
                 outer, inner = (N, M) if of_keys else (M, N)
