@@ -683,6 +683,8 @@ def choose(kernel, q, v, npos, dropout):
         tiles = TILES["float32"]
     elif v.size(3) > 64:
         tiles = TILES["wide"]
+    elif chip(q.device) in SMALL_CHIPS:
+        tiles = TILES["narrow, small chip"]
     else:
         tiles = TILES["narrow"]
     M, N, warps, stages = tiles[name]
@@ -692,6 +694,14 @@ def choose(kernel, q, v, npos, dropout):
         options |= dict(QUERIES=QUERIES, KEYS=KEYS)
     return kernel, options
 
+# Compute capabilities of GPUs such as the RTX 3090 and 4090, whose multiprocessors have 100 KB of
+# shared memory rather than 164 KB or more. Two programs fit there if each takes less than half
+SMALL_CHIPS = (8, 6), (8, 9), (12, 0), (12, 1)
+
+def chip(device):
+    """Returns the compute capability of a GPU, or that of an H100 for the interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
 # (M, N, warps, stages). Chosen by counting instructions. A warp needs 16 rows, or the tensor cores
 # do the same work twice. Two programs share a multiprocessor, so that one computes while the other
 # loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline look-ups
@@ -700,6 +710,11 @@ TILES = {
         "attention_forward": (128, 64, 4, 2),
         "attention_backward_q": (64, 64, 4, 2),
         "attention_backward_kv": (64, 64, 4, 2),
+    },
+    "narrow, small chip": {
+        "attention_forward": (128, 32, 4, 2),
+        "attention_backward_q": (64, 32, 4, 2),
+        "attention_backward_kv": (32, 64, 4, 2),
     },
     "wide": {  # up to 128
         "attention_forward": (128, 32, 8, 2),

@@ -498,9 +498,10 @@ def check_operator(device="cpu"):
             names += ("test_aot_dispatch_dynamic",)
         torch.library.opcheck(kernels.forward_op, (q, k, v, *rest, seed, 0.0), test_utils=names)
         inputs = {name: a for name, a in inputs.items() if a is not None} | dict(q=q, k=k, v=v)
-        traced = torch.compile(kernels.attention, fullgraph=True, backend="aot_eager")
         mine = results(kernels.attention, inputs, do)
-        assert same(mine, results(traced, inputs, do)), "a graph changes the result"
+        if not EMULATED:  # torch.compile asks for a driver too
+            traced = torch.compile(kernels.attention, fullgraph=True, backend="aot_eager")
+            assert same(mine, results(traced, inputs, do)), "a graph changes the result"
         one = torch.ones((), device=device)  # the gradient of sum() is one number, expanded
         assert same(results(kernels.attention, inputs, one.expand(do.shape)),
                     results(kernels.attention, inputs, torch.ones_like(do)))
@@ -634,12 +635,12 @@ def test_a_cpu_tensor_needs_the_interpreter():
 
 # --- compiled ahead of time, with a driver for a GPU that is not there ----------------------------
 
-SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that one program may have, on an A100 and an H100
-# Bytes of registers that a thread may spill to memory, by chip and head width, with Triton 3.6, 3.8
-# and 3.9, in kernels of 3000 instructions and more. Gates of their own (456 on sm_90), dropout (668
-# on sm_80) and heads of 128 (1976) want more registers than there are. Narrower tiles spill less,
-# but take more instructions for each pair of query and key, even with those of the spills counted
-SPILLED = {(80, 64): 704, (90, 64): 480, (80, 128): 2048, (90, 128): 2048}
+# Bytes that one program may have, and all programs of a multiprocessor, which each take 1 KB more
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
+# Bytes of registers that a thread may spill to memory, by chip and width of v. Gates of their own,
+# heads of 128 and PoPE combined with CoPE want more registers than there are. Narrower tiles spill
+# less, but take more instructions per pair of query and key, even with those of the spills counted
+SPILLED = {(80, 64): 512, (86, 64): 512, (90, 64): 400, (80, 128): 2200, (90, 128): 1600}
 
 class Driver:
     def __init__(self, target):
@@ -656,64 +657,68 @@ class Driver:
     def get_current_stream(self, device):
         return 0
 
-def launches(method, d, T, dropout, monkeypatch):
+def launches(method, d, T, share, monkeypatch):
     """[(kernel, arguments, options)] of the kernels of one step in bfloat16."""
-    seen, H = {}, 2
+    seen, H = [], 2
 
     def launch(kernel, grid, *args, **options):
-        seen[kernel] = kernel, args, options | dict(enable_fp_fusion=True)
+        seen.append((kernel, args, options | dict(enable_fp_fusion=True)))
 
     def heads(x):
-        return x.unflatten(-1, (H, d)).transpose(1, 2).requires_grad_()
+        return x.unflatten(-1, (H, -1)).transpose(1, 2).requires_grad_()
 
     monkeypatch.setattr(kernels, "launch", launch)
-    q, k = map(heads, torch.zeros(1, T, 2 * H * d, dtype=torch.bfloat16).chunk(2, -1))
-    v, gate_k, do = map(heads, torch.zeros(3, 1, T, H * d, dtype=torch.bfloat16))
-    if method == "pope":
-        x = dict(q=q, k=k, v=v, delta=torch.zeros(H, d))
-    else:  # z in float32, as model.py's under autocast
-        x = dict(q=q, k=k, v=v, z=torch.zeros(1, H, T, 64))
-        x |= dict(gate_q=q, gate_k=gate_k) if method == "cope, separate" else {}
-    attention = kernels.pope_attention if method == "pope" else kernels.cope_attention
-    results(lambda **x: attention(**x, dropout=dropout), x, do)
-    return list(seen.values())
+    D = 2 * d if "pope" in method else d
+    q, k = map(heads, torch.zeros(1, T, 2 * H * D, dtype=torch.bfloat16).chunk(2, -1))
+    v, gate_q, gate_k, do = map(heads, torch.zeros(4, 1, T, H * d, dtype=torch.bfloat16))
+    x = dict(q=q, k=k, v=v)
+    if "fox" in method:
+        x["forget"] = torch.zeros(1, H, T)
+    if "cope" in method:  # z in float32, as model.py's under autocast
+        x["z"] = torch.zeros(1, H, T, 64)
+    if "separate" in method:
+        x |= dict(gate_q=gate_q, gate_k=gate_k)
+    results(lambda **x: kernel(**x, share=share), x, do)
+    return seen
 
-def check_compiled(target, kernel, args, options):
+def check_compiled(target, fn, args, options):
     """Compiles a kernel for compute capability target / 10. Asserts what makes it fast."""
     from triton import knobs
 
-    kernel.device_caches.clear()
+    fn.device_caches.clear()
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
         knobs.compilation.always_compile = True  # what comes from the cache brings no log,
         knobs.nvidia.dump_ptxas_log = True  # and only the assembler's tells what was spilled
-        compiled = kernel.warmup(*args, grid=(1,), **options)
+        compiled = fn.warmup(*args, grid=(1,), **options)
     log = log.getvalue()
     registers = int(re.search(r"Used (\d+) registers", log)[1])
     spilled = int(re.search(r"(\d+) bytes spill stores", log)[1])
-    name, warps, shared = kernel.__name__, options["num_warps"], compiled.metadata.shared
+    name, warps, shared = fn.__name__, options["num_warps"], compiled.metadata.shared
     rows = options.get("N" if name.endswith("_kv") else "M")
     says = f"{name}: {registers} registers, {spilled} spilled, {shared} bytes shared"
     assert shared <= SHARED[target], f"{says}: more than there is"
-    assert spilled <= SPILLED[target, options["P"]], f"{says}: too many spilled"
-    if target == 90 and "N" in options:  # it has matrix products
-        assert warps * 16 <= rows, f"{says}: two warps do the same rows"
+    assert spilled <= SPILLED[target, options["DV"]], f"{says}: too many spilled"
+    assert warps * 16 <= rows, f"{says}: two warps do the same rows"
+    if target == 90:
         assert "wgmma" in compiled.asm["ptx"], f"{says}: not the fast tensor core instruction"
-        threads = 32 * warps * 8 * math.ceil(registers / 8)
-        programs = min(65536 // threads, (SHARED[target] + 1024) // (shared + 1024))
-        # alone on a multiprocessor, it has nothing to do while it waits for its loads
-        assert programs >= 2 or options["P"] > 64, f"{says}: one program a multiprocessor"
+    threads = 32 * warps * 8 * math.ceil(registers / 8)
+    programs = min(65536 // threads, (SHARED[target] + 1024) // (shared + 1024))
+    # alone on a multiprocessor, it has nothing to do while it waits for its loads
+    assert programs >= 2 or options["DV"] > 64, f"{says}: one program per multiprocessor"
 
 @needs_triton
-@pytest.mark.parametrize("target, method, d, T, dropout", [
-    (90, "pope", 64, 1024, 0.0), (90, "cope", 64, 1024, 0.0),
-    (90, "cope, separate", 128, 1024, 0.0),
+@pytest.mark.parametrize("target, method, d, T, share", [
+    (90, "pope", 64, 1024, 0.0), (90, "cope", 64, 1024, 0.0), (90, "fox", 64, 1024, 0.0),
+    (90, "cope, separate", 128, 1024, 0.0), (90, "cope", 64, 1, 0.0), (90, "pope+fox", 64, 1, 0.0),
+    (86, "pope", 64, 1024, 0.0), (86, "cope", 64, 1024, 0.0), (86, "pope+fox", 64, 1024, 0.0),
     # 1000 is no multiple of a tile, or of 16
-    (80, "pope", 64, 1000, 0.1), (80, "cope", 64, 1000, 0.1)])
-def test_compiles_for(target, method, d, T, dropout, monkeypatch):
+    (80, "pope", 64, 1000, 0.1), (80, "cope", 64, 1000, 0.1), (80, "fox", 128, 1000, 0.0)])
+def test_compiles_for(target, method, d, T, share, monkeypatch):
     from triton.runtime import driver
 
-    found = launches(method, d, T, dropout, monkeypatch)
-    assert len(found) == (4 if method == "pope" else 3)
+    monkeypatch.setattr(kernels, "chip", lambda device: divmod(target, 10))
+    found = launches(method, d, T, share, monkeypatch)
+    assert len(found) == 3
     driver.set_active(Driver(target))
     try:
         for launched in found:
