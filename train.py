@@ -32,7 +32,7 @@ import checkpoint
 import config
 from checkpoint import load_weights, model_config, open_log, pick_device
 from config import AtLeast0, AtLeast1, Below1
-from data.shards import Split, locate, prepare
+from data.shards import Split, locate, prepare_if_missing
 from eval.losses import error_sums, scores
 from model import GPT, GPTConfig, check
 
@@ -339,7 +339,7 @@ def open_data(cfg, processes):
     needs no download, one process writes it while the others wait."""
     folder = locate(cfg.data)
     if processes.rank == 0:
-        prepare(cfg.data, folder)
+        prepare_if_missing(cfg.data, folder)
     processes.sum(torch.zeros(1))  # wait
     train = Split(folder, "train")
     evals = [Split(folder, name) for name in cfg.eval_splits.split(",")]

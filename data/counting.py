@@ -1,23 +1,26 @@
 """Counting: the value of a variable after a program of sets, increments and passes (CoPE, 5.3).
 
     python -m data.counting                            # the paper's size, one variable
-    python -m data.counting --variables=5              # three and five: harder rows of its Table 3
+    python -m data.counting --variables=5              # harder; Table 3 has three and five
     python -m data.counting --steps=120 --length=192   # smaller
 
-A row is a program such as `pass; a = 0 ; pass; a ++; a ++; print a 2`. The number of operations is
-uniform in [3, steps]. Each is drawn with the weights set 1, increment 7, pass `w_pass`. Only
-variables that were set are incremented or printed. No value exceeds 10: an operation that would is
-drawn again. So is a program that sets no variable (likely if short), at the same length. Tokens are
-the words between spaces. Only the last `length` tokens of a program are kept; a shorter one is
-padded at its end. Only the answer carries loss.
+A row is a program such as `pass; a = 0 ; pass; a ++; a ++; print a 2`. The number of its operations
+is uniform in [3, steps]. Each operation is drawn with the weights 1 for a set, 7 for an increment
+and `w_pass` for a pass. Only variables that have been set are incremented or printed. An increment
+past 10 is drawn again. A program that sets no variable, as happens to short ones, is also drawn
+again, with the same number of operations.
 
-No row of another split is in train: such a row is drawn again. Short programs repeat most, so the
-other splits hold fewer of them. The best constant answer is wrong for 81% of the test split (10),
-82% of pass100 (0) and 85% of pass10 (10).
+Tokens are the words between spaces. Only the last `length` tokens of a program are kept, and a
+shorter program is padded at its end. Only the answer carries loss.
 
-splits   train, val and test: w_pass = 50; pass100: 100, so what matters is farther back; pass10: 10
-options  variables: 1 to 26; steps: maximum operations; length: tokens per row; train, val, test
-         (also of pass100 and pass10): rows; seed
+No row of another split is in train, because such a row is drawn again. Short programs coincide most
+often, so the other splits have fewer of them than train. The best constant answer is wrong for 81%
+of the test split (10), 82% of pass100 (0) and 85% of pass10 (10).
+
+splits   train, val and test: w_pass = 50; pass100: w_pass = 100, so that what matters lies farther
+         back; pass10: w_pass = 10
+options  variables: 1 to 26; steps: the most operations; length: tokens per row; train, val, test
+         (which also sets pass100 and pass10): rows; seed
 """
 import string
 
@@ -32,9 +35,9 @@ PAD, PASS, PRINT, EQUALS, SEMICOLON, INCREMENT, ZERO, A = 0, 1, 2, 3, 4, 5, 6, 1
 W_SET, W_INCREMENT, LARGEST = 1, 7, 10
 
 def generate(rng, rows, variables, steps, length, w_pass):
-    """-> tokens, mask, both (rows, length)."""
+    """Returns the tokens and the mask, both (rows, length)."""
     names = A + np.arange(variables)
-    # what an operation writes: pass, set a, set b, ..., increment a, increment b, ...
+    # the words of each operation: pass, set a, set b, ..., increment a, increment b, ...
     table = np.full((1 + 2 * variables, 4), PAD)
     table[0, 0] = PASS
     table[1 : 1 + variables] = np.stack(np.broadcast_arrays(names, EQUALS, ZERO, SEMICOLON), axis=1)
@@ -42,7 +45,8 @@ def generate(rng, rows, variables, steps, length, w_pass):
 
     counts = rng.integers(3, steps + 1, rows)
     operations, values = programs(rng, counts, variables, w_pass)
-    tokens, mask = np.full((rows, length), PAD), np.zeros((rows, length))
+    tokens = np.full((rows, length), PAD)
+    mask = np.zeros((rows, length))
     for i, n in enumerate(counts):
         variable = rng.choice(np.flatnonzero(values[i] >= 0))
         words = table[operations[i, :n]].ravel()
@@ -53,37 +57,41 @@ def generate(rng, rows, variables, steps, length, w_pass):
     return tokens, mask
 
 def programs(rng, counts, variables, w_pass):
-    """counts (rows,) -> operations (rows, max(counts)), numbered as in `table`, and the variables'
-    values at the end (rows, variables). At least one was set; the others are -1."""
-    row, values = np.arange(len(counts)), np.full((len(counts), variables), -1)
+    """Returns the operations of programs of counts (rows,) operations, and the values of the
+    variables at their ends, (rows, variables). The operations are numbered as in `table`, (rows,
+    max(counts)). A variable that was never set has the value -1, and each program sets one."""
+    row = np.arange(len(counts))
+    values = np.full((len(counts), variables), -1)
     operations = np.zeros((len(counts), counts.max()), dtype=np.int64)
     for t in range(counts.max()):
-        # redrawing until an operation is allowed is the same as drawing with these weights
-        is_set, can_grow = values >= 0, (values >= 0) & (values < LARGEST)
+        # drawing again until an operation is allowed is the same as drawing with these weights
+        is_set = values >= 0
+        can_grow = is_set & (values < LARGEST)
         increment = W_INCREMENT * can_grow / np.maximum(is_set.sum(axis=1, keepdims=True), 1)
         passing = np.full((len(row), 1), w_pass)
         setting = np.full((len(row), variables), W_SET / variables)
         weights = np.concatenate((passing, setting, increment), axis=1)
         ends = weights.cumsum(axis=1)
         op = (rng.random((len(row), 1)) * ends[:, -1:] >= ends).sum(axis=1)
-        op[t >= counts] = 0  # past the end: passes, which change nothing
+        op[t >= counts] = 0  # programs that have ended pass, which changes nothing
         operations[:, t] = op
         which = (op - 1) % variables
-        sets, grows = (op > 0) & (op <= variables), op > variables
+        sets = (op > 0) & (op <= variables)
+        grows = op > variables
         values[row[sets], which[sets]] = 0
         values[row[grows], which[grows]] += 1
     empty = (values < 0).all(axis=1)
     if empty.any():
-        again, values[empty] = programs(rng, counts[empty], variables, w_pass)
-        operations[empty, : again.shape[1]] = again
+        redrawn, values[empty] = programs(rng, counts[empty], variables, w_pass)
+        operations[empty, : redrawn.shape[1]] = redrawn
     return operations, values
 
 def prepare(folder, variables: int = 1, steps: int = 512, length: int = 512, train: int = 10_000,
             val: int = 1000, test: int = 1000, seed: int = 0):
-    """Write the set into `folder`. ValueError: sizes that make no task."""
+    """Writes the set into `folder`. Raises ValueError if the sizes do not make a task."""
     if not 1 <= variables <= 26 or steps < 3 or length < 8:
-        raise ValueError(f"variables={variables}, steps={steps}, length={length}: "
-                         "need 1 to 26 variables, steps >= 3 and length >= 8")
+        raise ValueError(f"variables={variables}, steps={steps}, length={length} do not make a "
+                         "task; use 1 to 26 variables, steps >= 3 and length >= 8")
     how = dict(variables=variables, steps=steps, length=length)
     splits = dict(
         train=(train, dict(how, w_pass=50)),

@@ -1,6 +1,7 @@
-"""When a script is run as a file, Python imports this as `data`: it looks in data/, not beside it.
+"""Catches `python data/x.py`. Python then looks for `data` in data/ instead of beside it, so every
+script imports this file by that name.
 
-    python -m data.openwebtext    # this works
+    python -m data.openwebtext    # this is how to run a script
 """
 import sys
 from pathlib import Path

@@ -3,11 +3,16 @@
     python -m data.fineweb                   # streams until it has 700M tokens; rerun to resume
     python -m data.fineweb --tokens=7000000  # a trial
 
-Six sevenths are train; the rest is half val, half test: 600M, 50M and 50M Llama tokens (vocabulary
-32,000; needs `pip install tokenizers`). End-of-text follows each document. A split ends with the
-document that fills it. The paper does not say which part of FineWeb it reads, nor with which
-tokenizer it counts. Here it is the random sample of 10B tokens, counted with the set's own. A rerun
-streams past what was already read.
+Six sevenths are for training, and the rest is halved into val and test. This makes 600M, 50M and
+50M tokens of Llama's tokenizer, which has 32,000 tokens and needs `pip install tokenizers`.
+End-of-text follows each document, and a split ends with the document that fills it.
+
+The paper does not say which part of FineWeb it reads, nor with which tokenizer it counts the 4000
+tokens. We read the random sample of 10B tokens and count with the set's own tokenizer. A rerun
+resumes, but has to download the documents again that it has already read.
+
+splits   train, val, test
+options  tokens: of all three splits together; tokenizer
 """
 from data import command
 from data.text import hub, texts, write_documents
@@ -16,17 +21,17 @@ DOWNLOAD = True
 SHORTEST = 4000
 
 def load():
-    """The corpus as a stream, a datasets.IterableDataset with a column "text"."""
+    """Returns the corpus as a stream, a datasets.IterableDataset with a column "text"."""
     return hub("HuggingFaceFW/fineweb", name="sample-10BT", split="train", streaming=True)
 
 def prepare(folder, tokens: int = 700_000_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load):
-    """Write the set into `folder`. ValueError: too few `tokens` for three splits."""
+    """Writes the set into `folder`. Raises ValueError if `tokens` are too few for three splits."""
     if tokens < 14:
-        raise ValueError(f"tokens={tokens} cannot be split; "
-                         "one fourteenth is val, another test: give millions")
-    part = tokens // 14
-    sizes = {"val": part, "test": part, "train": tokens - 2 * part}
+        raise ValueError(f"tokens={tokens} cannot be split, because a fourteenth is for val and "
+                         "another for test; ask for millions")
+    fourteenth = tokens // 14
+    sizes = {"val": fourteenth, "test": fourteenth, "train": tokens - 2 * fourteenth}
     write_documents(folder, lambda: {"val": texts(load())}, tokenizer, tokens=sizes,
                     shortest=SHORTEST)
 

@@ -3,25 +3,34 @@
     python -m data.human_genome                                       # downloads 1 GB
     python -m data.human_genome --source=/path/GRCh38.fna.gz --out=data/human_genome
 
-The paper prepares the genome as the Nucleotide Transformer does, and so do we. Letters other than
-A, C, G, T become N. Chromosomes are cut into windows of 6,000 nucleotides. A token is the next six
-letters, or one letter if the six include an N or pass the end of the window. The vocabulary of
-4107, with that model's ids, is 4096 6-mers, A, T, C, G, N and six special tokens. Chromosome 21 is
-val, 22 is test, the others, X and Y are train. Records with other names (mitochondrion, patches,
-unplaced pieces) are skipped, and so is what follows the last whole window of a chromosome.
+The paper follows the preprocessing and the tokenization of the Nucleotide Transformer, and so do
+we, with two differences that are named below. Letters other than A, C, G, T become N. A chromosome
+is cut into windows of 6,000 letters. A token is the next six letters of a window, or one letter if
+the six include an N or pass the end of the window. The 4107 tokens, with that model's ids, are 4096
+6-mers, A, T, C, G, N and six special tokens. Chromosome 21 is val, chromosome 22 is test, and the
+others, with X and Y, are train. Records with other names (the mitochondrion, patches, unplaced
+pieces) are skipped, and so is what follows the last whole window of a chromosome.
 
-A row is <bos> and the first 1000 tokens of a window, for block_size=1000. A window without N has
-exactly 1000, so rows need neither pads nor a mask, and an epoch sees each window once. A window
-with N has more, and the rest is cut off, as that model cuts its input. A stream would keep it, and
-two thirds of chromosome 22's tokens would be N; in rows, a quarter are. The paper does not say what
-it did with N. A model predicts N almost for free, so compare losses only at the same share of N,
-which the script prints.
+**Windows always begin at the same letters.** The data set of the Nucleotide Transformer has chunks
+of 6,200 letters at a stride of 6,000, and its card says that training starts at a random one of the
+first 200, so that each epoch sees other tokens. We leave this out, because our format holds tokens,
+and 200 letters of phase would need a tokenizer in the training loop. Our epochs therefore repeat
+the same tokens, and the paper's 100,000 steps of 64 rows are 12.8 of them. Whether PoPE's authors
+drew the start at random is unknown.
+
+**Windows with N are cut off.** A row is <bos> and the first 1000 tokens of a window, for
+block_size=1000. A window without N has exactly 1000, so rows need neither pads nor a mask. A window
+with N has more, and the rest is dropped, because the Nucleotide Transformer also truncates its
+input. If we kept the rest, two thirds of the tokens of chromosome 22 would be N, rather than a
+quarter. The paper does not say what it did with N. A model predicts N almost without a loss, so
+losses can be compared only at the same fraction of N, which this script prints.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469
 options  source: the file; its records are named as at NCBI (NC_000021.9), UCSC (chr21) or
          Ensembl (21)
 
-It takes a few minutes on one core. After an interruption it starts over, and writes the same bytes.
+This takes a few minutes on one core. After an interruption it starts over, and writes the same
+bytes.
 """
 import gzip
 import itertools
@@ -38,34 +47,38 @@ from data.text import Progress, download
 DOWNLOAD = True
 URL = ("https://ftp.ncbi.nlm.nih.gov/genomes/all/GCF/000/001/405/GCF_000001405.40_GRCh38.p14/"
        "GCF_000001405.40_GRCh38.p14_genomic.fna.gz")
-WINDOW, TOKENS = 6000, 1000  # nucleotides, and tokens kept of them
+WINDOW = 6000  # letters
+TOKENS = 1000  # of a window that are kept
 SIX_MERS = map("".join, itertools.product("ATCG", repeat=6))
 SYMBOLS = ["<unk>", "<pad>", "<mask>", "<cls>", *SIX_MERS, *"ATCGN", "<eos>", "<bos>"]
 IDS = {symbol.encode(): i for i, symbol in enumerate(SYMBOLS)}
-BOS, N = IDS[b"<bos>"], IDS[b"N"]
+BOS = IDS[b"<bos>"]
+N = IDS[b"N"]
 OF_TRAIN = [*map(str, range(1, 21)), "X", "Y"]
-SPLIT = dict.fromkeys(OF_TRAIN, "train") | {"21": "val", "22": "test"}  # by chromosome
+SPLIT = {**dict.fromkeys(OF_TRAIN, "train"), "21": "val", "22": "test"}  # by chromosome
 
 LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256))  # upper case
-TOKEN = re.compile(b"[ACGT]{6}|.")  # a regex does 25 million nucleotides a second
+TOKEN = re.compile(b"[ACGT]{6}|.")  # a regex takes 25 million letters per second
 NAME = re.compile(rb"(?:NC_0000|chr)?0?(\d+|X|Y)(?:\.\d+)?\s")
 
 def records(file, block=1 << 24):
-    """A FASTA file -> pairs of a record's chromosome ("1" to "22", "X", "Y", or None) and a part of
-    its sequence, bytes of A, C, G, T, N, in order. A part has about `block` bytes."""
+    """Yields pairs of a record's chromosome ("1" to "22", "X", "Y", or None) and a segment of its
+    sequence, bytes of A, C, G, T, N, in the order of a FASTA file. A segment has about `block`
+    bytes."""
     name = None
     while text := file.read(block):
-        text = b"\n" + text + file.readline()  # whole lines
-        for i, part in enumerate(text.split(b"\n>")):
-            if i:  # what precedes the first > belongs to the previous block's record
-                header, _, part = part.partition(b"\n")
+        text = b"\n" + text + file.readline()  # up to the end of a line
+        for i, segment in enumerate(text.split(b"\n>")):
+            if i:  # what precedes the first > belongs to the record of the previous block
+                header, _, segment = segment.partition(b"\n")
                 known = NAME.match(header + b"\n")
                 name = known[1].decode() if known else None
                 name = {"23": "X", "24": "Y"}.get(name, name)  # as NCBI numbers them
-            yield name, part.translate(LETTERS, b"\r\n")
+            yield name, segment.translate(LETTERS, b"\r\n")
 
-def tokenise(sequence):
-    """Whole windows, bytes of A, C, G, T, N -> uint16 (windows, 1 + TOKENS)."""
+def tokenize(sequence):
+    """Returns the rows, uint16 (windows, 1 + TOKENS), of the whole windows of a sequence, bytes of
+    A, C, G, T, N."""
     rows = np.full((len(sequence) // WINDOW, 1 + TOKENS), BOS, dtype=np.uint16)
     for i, row in enumerate(rows):
         words = TOKEN.findall(sequence, i * WINDOW, (i + 1) * WINDOW)
@@ -73,23 +86,26 @@ def tokenise(sequence):
     return rows
 
 def prepare(folder, source: str = None):
-    """Write the set into `folder`. ValueError: the file is broken or lacks a chromosome, or the
-    download failed."""
-    # of each chromosome: tokens, and N among them
+    """Writes the set into `folder`. Raises ValueError if the file is broken or lacks a chromosome,
+    or if the download failed."""
+    # of each chromosome: the number of tokens, and of N among them
     counts = {name: np.zeros(2, dtype=np.int64) for name in SPLIT}
-    with Writer(folder, source=URL.rpartition("/")[2]) as writer:
-        path = Path(source) if source else download(URL, writer.part)
-        progress, current, rest = Progress(path.stat().st_size, "bytes"), None, b""
+    with Writer(folder) as writer:
+        path = Path(source) if source else download(URL)
+        progress = Progress(path.stat().st_size, "bytes")
+        current = None
+        rest = b""  # what is left of the chromosome `current` after its last whole window
         with open(path, "rb") as raw:
             file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
             try:
-                for name, part in records(file):
+                for name, segment in records(file):
                     if name != current:
-                        current, rest = name, b""
+                        current = name
+                        rest = b""
                     if name in SPLIT:
-                        rest += part
+                        rest += segment
                         whole = len(rest) // WINDOW * WINDOW
-                        rows = tokenise(rest[:whole])
+                        rows = tokenize(rest[:whole])
                         writer.write(SPLIT[name], rows)
                         counts[name] += rows[:, 1:].size, (rows == N).sum()
                         rest = rest[whole:]

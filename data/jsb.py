@@ -4,17 +4,19 @@
     python -m data.jsb --source=/path/Jsb16thSeparated.json --out=data/jsb    # no network
     python -m data.jsb --length=256                                           # shorter rows
 
-A token is one voice's pitch during a 16th note: a MIDI key from 21 to 108, or -1 for silence. As in
-the paper, the four voices of a time step come first, soprano to bass, then time moves on. There are
-229 pieces to train on, 76 for validation and 77 for testing: 220,912, 73,632 and 75,600 tokens.
+A token is the pitch of one voice during a 16th note: a MIDI key from 21 to 108, or -1 for silence.
+As in the paper, the four voices of a time step follow each other, soprano to bass, before the next
+time step begins. There are 229 pieces for training, 76 for validation and 77 for testing, which
+have 220,912, 73,632 and 75,600 tokens.
 
-A row is a start token, up to `length` tokens of one piece, which all carry loss, and pads, which
-carry none. The paper does not say how the first token is predicted; here a pad starts a piece. Nor
-does it say what happens to the six pieces longer than 2048 tokens; here they continue in a second
-row, which starts with the last token of the first. So every token is a target exactly once.
+A row is a start token, up to `length` tokens of one piece, and pads. Only the tokens of the piece
+carry loss. The paper does not say how the first token is predicted, so we let a pad start a piece.
+Nor does it say what happens to the six pieces of more than 2048 tokens. Here they continue in a
+second row, which starts with the last token of the first, so that every token is a target exactly
+once.
 
 splits   train, val, test
-options  length: tokens per row, a multiple of 4, so that a position always has the same voice;
+options  length: tokens per row, a multiple of 4, so that a voice always has the same positions;
          source: the file
 """
 import json
@@ -36,43 +38,49 @@ SYMBOLS = ["_", "-1", *map(str, range(LOWEST, HIGHEST + 1))]  # _ pads, -1 is si
 PAD, SILENCE, FIRST_KEY = range(3)
 SPLITS = {"train": "train", "valid": "val", "test": "test"}  # their names in the file and ours
 
-def serialise(piece):
-    """Time steps of four pitches -> tokens, (4 * steps,). ValueError: anything else."""
-    keys = {-1: SILENCE} | {key: FIRST_KEY + key - LOWEST for key in range(LOWEST, HIGHEST + 1)}
+def serialize(piece):
+    """Returns the tokens (4 * steps,) of a list of time steps. Raises ValueError if one of these is
+    not a list of four pitches."""
+    ids = {-1: SILENCE}
+    for key in range(LOWEST, HIGHEST + 1):
+        ids[key] = FIRST_KEY + key - LOWEST
     for step in piece:
-        if len(step) != 4 or not keys.keys() >= set(step):
-            need = f"four keys in [{LOWEST}, {HIGHEST}] or -1"
-            raise ValueError(f"a time step is {step}, not {need}; take Jsb16thSeparated.json")
-    return np.array([keys[key] for step in piece for key in step])
+        if len(step) != 4 or not ids.keys() >= set(step):
+            raise ValueError(f"a time step is {step}, but must be four keys in [{LOWEST}, "
+                             f"{HIGHEST}] or -1; take Jsb16thSeparated.json")
+    return np.array([ids[key] for step in piece for key in step])
 
 def rows(tokens, length):
-    """A piece (n,) -> tokens, mask, both (ceil(n / length), length + 1)."""
+    """Returns the rows of a piece (n,) and their mask, both (ceil(n / length), length + 1)."""
     count = math.ceil(len(tokens) / length)
     padded = np.full(1 + count * length, PAD)
     padded[1 : 1 + len(tokens)] = tokens
     table = np.stack([padded[i * length : (i + 1) * length + 1] for i in range(count)])
     mask = table != PAD
-    mask[:, 0] = False  # the start: a pad, or a target of the row before
+    mask[:, 0] = False  # the start token is a pad, or a target of the previous row
     return table, mask
 
 def prepare(folder, length: int = 2048, source: str = None):
-    """Write the set into `folder`. ValueError: the length, the file or the download is bad."""
+    """Writes the set into `folder`. Raises ValueError if `length` is not a multiple of 4, if the
+    file does not hold chorales, or if the download failed."""
     if length < 4 or length % 4:
-        raise ValueError(f"length={length} is not a multiple of 4, the voices of a time step")
-    with Writer(folder, source="Jsb16thSeparated.json") as writer:
-        path = Path(source) if source else download(URL, writer.part, SHA256)
+        raise ValueError(f"length={length} is not a multiple of 4, the number of voices; use "
+                         f"{max(length // 4, 1) * 4}")
+    with Writer(folder) as writer:
+        path = Path(source) if source else download(URL, SHA256)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
         except (ValueError, LookupError, TypeError) as error:
             fault = f"{path} holds no chorales ({type(error).__name__})"
             raise ValueError(f"{fault}; give Jsb16thSeparated.json") from None
-        for split, part in pieces.items():
-            for piece in part:
-                writer.write(split, *rows(serialise(piece), length))
+        for split, pieces_of_split in pieces.items():
+            for piece in pieces_of_split:
+                tokens, mask = rows(serialize(piece), length)
+                writer.write(split, tokens, mask)
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
-    sizes = ", ".join(f"{len(part)} {split}" for split, part in pieces.items())
-    print(f"{folder}: {sizes} pieces")
+    sizes = [f"{len(pieces[split])} {split}" for split in pieces]
+    print(f"{folder}: {', '.join(sizes)} pieces")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

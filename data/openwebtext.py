@@ -1,10 +1,10 @@
-"""OpenWebText as GPT-2 tokens: 9,035,582,198 for training, 4,434,897 for validation.
+"""OpenWebText as GPT-2 tokens: 9,035,582,198 for training and 4,434,897 for validation.
 
-    python -m data.openwebtext               # downloads, tokenises on all cores; rerun to resume
+    python -m data.openwebtext               # downloads, tokenizes on all cores; rerun to resume
     python -m data.openwebtext --limit=1000  # a trial with 1000 documents (same download)
 
-The split is nanoGPT's: 0.0005 of the documents, drawn with seed 2357, are for validation.
-End-of-text follows each document.
+The split is nanoGPT's, so losses can be compared with its: a fraction of 0.0005 of the documents,
+drawn with seed 2357, is for validation. End-of-text follows each document.
 """
 from data import command
 from data.text import hub, texts, write_documents
@@ -14,11 +14,12 @@ TOKENS = 9_040_017_095
 SHARD_TOKENS = 100_000_000
 
 def load():
-    """The corpus, a datasets.Dataset with a column "text". The hub caches the download."""
+    """Returns the corpus, a datasets.Dataset with a column "text". The library caches the
+    download."""
     return hub("Skylion007/openwebtext", split="train")
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
-    """Write the set into `folder`, from at most `limit` documents of what `load` returns."""
+    """Writes the set into `folder`, from at most `limit` documents of what `load` returns."""
 
     def splits():
         corpus = load()

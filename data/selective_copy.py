@@ -3,14 +3,14 @@
     python -m data.selective_copy                                             # the paper's size
     python -m data.selective_copy --copy=32 --blanks=32 --train=64000         # smaller
 
-A row is `copy` uniform letters in random places among the blanks, then the letters again without
-the blanks. Only this copy carries loss, and nothing marks where it begins. A row is right if all of
-its copy is. No row of another split is in train.
+A row has `copy` random letters at random places among the blanks, and then the same letters again
+without the blanks. Only this copy carries loss, and nothing marks where it begins. No row of
+another split is in train.
 
-splits   train and val: as many blanks as asked; dense: half as many; sparse: twice as many
-options  copy: letters per row; blanks; vocabulary: letters and the blank; train, val, dense,
-         sparse: rows; seed (the paper gives no numbers of rows; these are ours, and training
-         rows repeat in epochs)
+splits   train and val: `blanks` blanks; dense: half as many; sparse: twice as many
+options  copy: letters per row; blanks; vocabulary: the letters and the blank; train, val, dense,
+         sparse: rows; seed. The paper gives no numbers of rows, so these are ours, and the rows of
+         train repeat in epochs
 """
 import string
 
@@ -23,7 +23,7 @@ DOWNLOAD = False
 BLANK = 0
 
 def generate(rng, rows, copy, blanks, vocabulary):
-    """-> tokens, mask, both (rows, copy + blanks + copy)."""
+    """Returns the tokens and the mask, both (rows, copy + blanks + copy)."""
     letters = rng.integers(1, vocabulary, (rows, copy))
     places = np.sort(rng.random((rows, copy + blanks)).argsort(axis=1)[:, :copy], axis=1)
     tokens = np.full((rows, copy + blanks + copy), BLANK)
@@ -35,10 +35,11 @@ def generate(rng, rows, copy, blanks, vocabulary):
 
 def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, train: int = 640_000,
             val: int = 1000, dense: int = 1000, sparse: int = 1000, seed: int = 0):
-    """Write the set into `folder`. ValueError: sizes that make no task."""
+    """Writes the set into `folder`. Raises ValueError if the sizes do not make a task."""
     if copy < 1 or blanks < 0 or not 2 <= vocabulary <= 27:
-        raise ValueError(f"copy={copy}, blanks={blanks}, vocabulary={vocabulary}: need copy >= 1, "
-                         "blanks >= 0, and a vocabulary of 2 (a letter and the blank) to 27")
+        raise ValueError(f"copy={copy}, blanks={blanks}, vocabulary={vocabulary} do not make a "
+                         "task; use copy >= 1, blanks >= 0, and a vocabulary of 2 (the blank and "
+                         "one letter) to 27")
     how = dict(copy=copy, vocabulary=vocabulary)
     symbols = ["."] + list(string.ascii_lowercase[: vocabulary - 1])
     write_rows(folder, symbols, seed, generate,

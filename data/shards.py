@@ -1,20 +1,21 @@
 """The format that all data sets share, its reader and its writer.
 
-data/<name>/, which is data/<name>.part/ until it is complete, holds
+A data set is a folder, data/<name>/. It is called data/<name>.part/ while it is being written, so a
+folder under its final name is always complete. It holds
 
   <split>_000000.bin, ...   the tokens, raw little-endian uint16
-  <split>_000000.loss, ...  in masked sets only: a uint8 per token, 1 = this target carries loss
+  <split>_000000.loss, ...  in masked sets only: one uint8 per token, 1 if this target carries loss
   meta.json
     vocab_size   at most 65536
-    tokenizer    a name, see data/tokenizer.py, or {"symbols": [id 0's string, ...]}
-    separator    the token id between documents, or null
-    row_length   {split: n} if every n tokens are a row, an example of its own; else it is a stream
-    loss         "all" | "mask"
+    tokenizer    a name, see data/tokenizer.py, or {"symbols": [the string of id 0, ...]}
+    separator    the id of the token between documents, or null
+    row_length   {split: n} if every n tokens are a row, an example of its own. A split that is not
+                 listed here is a stream, which may be read from any token on
+    loss         "all", or "mask" if there are .loss files
     shards       {"train_000000.bin": number of tokens, ...}
-    words, asked: text corpora only, see write_documents in data/text.py
+    settings, documents, words: in text corpora only, see write_documents in data/text.py
 """
 import contextlib
-import fcntl
 import functools
 import json
 import os
@@ -22,62 +23,83 @@ import re
 import shutil
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such module
+    fcntl = None
+
 import numpy as np
 
-from data import command_for, locate, options, prepare  # noqa: F401, train.py finds them here
+from data import command_for, locate, options, prepare_if_missing  # noqa: F401, for train.py
 
 
 def rng(seed, number):
-    """A numpy generator that depends on (seed, number) alone."""
+    """Returns a numpy generator that depends on nothing but (seed, number)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, number], dtype=np.uint64)))
 
 class Split:
-    """One split of a data set, memory-mapped: a batch reads its own tokens and no others.
+    """One split of a data set. Its files are memory-mapped, so a batch reads only its own tokens.
 
-    Attributes: meta (meta.json), vocab_size, tokens, row_length and rows (0 in a stream).
-    FileNotFoundError: no such set. ValueError: no such split, or a file of another size.
+    Attributes: meta (the content of meta.json), vocab_size, tokens (their number), and row_length
+    and rows, which are 0 in a stream.
+
+    Raises FileNotFoundError if there is no such set, and ValueError if it has no such split or if a
+    file does not have the size that meta.json says.
     """
 
     def __init__(self, folder, split):
-        self.folder, self.split = Path(folder), split
-        self.again = f"delete {folder} and write it again with {command_for(folder)}"
-        if not (self.folder / "meta.json").exists():
-            how = f"write the data with {command_for(folder)}"
-            raise FileNotFoundError(f"no meta.json in {folder}; {how}")
-        self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        self.folder = Path(folder)
+        self.split = split
+        self.write_again = f"delete {folder} and write it again with {command_for(folder)}"
+        path = self.folder / "meta.json"
+        if not path.exists():
+            command = command_for(folder)
+            raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command}")
+        self.meta = json.loads(path.read_text(encoding="utf-8"))
         shards = {}  # split -> {name: tokens}
         for name, count in sorted(self.meta["shards"].items()):
-            shards.setdefault(name.rpartition("_")[0], {})[name] = count
+            shards.setdefault(split_of(name), {})[name] = count
         if split not in shards:
-            fault = f"{folder} has no split {split!r}; it has: {', '.join(sorted(shards))}"
-            raise ValueError(f"{fault}; change --eval_splits, --evaluate or --split")
-        self.bins, self.masks = [], []
+            known = ", ".join(sorted(shards))
+            raise ValueError(f"{folder} has no split {split!r}; it has: {known}; change "
+                             "--eval_splits, --evaluate or --split")
+        self.bins = []
+        self.masks = []
         for name, count in shards[split].items():
             self.bins.append(self._map(name, count, "<u2"))
             if self.meta["loss"] == "mask":
                 self.masks.append(self._map(name.replace(".bin", ".loss"), count, "u1"))
         self.ends = np.cumsum([len(tokens) for tokens in self.bins])  # where each shard ends
-        self.tokens, self.vocab_size = int(self.ends[-1]), self.meta["vocab_size"]
+        self.tokens = int(self.ends[-1])
+        self.vocab_size = self.meta["vocab_size"]
         self.row_length = self.meta["row_length"].get(split, 0)
         self.rows = self.tokens // self.row_length if self.row_length else 0
-        self.order = functools.lru_cache(2)(lambda *key: rng(*key).permutation(self.rows))
+        self.order = functools.lru_cache(maxsize=2)(self._draw_order)
 
     def batch(self, step, batch_size, block_size, seed, rank=0, world=1):
-        """Training batch `step` -> x, y, int64 (batch_size // world, T). y is -1 without loss.
+        """Returns x and y of training batch `step`, int64 (batch_size // world, T). y is -1 where a
+        target carries no loss.
 
-        A stream gives random windows, T = block_size. Rows come in epochs, each row once per epoch,
-        T = row_length - 1. All ranks together read a batch that depends on (seed, step) alone.
+        A stream gives random windows with T = block_size. Rows come in epochs, which hold each row
+        once, with T = row_length - 1. All ranks together read one batch, which depends on nothing
+        but (seed, step), so a resumed run reads what an uninterrupted one would have read.
         """
-        length, share = self._targets(block_size), batch_size // world
+        length = self._targets(block_size)
+        share = batch_size // world
         mine = np.arange(rank * share, (rank + 1) * share)
         if not self.rows:
-            starts = rng(seed, step).integers(0, self.tokens - length, size=batch_size)[mine]
-            return self.read(starts, length)
-        rows = [self.order(seed, n // self.rows)[n % self.rows] for n in step * batch_size + mine]
+            starts = rng(seed, step).integers(0, self.tokens - length, size=batch_size)
+            return self.read(starts[mine], length)
+        rows = []
+        for number in step * batch_size + mine:  # counted since the first batch
+            epoch = number // self.rows
+            rows.append(self.order(seed, epoch)[number % self.rows])
         return self.read(np.array(rows) * self.row_length, length)
 
     def windows(self, length, count=None):
-        """The starts, int64 (n,), of `count` windows that share no target, or of all that fit."""
+        """Returns the starts, int64 (n,), of `count` windows that share no target and are spread
+        evenly over the split. All windows that fit are returned if there are no more, or if count
+        is None."""
         length = self._targets(length)
         fit = self.rows or (self.tokens - 1) // length
         count = fit if count is None else min(count, fit)
@@ -86,173 +108,236 @@ class Split:
         return np.arange(count) * (self.tokens - 1 - length) // max(count - 1, 1)
 
     def read(self, starts, length):
-        """The windows at `starts`, token offsets (n,) -> x, y as in `batch`. y[i] follows x[i]."""
-        length, starts = self._targets(length), np.asarray(starts, dtype=np.int64)
+        """Returns x and y, as `batch` does, of the windows that begin at `starts`, the numbers of
+        tokens before them (n,). y[i] is the token after x[i]."""
+        length = self._targets(length)
+        starts = np.asarray(starts, dtype=np.int64)
         window = self._gather(self.bins, starts, length + 1)
         if window.size and window.max() >= self.vocab_size:
-            raise ValueError(f"{self.folder} has token {window.max()}, beyond "
-                             f"vocab_size={self.vocab_size}; {self.again}")
-        x, y = window[:, :-1].copy(), window[:, 1:].copy()
+            raise ValueError(f"{self.folder} has token {window.max()}, which is beyond "
+                             f"vocab_size={self.vocab_size}; {self.write_again}")
+        x = window[:, :-1].copy()
+        y = window[:, 1:].copy()
         if self.masks:
             y[self._gather(self.masks, starts + 1, length) == 0] = -1
         return x, y
 
+    def _draw_order(self, seed, epoch):
+        return rng(seed, epoch).permutation(self.rows)
+
     def _map(self, name, count, dtype):
-        path, size = self.folder / name, count * np.dtype(dtype).itemsize
+        path = self.folder / name
+        size = count * np.dtype(dtype).itemsize
         if not path.exists():
-            raise ValueError(f"{path} is missing, though meta.json lists it; {self.again}")
-        if path.stat().st_size != size:
-            found = path.stat().st_size
-            raise ValueError(f"{path} has {found} bytes instead of {size}; {self.again}")
+            raise ValueError(f"{path} is missing, although meta.json lists it; {self.write_again}")
+        found = path.stat().st_size
+        if found != size:
+            raise ValueError(f"{path} has {found} bytes instead of {size}; {self.write_again}")
         return np.memmap(path, dtype, mode="r")
 
     def _targets(self, block_size):
+        """Returns the number of targets in a window: block_size, or a row's own number."""
         targets = self.row_length - 1 if self.row_length else block_size
         if targets > min(block_size, self.tokens - 1):
             need = f"block_size >= {targets}" if self.row_length else f"block_size < {self.tokens}"
-            raise ValueError(f"split {self.split!r} of {self.folder} has {self.tokens} tokens, "
+            raise ValueError(f"split {self.split!r} of {self.folder} has {self.tokens} tokens and "
                              f"needs {need}, got {block_size}")
         return targets
 
     def _gather(self, arrays, starts, length):
+        """Returns `length` values from each start on, int64 (n, length). A window may continue in
+        the next shard."""
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist()):
-            i, done = int(np.searchsorted(self.ends, start, side="right")), 0
-            while done < length:  # again if the window continues in the next shard
-                part = arrays[i][start + done - int(self.ends[i]) :][: length - done]
-                row[done : done + len(part)] = part
-                i, done = i + 1, done + len(part)
+            shard = int(np.searchsorted(self.ends, start, side="right"))
+            done = 0
+            while done < length:
+                begin = start + done - int(self.ends[shard])  # negative, from the shard's end
+                values = arrays[shard][begin:][: length - done]
+                row[done : done + len(values)] = values
+                done += len(values)
+                shard += 1
         return out
 
 class Writer(contextlib.AbstractContextManager):
-    """Writes a set: `with Writer(folder) as writer`, `write` as often as needed, then `finish`.
+    """Writes a data set: `with Writer(folder) as writer`, then `write` as often as needed, and
+    `finish` at the end.
 
-    A shard of rows has at most `shard_tokens`; a stream's ends with the `write` that reaches them.
-    size: of the set, in bytes. asked: what the set depends on, if it can be resumed. source: the
-    name of a file that may lie beside the shards. FileExistsError: the set is complete. ValueError:
-    it has another `asked`, other files are in the way, or the disk is too small.
+    shard_tokens: a shard of rows has at most this many tokens, and a shard of a stream ends with
+        the `write` that brings it to this many.
+    size: about how many bytes the set will take, so that a disk that is too small is refused early.
+    settings: everything that the contents depend on. If they are given, a Writer resumes after the
+        last shard that an interrupted one with the same settings saved; otherwise it starts over.
+        `meta` is saved with each shard, so a caller keeps there what it needs for resuming.
+
+    One process at a time writes a set, and others wait for it. Windows cannot lock a folder, so
+    there, do not start two.
+
+    Raises FileExistsError if the set is complete, and ValueError if it was written with other
+    settings, if other files are in its place, or if the disk is too small.
     """
 
-    def __init__(self, folder, shard_tokens=100_000_000, size=0, asked=None, source=None):
-        self.folder, self.shard_tokens = Path(folder).resolve(), shard_tokens
-        self.part, self.asked, self.source = Path(f"{self.folder}.part"), asked, source
-        self.tokens, self.masks, self.row_length, self.largest = {}, {}, {}, 0
-        self._lock()
+    def __init__(self, folder, shard_tokens=100_000_000, size=0, settings=None):
+        self.folder = Path(folder).resolve()
+        self.part = Path(f"{self.folder}.part")
+        self.shard_tokens = shard_tokens
+        self.meta = {"shards": {}}  # as saved until `finish`; a shard that it lacks does not count
+        if settings is not None:
+            self.meta["settings"] = settings
+        self.tokens = {}  # split -> the bytes of the tokens that are not in a shard yet
+        self.masks = {}
+        self.row_length = {}
+        self.largest_token = 0
+        self.lock = lock(self.part)
         try:
-            self._check()  # again: another process may have finished meanwhile
-            self.noted = self._read(self.part)
-            self.shards = self.noted.get("shards", {})  # name -> tokens
-            for path in self.part.iterdir():  # what a killed process left
-                if path.name not in {"meta.json", source, *self.shards}:
-                    path.unlink()
-            need, free = size - 2 * sum(self.shards.values()), shutil.disk_usage(self.part).free
-            if need > free:
-                sizes = f"{need / 1e9:.3g} GB, its disk has {free / 1e9:.3g} GB free"
-                raise ValueError(f"{folder} needs {sizes}; make room or choose another with --out")
+            self._take_place()
+            missing = size - 2 * sum(self.meta["shards"].values())
+            free = shutil.disk_usage(self.part).free
+            if missing > free:
+                raise ValueError(f"{folder} needs {missing / 1e9:.3g} GB, but its disk has only "
+                                 f"{free / 1e9:.3g} GB free; make room or choose another with "
+                                 "--out")
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *_):
-        os.close(self.lock)
-        with contextlib.suppress(OSError):  # it has files in it, or its final name
+        with contextlib.suppress(OSError):  # it holds files, or it has its final name
             self.part.rmdir()
+        if self.lock is not None:
+            os.close(self.lock)
 
     def write(self, split, tokens, loss=None):
-        """Append tokens, (n,) of a stream or (rows, row_length), and their mask to a split."""
+        """Appends tokens to a split, (n,) of a stream or (n, row_length) of rows, and their mask,
+        which has the same shape and is nonzero where a target carries loss."""
         tokens = np.asarray(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= 65535:
             raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
-        self.largest = max(self.largest, int(tokens.max(initial=0)))
+        self.largest_token = max(self.largest_token, int(tokens.max(initial=0)))
         waiting = self.tokens.setdefault(split, bytearray())
         waiting += tokens.astype("<u2").tobytes()
         if loss is not None:
             self.masks.setdefault(split, bytearray()).extend((np.asarray(loss) != 0).tobytes())
-        size = None
-        if tokens.ndim == 2:
-            row = self.row_length[split] = tokens.shape[1]
-            size = max(self.shard_tokens // row, 1) * row
-        while len(waiting) >= 2 * (size or self.shard_tokens):
-            self.flush(split, size)
+        if tokens.ndim == 1:
+            if len(waiting) >= 2 * self.shard_tokens:
+                self.end_shard(split)
+            return
+        self.row_length[split] = tokens.shape[1]
+        size = max(self.shard_tokens // tokens.shape[1], 1) * tokens.shape[1]
+        while len(waiting) >= 2 * size:
+            self.end_shard(split, size)
 
-    def flush(self, split, size=None):
-        """Save the next `size` tokens of a split, or all that are left, as a shard."""
-        tokens, mask = self.tokens[split], self.masks.get(split)
+    def end_shard(self, split, size=None):
+        """Saves the next `size` tokens of a split, or all that wait, as a shard."""
+        tokens = self.tokens.get(split)
+        if not tokens:
+            return
         size = size or len(tokens) // 2
-        number = sum(name.rpartition("_")[0] == split for name in self.shards)
+        number = sum(split_of(name) == split for name in self.meta["shards"])
         name = f"{split}_{number:06d}"
-        if mask:
-            self._save(f"{name}.loss", mask[:size])
-            del mask[:size]
-        if tokens:
-            self._save(f"{name}.bin", tokens[: 2 * size])
-            del tokens[: 2 * size]
-            self.shards[f"{name}.bin"] = size
-
-    def note(self, **state):
-        """Save `state` beside the list of shards. The next start finds it as `noted`."""
-        self._save("meta.json", {"asked": self.asked, "shards": self.shards, **state})
+        self._save(f"{name}.bin", tokens, 2 * size)
+        if split in self.masks:
+            self._save(f"{name}.loss", self.masks[split], size)
+        self.meta["shards"][f"{name}.bin"] = size
+        self._save_meta(self.meta)
 
     def finish(self, vocab_size, tokenizer, separator=None, **more):
-        """Save what is left and meta.json, plus `more`, and give the folder its final name."""
+        """Saves what is left and meta.json, with the entries `more`, and gives the folder its final
+        name. Raises ValueError if there are no tokens, or tokens beyond vocab_size."""
         for split in self.tokens:
-            self.flush(split)
-        if not self.shards or not self.largest < vocab_size <= 65536:
+            self.end_shard(split)
+        if not self.meta["shards"] or not self.largest_token < vocab_size <= 65536:
             raise ValueError(f"{self.folder} got no tokens, or some beyond vocab_size={vocab_size}")
         meta = {"vocab_size": vocab_size, "tokenizer": tokenizer, "separator": separator,
-                "row_length": self.row_length, "loss": "mask" if self.masks else "all",
-                "shards": dict(sorted(self.shards.items()))}
-        self._save("meta.json", meta | more)
+                "row_length": self.row_length, "loss": "mask" if self.masks else "all"}
+        self.meta["shards"] = dict(sorted(self.meta["shards"].items()))
+        meta.update(self.meta)
+        meta.update(more)
+        self._save_meta(meta)
         os.rename(self.part, self.folder)
 
-    def _lock(self):
-        """Make the .part folder and lock it. If another process holds the lock, wait."""
-        while True:
-            with contextlib.suppress(FileNotFoundError):  # the other has just finished or given up
-                self._check()
-                self.part.mkdir(parents=True, exist_ok=True)
-                self.lock = os.open(self.part, os.O_RDONLY)
-                try:
-                    fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    print(f"waiting for the process that writes {self.folder}", flush=True)
-                    fcntl.flock(self.lock, fcntl.LOCK_EX)
-                except OSError:  # a file system without locks
-                    pass
-                if os.path.samestat(os.fstat(self.lock), os.stat(self.part)):
-                    return
-
-    def _check(self):
-        others = [*self.folder.iterdir()] if self.folder.exists() else []
-        if self._read(self.folder) or (self.folder / "meta.json").exists():
+    def _take_place(self):
+        """Checks that the final name is free, and reads what an interrupted Writer left."""
+        if (self.folder / "meta.json").exists():
+            self._read_meta(self.folder)
             raise FileExistsError(f"{self.folder} is complete; delete it to write it again")
-        for path in self.part.iterdir() if self.part.exists() else []:
-            ours = re.fullmatch(r"(.+_\d{6}\.(bin|loss)|meta\.json)(\.tmp)?", path.name)
-            if path.is_symlink() or not ours and not path.name.startswith(self.source or "/"):
-                others.append(path)
-        if others or self.part.is_symlink() or os.path.ismount(self.folder):
-            raise ValueError(f"{min(others, default=self.folder)} is in the way; "
-                             "move it, or choose another folder with --out")
+        try:
+            if self.folder.exists():
+                self.folder.rmdir()  # works for an empty folder, but not for a file or a mount
+        except OSError:
+            raise in_the_way(self.folder) from None
+        paths = sorted(self.part.iterdir())
+        for path in paths:
+            if not re.fullmatch(r"(.+_\d{6}\.(bin|loss)|meta\.json)(\.tmp)?", path.name):
+                raise in_the_way(path)
+        if "settings" in self.meta and (self.part / "meta.json").exists():
+            saved = self._read_meta(self.part)
+            if "settings" in saved:  # older code saved another state, which starts over
+                self.meta = saved
+        for path in paths:
+            is_listed = path.with_suffix(".bin").name in self.meta["shards"]
+            if not is_listed and path.name != "meta.json":
+                path.unlink()
 
-    def _read(self, folder):
-        """meta.json of a set that can be resumed, or {}. ValueError: it was written differently."""
-        if not self.asked or not (folder / "meta.json").exists():
-            return {}
+    def _read_meta(self, folder):
+        """Returns what meta.json holds. Raises ValueError if the set has other settings."""
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        if meta.get("asked") != self.asked:
-            raise ValueError(f"{folder} was written with {meta.get('asked')}, not {self.asked}; "
-                             "delete it to start over, or choose another with --out")
+        ours = self.meta.get("settings", {})
+        theirs = meta.get("settings", ours)
+        changes = []
+        for key in sorted(ours.keys() | theirs.keys()):
+            if key == "sha256" and ours.get(key) != theirs.get(key):
+                changes.append("another content of its source")
+            elif ours.get(key) != theirs.get(key):
+                changes.append(f"{key}={theirs.get(key)!r} instead of {ours.get(key)!r}")
+        if changes:
+            raise ValueError(f"{folder} was written with {' and '.join(changes)}; delete it to "
+                             "start over, or choose another with --out")
         return meta
 
-    def _save(self, name, content):
-        """Write bytes, or a dict as JSON. A file under its own name is always complete."""
-        path, is_json = self.part / name, isinstance(content, dict)
+    def _save_meta(self, meta):
+        text = json.dumps(meta, indent=1)
+        content = bytearray(f"{text}\n".encode())
+        self._save("meta.json.tmp", content, len(content))
+        os.replace(self.part / "meta.json.tmp", self.part / "meta.json")
+
+    def _save(self, name, waiting, size):
+        """Moves the first `size` bytes of `waiting` to a file, and returns when the disk has it."""
+        path = self.part / name
         try:
-            with open(f"{path}.tmp", "wb") as file:
-                file.write(f"{json.dumps(content, indent=1)}\n".encode() if is_json else content)
+            with open(path, "wb") as file, memoryview(waiting) as view:
+                file.write(view[:size])
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(f"{path}.tmp", path)
         except OSError as error:
-            Path(f"{path}.tmp").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise OSError(f"{path}: {error.strerror}; make room there or use --out") from None
+        del waiting[:size]
+
+def split_of(shard):
+    """Returns the split of a shard: "train" of "train_000000.bin"."""
+    return shard.rpartition("_")[0]
+
+def in_the_way(path):
+    return ValueError(f"{path} is in the way; move it, or choose another folder with --out")
+
+def lock(folder):
+    """Makes a folder and locks it, until this process ends or closes the descriptor that this
+    returns. Waits while another process has locked it. Returns None on Windows."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        if fcntl is None:
+            return None
+        # while this waits, the other process may rename or remove the folder; then try again
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"waiting for the process that writes {folder.with_suffix('')}", flush=True)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError:  # some network disks have no locks
+                pass
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                return descriptor
+            os.close(descriptor)

@@ -1,10 +1,11 @@
-"""The source of the Python standard library, as bytes: real text that every machine has.
+"""The source code of the Python standard library, as bytes: real text that every machine has.
 
     python -m data.stdlib
 
-This writes data/stdlib/ in a second or two, without a network. A token is a byte, 256 follows each
-file, and every tenth file is for validation. Python versions and distributions install different
-files (10 to 35 MB, much of it the library's tests), so compare losses only on one machine.
+This writes data/stdlib/ in a second or two, and needs no network. A token is a byte, token 256
+follows each file, and every tenth file is for validation. Python versions and distributions install
+different files (10 to 35 MB, much of it the library's own tests), so compare losses only between
+runs on one machine.
 """
 
 import sysconfig
@@ -15,24 +16,31 @@ import numpy as np
 from data import command
 from data.shards import Writer
 
-DOWNLOAD = False  # train.py prepares such a set by itself
+DOWNLOAD = False  # so train.py prepares it by itself
+SEPARATOR = 256
+OTHERS = {"site-packages", "dist-packages"}  # what pip installs differs from user to user
 
 def prepare(folder):
-    """Write the set into `folder`. FileNotFoundError: the library has no source here."""
+    """Writes the set into `folder`. Raises FileNotFoundError if the library's source is not
+    installed."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    files = {path.relative_to(library): path for path in library.rglob("*.py")}
-    others = {"site-packages", "dist-packages"}  # what pip installs differs from user to user
-    names = sorted(name for name in files if not others & set(name.parts))
+    names = []
+    for path in library.rglob("*.py"):
+        name = path.relative_to(library)
+        if not OTHERS & set(name.parts):
+            names.append(name)
     if not names:
-        raise FileNotFoundError(f"no *.py files in {library}; "
-                                "use a Python that comes with its library's source")
+        raise FileNotFoundError(f"no *.py files in {library}; use a Python that comes with its "
+                                "library's source")
+    size = 0
     with Writer(folder) as writer:
-        for i, name in enumerate(names):
-            text = np.frombuffer(files[name].read_bytes(), dtype=np.uint8).astype(np.uint16)
-            split = "val" if i % 10 == 9 else "train"
-            writer.write(split, np.append(text, np.uint16(256)))
-        writer.finish(vocab_size=257, tokenizer="bytes", separator=256)
-    print(f"{folder}: {len(names):,} files, {sum(writer.shards.values()) / 1e6:.1f} MB")
+        for i, name in enumerate(sorted(names)):
+            text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
+            tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
+            writer.write("val" if i % 10 == 9 else "train", tokens)
+            size += len(tokens)
+        writer.finish(vocab_size=257, tokenizer="bytes", separator=SEPARATOR)
+    print(f"{folder}: {len(names):,} files, {size / 1e6:.1f} MB")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

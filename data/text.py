@@ -1,16 +1,18 @@
-"""Your own text as a data set, and what all text corpora share: tokenizers, downloads, threads.
+"""Your own text as a data set, and what all text corpora share: tokenizing, downloads, processes.
 
     python -m data.text --source=input.txt                     # writes data/input
     python -m data.text --source=FOLDER --tokenizer=gpt2       # its files, as GPT-2 tokens
     python -m data.text --source=input.txt --out=data/mine --val=0.05
 
-Any UTF-8 files will do. In a folder, files and folders whose name begins with a dot are skipped.
-The last tenth of each file, or the share --val of it, is for validation, the rest for training.
-End-of-text follows each of the two parts.
+The text must be UTF-8. In a folder, files and folders whose names begin with a dot are skipped. The
+last tenth of each file (or another fraction, --val) is for validation, and the rest is for
+training. End-of-text follows each of the two parts. Long files are tokenized in pieces, so they
+need little memory. A piece ends with a line, but a tokenizer that joins several line ends into one
+token cannot do so across two pieces.
 
 splits   train, val
 options  source: the file or the folder; tokenizer: "bytes", a name that tiktoken or the Hugging
-         Face hub knows, or the path of a tokenizer.json; val: the share of the validation split
+         Face hub knows, or the path of a tokenizer.json; val: the fraction for validation
 """
 import collections
 import concurrent.futures
@@ -18,10 +20,9 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import math
 import multiprocessing
 import os
-import re
+import shlex
 import signal
 import threading
 import time
@@ -32,90 +33,106 @@ from pathlib import Path
 import numpy as np
 
 from data import SCRIPTS, command, locate
-from data.shards import Writer
+from data.shards import Writer, split_of
 from data.tokenizer import load_encoding
 from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
 CORES = os.cpu_count() or 1
+PIECE = 1 << 18  # characters of a file that are tokenized at a time
+END_OF_TEXT = object()  # see write_documents
 
 def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
                     expect=None, shard_tokens=100_000_000, **origin):
-    """Tokenise a text corpus on all cores and write it. A rerun resumes where the last one stopped.
+    """Tokenizes a text corpus on all cores and writes it. A rerun resumes after the last shard.
 
-    corpus: a function -> {split: documents}, called after all checks. documents(skip) yields the
-        texts from number `skip` on.
-    separator: the end-of-text token goes "before" or "after" each document, or None.
-    tokens: {split: n} if the documents fill these splits one after the other. A split ends with the
-        document that brings it to n tokens. None takes all that are left.
+    corpus: a function that returns {part: documents}, which is called after all checks.
+        documents(skip) yields the texts of a part without the first `skip`.
+    separator: the end-of-text token goes "before" or "after" each document, or nowhere if None. If
+        it is "marked", it replaces each END_OF_TEXT that documents(skip) yields between the texts.
+    tokens: each part is a split of its own, unless this is {split: n}. Then the documents fill
+        these splits one after the other. A split ends with the document that brings it to n tokens,
+        and a split of None takes all that are left.
     shortest: documents of fewer tokens are left out.
     expect: about how many tokens there will be, if `tokens` does not say.
     origin: what else the corpus depends on, by name.
 
-    The number of documents read is saved with each shard. A rerun resumes there, and the files come
-    out the same to the byte. meta.json gets these arguments, as `asked`, and `words` {split: n}:
-    perplexity per word, exp(loss * tokens / words), does not depend on the tokenizer.
+    meta.json gets, with each shard, the number of documents of each part that have been read. A
+    rerun skips these, so its files are identical, byte for byte. meta.json also gets these
+    arguments, as `settings`, because a rerun must have the same ones, and the number of words of
+    each split, because the perplexity per word, exp(loss * tokens / words), does not depend on the
+    tokenizer.
     """
-    encoding, local = load_encoding(tokenizer), threading.local()
+    encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
-        raise ValueError(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, uint16 holds "
-                         "65536; take another")
-    asked = {"tokenizer": tokenizer, "separator": separator, "tokens": tokens or {},
-             "shortest": shortest, "shard_tokens": shard_tokens, **origin}
+        raise ValueError(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, but uint16 holds "
+                         "only 65536; take another")
+    settings = {"tokenizer": tokenizer, "separator": separator, "tokens": tokens or {},
+                "shortest": shortest, "shard_tokens": shard_tokens, **origin}
     if tokens and None not in tokens.values():
         expect = sum(tokens.values())
-
-    def encode(text):
-        if not hasattr(local, "encoding"):
-            local.encoding = load_encoding(tokenizer)
-        # a document that spells out <|endoftext|> gets these letters, not the token
-        ids = local.encoding.encode_to_numpy(text, disallowed_special=())
-        if len(ids) < shortest:
-            return np.zeros(0, dtype=np.uint16), 0
-        end = [] if separator is None else [encoding.eot_token]
-        ids = np.concatenate([end, ids] if separator == "before" else [ids, end])
-        return ids.astype(np.uint16), count_words(text)
-
     try:
-        writer = Writer(folder, shard_tokens, 2 * (expect or 0), asked)
-    except FileExistsError as error:  # with the same `asked`
+        writer = Writer(folder, shard_tokens, 2 * (expect or 0), settings)
+    except FileExistsError as error:  # it has the same settings, so it is what was asked for
         print(error)
         return
     with writer:
-        parts, noted = list(corpus().items()), writer.noted
-        words, count = collections.Counter(noted.get("words")), collections.Counter()
-        for shard, n in writer.shards.items():
-            count[shard.rpartition("_")[0]] += n
-        # without a place, meta.json is the final one: only the rename is missing
-        first, skip = noted.get("place", (len(parts) if noted else 0, 0))
-        progress = Progress(expect, "tokens", count.total())
-        for number, (part, documents) in enumerate(parts[first:], first):
-            limits = {split: n or math.inf for split, n in (tokens or {part: None}).items()}
-            for ids, n in in_threads(encode, documents(skip)):
-                split = next((split for split in limits if count[split] < limits[split]), None)
-                if split is None:
-                    break
-                skip, shards = skip + 1, len(writer.shards)
-                writer.write(split, ids)
-                words[split] += n
-                count[split] += len(ids)
-                if count[split] >= limits[split]:
-                    writer.flush(split)
-                if len(writer.shards) > shards:
-                    writer.note(words=words, place=(number, skip))
-                progress.show(count.total())
-            for split in writer.tokens:
-                writer.flush(split)
-            skip = 0
-            writer.note(words=words, place=(number + 1, 0))
-        end = None if separator is None else encoding.eot_token
-        writer.finish(encoding.n_vocab, tokenizer, end, words=words, asked=asked)
-    sizes = (f"{split} {n:,} tokens of {words[split]:,} words" for split, n in count.items())
+        documents_read = writer.meta.setdefault("documents", {})
+        words = writer.meta.setdefault("words", {})
+        written = collections.Counter()
+        for shard, count in writer.meta["shards"].items():
+            written[split_of(shard)] += count
+        progress = Progress(expect, "tokens", written.total())
+        encode = encoder(tokenizer, separator, shortest)
+        for part, documents in corpus().items():
+            skip = documents_read.setdefault(part, 0)
+            encoded = in_threads(encode, documents(skip))
+            for split, budget in (tokens or {part: None}).items():
+                words.setdefault(split, 0)
+                while budget is None or written[split] < budget:
+                    ids, word_count = next(encoded, (None, 0))
+                    if ids is None:
+                        break
+                    # first, because `write` may save a shard, and these numbers with it
+                    documents_read[part] += 1
+                    words[split] += word_count
+                    written[split] += len(ids)
+                    writer.write(split, ids)
+                    progress.show(written.total())
+                # the numbers count every document that was read, so none may wait in two splits
+                writer.end_shard(split)
+        end_of_text = None if separator is None else encoding.eot_token
+        writer.finish(encoding.n_vocab, tokenizer, end_of_text)
+    sizes = [f"{split} {n:,} tokens of {words[split]:,} words" for split, n in written.items()]
     print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
 
+def encoder(tokenizer, separator, shortest):
+    """Returns a function that takes a text and returns its ids, uint16 (n,), with the separator,
+    and the number of its words. Both are empty for a text of fewer than `shortest` tokens."""
+    local = threading.local()
+
+    def encode(text):
+        if not hasattr(local, "encoding"):  # tiktoken is slower if threads share one
+            local.encoding = load_encoding(tokenizer)
+        end = [local.encoding.eot_token]
+        if text is END_OF_TEXT:
+            return np.array(end, dtype=np.uint16), 0
+        # a document that spells out <|endoftext|> gets these letters rather than the token
+        ids = local.encoding.encode_to_numpy(text, disallowed_special=())
+        if len(ids) < shortest:
+            return np.zeros(0, dtype=np.uint16), 0
+        if separator == "before":
+            ids = np.concatenate([end, ids])
+        if separator == "after":
+            ids = np.concatenate([ids, end])
+        return ids.astype(np.uint16), count_words(text)
+
+    return encode
+
 def in_threads(function, items):
-    """map(function, items) on all cores, only a little ahead of the caller. Threads suffice, since
-    tiktoken, tokenizers and numpy release the GIL."""
-    items, pending = iter(items), collections.deque()
+    """Yields function(item) of each item, in order, computed on all cores only a little ahead of
+    the caller. Threads suffice, because tiktoken, tokenizers and numpy release the GIL."""
+    items = iter(items)
+    pending = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(CORES) as pool:
         while block := list(itertools.islice(items, 8)):
             pending.append(pool.submit(lambda block: [function(item) for item in block], block))
@@ -126,8 +143,10 @@ def in_threads(function, items):
 
 @contextlib.contextmanager
 def workers(setup, *arguments):
-    """A pool of processes, one per core, for Python code. Each begins with setup(*arguments)."""
-    pool = concurrent.futures.ProcessPoolExecutor(CORES, None, start_worker, (setup, *arguments))
+    """A pool of processes, one per core, for work in Python itself, which holds the GIL. Each
+    process begins with setup(*arguments). Raises OSError if one of them was killed."""
+    pool = concurrent.futures.ProcessPoolExecutor(
+        CORES, initializer=start_worker, initargs=(setup, *arguments))
     try:
         yield pool
     except concurrent.futures.BrokenExecutor:
@@ -138,35 +157,50 @@ def workers(setup, *arguments):
 
 def start_worker(setup, *arguments):
     parent = multiprocessing.parent_process()
-    # without this, the workers of a killed process would wait for work forever
-    threading.Thread(target=lambda: os._exit(parent.join() or 1), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-c
+
+    def end_with_parent():  # otherwise a worker would wait forever if its parent is killed
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     setup(*arguments)
 
 def count_words(text):
-    """len(text.split()), ten times as fast: counts bytes above 32 that follow one that is not."""
-    above = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32
-    return int(np.count_nonzero(above[1:] > above[:-1]))
+    """Returns the number of words of a text, which spaces, line ends and control characters
+    separate. For plain text this is len(text.split()), but ten times as fast."""
+    is_letter = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32
+    return int(np.count_nonzero(is_letter[1:] > is_letter[:-1]))
 
 class Progress:
-    """A status line, refreshed every second: how much is done, how fast, and the time left."""
+    """A status line with what is done, the rate and the time left, printed at most once a second.
+
+    total: what there is to do, or None if that is unknown.
+    done: what an earlier process did, which must not count towards the rate.
+    """
 
     def __init__(self, total, unit, done=0):
-        self.total, self.unit, self.before = total or 0, unit, done
-        self.began = self.shown = time.monotonic()
+        self.total = total or 0
+        self.unit = unit
+        self.done_before = done
+        self.start_time = time.monotonic()
+        self.shown_time = self.start_time
 
     def show(self, done):
         now = time.monotonic()
-        if now - self.shown > 1:
-            self.shown, rate = now, (done - self.before) / (now - self.began)
-            line = f"{done:,} {self.unit}, {rate:,.0f} a second"
-            if rate and done <= self.total:
-                left = timedelta(seconds=int((self.total - done) / rate))
-                line = f"{100 * done / self.total:.0f}%, {line}, {left} left"
-            print(f"\r{line:78}", end="", flush=True)
+        if now - self.shown_time <= 1:
+            return
+        self.shown_time = now
+        rate = (done - self.done_before) / (now - self.start_time)
+        line = f"{done:,} {self.unit}, {rate:,.0f} per second"
+        if rate and done <= self.total:
+            left = timedelta(seconds=int((self.total - done) / rate))
+            line = f"{100 * done / self.total:.0f}%, {line}, {left} left"
+        print(f"\r{line:78}", end="", flush=True)
 
 def hub(*args, **options):
-    """datasets.load_dataset(...), a corpus from the Hugging Face hub."""
+    """Returns datasets.load_dataset(...), a corpus from the Hugging Face hub. Raises ImportError if
+    the package datasets is missing."""
     try:
         import datasets
     except ImportError:
@@ -174,82 +208,143 @@ def hub(*args, **options):
     return datasets.load_dataset(*args, **options)
 
 def texts(dataset, limit=None):
-    """The first `limit` texts of a Dataset or IterableDataset, as write_documents takes them."""
+    """Returns the function documents(skip) that write_documents takes, of the first `limit` texts
+    of a Dataset or IterableDataset."""
     def documents(skip):
-        if skip == getattr(dataset, "num_rows", None):  # skip() refuses that
+        if skip == getattr(dataset, "num_rows", None):  # the library's skip() refuses this number
             return iter(())
         stop = None if limit is None else max(limit - skip, 0)
         return itertools.islice((row["text"] for row in dataset.skip(skip)), stop)
 
     return documents
 
-def download(url, folder, sha256=None):
-    """Fetch a file into a folder, unless it is there -> its path. ValueError: it did not arrive."""
-    path = Path(folder) / url.rpartition("/")[2]
-    if not path.exists():
-        from torch.hub import download_url_to_file
+def download(url, sha256=None):
+    """Fetches a file into data/downloads/, unless it is there, and returns its path. Raises
+    ValueError if it did not arrive whole."""
+    folder = locate("downloads")
+    path = folder / url.rpartition("/")[2]
+    if path.exists():
+        return path
+    from torch.hub import download_url_to_file
 
-        print(f"downloading {url}")
-        try:
-            download_url_to_file(url, f"{path}.tmp", sha256)
-            with urllib.request.urlopen(url, timeout=60) as answer:
-                sizes = os.path.getsize(f"{path}.tmp"), int(answer.headers["Content-Length"] or 0)
-            if sizes[1] not in (0, sizes[0]):
-                raise OSError("{:,} of {:,} bytes came".format(*sizes))
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{url} did not arrive whole ({error}); try again, or fetch it in "
-                             "another way and name it with --source=") from None
-        os.replace(f"{path}.tmp", path)
+    print(f"downloading {url}")
+    folder.mkdir(exist_ok=True)
+    try:
+        download_url_to_file(url, f"{path}.tmp", sha256)
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            promised = int(answer.headers["Content-Length"] or 0)
+        size = os.path.getsize(f"{path}.tmp")
+        if promised not in (0, size):
+            raise OSError(f"{size:,} of {promised:,} bytes came")
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{url} did not arrive whole ({error}); try again, or fetch it in "
+                         "another way and name it with --source=") from None
+    os.replace(f"{path}.tmp", path)
     return path
 
 def digest(paths):
-    """A hash of the contents of files. If it is in `asked`, a rerun notices an edit."""
+    """Returns a hash of the contents of files. With it, the settings of an edited source differ."""
     total = hashlib.sha256()
     for path in paths:
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+        content = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                content.update(block)
+        total.update(content.digest())
     return total.hexdigest()
 
-def read(path):
-    """The text of a file. ValueError: it is not UTF-8."""
+def count_characters(path):
+    """Returns the number of characters of a file. Raises ValueError if it is not UTF-8."""
+    count = 0
     try:
-        return path.read_bytes().decode("utf-8")
+        with open(path, encoding="utf-8", newline="") as file:
+            while text := file.read(PIECE):
+                count += len(text)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 (byte {error.start}); convert or move it") from None
+        raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert or move it") from None
+    return count
 
-def prepare(folder, source: str, tokenizer: str = "bytes", val: float = 0.1):
-    """Write the text of a file, or of the files of a folder, into `folder`."""
+def pieces(path, start, end):
+    """Yields the characters from `start` to `end` of a UTF-8 file, a piece at a time. A piece ends
+    with a line, except if lines are very long."""
+    def read(size):
+        text = file.read(min(PIECE, size))
+        if not text:
+            raise OSError(f"{path} was shortened while it was read; give the same command again")
+        return text
+
+    with open(path, encoding="utf-8", newline="") as file:
+        at = 0
+        while at < start:
+            at += len(read(start - at))
+        while at < end:
+            text = read(end - at)
+            text += file.readline(min(PIECE, end - at - len(text)))
+            at += len(text)
+            yield text
+
+def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
+    """Writes the text of a file, or of the files of a folder, into `folder`. Raises ValueError if
+    there is no text or if it is not UTF-8."""
     if not 0 < val < 1:
-        raise ValueError(f"val={val} must lie between 0 and 1: it is a share of the text")
-    top, is_hidden = Path(source), re.compile(r"(.*/)?\.").match
-    paths = sorted(path for path in top.rglob("*")
-                   if path.is_file() and not is_hidden(path.relative_to(top).as_posix()))
-    paths = [top] if top.is_file() else paths
-    size = sum(len(read(path).encode()) for path in paths)  # all, before anything is written
-    if not size:
+        raise ValueError(f"val={val} must lie between 0 and 1, because it is a fraction")
+    paths = files(source)
+    lengths = {path: count_characters(path) for path in paths}  # all, before anything is written
+    if not sum(lengths.values()):
         raise ValueError(f"source={source!r} holds no text; name a file, or a folder of files")
 
-    def documents(is_train, skip):
-        for text in map(read, paths[skip:]):
-            cut = round(len(text) * (1 - val))
-            yield text[:cut] if is_train else text[cut:]
+    def documents(split, skip):
+        return itertools.islice(texts_of(split), skip, None)
 
-    write_documents(folder, lambda: {"train": functools.partial(documents, True),
-                                     "val": functools.partial(documents, False)},
-                    tokenizer, expect=size if tokenizer == "bytes" else size // 4,
-                    source=str(top.resolve()), bytes=size, val=val, sha256=digest(paths))
-    name, folder = Path(folder).name, Path(folder).resolve()
-    data = name if folder == locate(name).resolve() else f"{folder}{os.sep}"
-    flags = f"--data={data} --out_dir=out/{name}"
-    print(f"train on it with `python train.py config/quickstart.py {flags}`")
+    def texts_of(split):
+        for path, length in lengths.items():
+            cut = round(length * (1 - val))
+            start, end = (0, cut) if split == "train" else (cut, length)
+            yield from pieces(path, start, end)
+            yield END_OF_TEXT
 
-def name(source, **_):
-    """The name of a source's data set: that of its file or folder."""
+    def corpus():
+        return {split: functools.partial(documents, split) for split in ("train", "val")}
+
+    size = sum(path.stat().st_size for path in paths)
+    write_documents(folder, corpus, tokenizer, separator="marked",
+                    expect=size if tokenizer == "bytes" else size // 4, val=val,
+                    sha256=digest(paths))
+    name = Path(folder).name
+    data = Path(folder).resolve()
+    if data == locate(name).resolve():
+        data = name
+    run = name.replace("@", "_")  # sample.py reads RUN@key=value as an option
+    words = ["python", "train.py", "config/quickstart.py", f"--data={data}", f"--out_dir=out/{run}"]
+    print(f"train on it with `{shlex.join(words)}`")
+
+def files(source):
+    """Returns the sorted paths of the files of a source. Raises ValueError if there is no such file
+    or folder."""
+    if not source:
+        raise ValueError("no text was named; name a file, or a folder of files, with --source=...")
+    top = Path(source)
+    if top.is_file():
+        return [top]
+    if not top.is_dir():
+        raise ValueError(f"source={source!r} does not exist; name a file, or a folder of files")
+    paths = []
+    for path in sorted(top.rglob("*")):
+        is_hidden = any(name.startswith(".") for name in path.relative_to(top).parts)
+        if path.is_file() and not is_hidden:
+            paths.append(path)
+    return paths
+
+def name_set(source="", **_):
+    """Returns the name of a source's data set, which is that of its file or folder."""
+    files(source)  # raises ValueError if there is no such source
     path = Path(source).resolve()
     name = path.stem if path.is_file() else path.name
-    if name in SCRIPTS:
-        raise ValueError(f"{source} would become data/{name}, the set of data/{name}.py; "
-                         "choose another with --out")
+    script = name.partition("@")[0]
+    if script in SCRIPTS:
+        raise ValueError(f"{source} would become data/{name}, which is the name of a set of "
+                         f"data/{script}.py; choose another with --out")
     return name
 
 if __name__ == "__main__":
-    command(prepare, __doc__, named=name)
+    command(prepare, __doc__, name_set)

@@ -8,71 +8,88 @@ from types import SimpleNamespace
 import numpy as np
 import tiktoken
 
+END_OF_TEXT = "<|endoftext|>"
+
 
 def tokenizer(meta):
-    """The tokenizer of a set, from its meta.json: encode(text) -> list of ids, decode(ids) -> text.
+    """Returns the tokenizer of a data set, given its meta.json. encode(text) returns a list of ids,
+    and decode(ids) returns a text.
 
-    In text, <|endoftext|> (Llama's and Mistral's: </s>) is the separator. Symbols are separated by
-    spaces. Ids that the set lacks, as a model with a larger vocab_size may draw, decode to nothing.
-    ValueError: it does not load, or encode meets an unknown symbol.
+    <|endoftext|> in a text (</s> for Llama's and Mistral's tokenizers) is encoded as the separator.
+    The symbols of a task are separated by spaces. A model with a larger vocab_size may generate ids
+    that the set does not have, and these are left out of the text.
+
+    Raises ValueError if the tokenizer cannot be loaded; encode raises it for an unknown symbol.
     """
     if isinstance(meta["tokenizer"], str):
-        encoding = load_encoding(meta["tokenizer"])
-        encode = functools.partial(encoding.encode, allowed_special="all")
+        return of_text(load_encoding(meta["tokenizer"]))
+    return of_symbols(meta["tokenizer"]["symbols"])
 
-        def decode(ids):
-            return encoding.decode([i for i in ids if i < encoding.n_vocab])
+def of_text(encoding):
+    def decode(ids):
+        return encoding.decode([i for i in ids if i < encoding.n_vocab])
 
-        return SimpleNamespace(encode=encode, decode=decode)
-    symbols = meta["tokenizer"]["symbols"]
+    encode = functools.partial(encoding.encode, allowed_special="all")
+    return SimpleNamespace(encode=encode, decode=decode)
+
+def of_symbols(symbols):
     ids = {symbol: i for i, symbol in enumerate(symbols)}
 
     def encode(text):
-        for word in text.split():
+        words = text.split()
+        for word in words:
             if word not in ids:
                 known = " ".join(symbols)
-                raise ValueError(f"{word!r} is no symbol of this set; its symbols: {known}")
-        return [ids[word] for word in text.split()]
+                raise ValueError(f"{word!r} is not a symbol of this set; its symbols are: {known}")
+        return [ids[word] for word in words]
 
-    def decode(ids):
-        return " ".join(symbols[i] for i in ids if i < len(symbols))
+    def decode(tokens):
+        return " ".join(symbols[i] for i in tokens if i < len(symbols))
 
     return SimpleNamespace(encode=encode, decode=decode)
 
 def load_encoding(name):
-    """A tiktoken.Encoding of this name, or an object with the same methods. ValueError: it does not
-    load. ImportError: it needs the package tokenizers."""
-    ranks, pattern, special = {bytes([i]): i for i in range(256)}, r"[\s\S]", {"<|endoftext|>": 256}
+    """Returns a tiktoken.Encoding of this name, or an object with the same methods. Raises
+    ValueError if it cannot be loaded, and ImportError if it needs the package tokenizers."""
     try:
         if "/" in name or name.endswith(".json"):
             return HubEncoding(name)
-        if name != "bytes":  # its ids are the bytes, and 256 between documents
+        if name == "bytes":  # ids 0 to 255 are the bytes
+            ranks = {bytes([i]): i for i in range(256)}
+            pattern = r"[\s\S]"
+            special = {END_OF_TEXT: 256}
+        else:
             known = tiktoken.get_encoding(name)
-            ranks, pattern, special = known._mergeable_ranks, known._pat_str, known._special_tokens
+            ranks = known._mergeable_ranks
+            pattern = known._pat_str
+            special = known._special_tokens
     except ImportError:
         raise ImportError(f"tokenizer {name!r} needs a package: pip install tokenizers") from None
-    except Exception as error:  # an unknown name, no network, terms of use: each library's own kind
+    except Exception as error:  # each library raises its own kinds
         fault = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"tokenizer {name!r} did not load ({fault}); check its name; at first it "
-                         "needs the network, and terms of use need `hf auth login`") from None
-    # a new object each time: tiktoken is slower if threads share one
+        raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); check its name; its "
+                         "first use needs a network, and if it has terms of use, also "
+                         "`hf auth login`") from None
+    # get_encoding returns the same object each time, and tiktoken is slower if threads share one
     return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
 @functools.lru_cache
 class HubEncoding:
-    """A tokenizer from the Hugging Face hub, or of a tokenizer.json, with tiktoken's methods."""
+    """A tokenizer from the Hugging Face hub, or from a tokenizer.json, with tiktoken's methods."""
 
     def __init__(self, name):
         from tokenizers import Tokenizer
 
-        load = Tokenizer.from_file if name.endswith(".json") else Tokenizer.from_pretrained
-        self.inner = load(name)
+        if name.endswith(".json"):
+            self.inner = Tokenizer.from_file(name)
+        else:
+            self.inner = Tokenizer.from_pretrained(name)
         self.inner.no_truncation()
         self.inner.no_padding()
         ids = self.inner.get_vocab()
         self.n_vocab = max(ids.values()) + 1
-        self.eot_token = ids["</s>" if "</s>" in ids else "<|endoftext|>"]
-        self.inner.encode_special_tokens = True  # despite the name: treat them as text
+        self.eot_token = ids["</s>" if "</s>" in ids else END_OF_TEXT]
+        self.inner.encode_special_tokens = True  # despite its name, this treats them as text
 
     def encode(self, text, allowed_special="all"):
         self.inner.encode_special_tokens = False
@@ -81,7 +98,7 @@ class HubEncoding:
         return ids
 
     def encode_ordinary(self, text):
-        # a batch of one, as the library's encode() holds the GIL
+        # a batch of one text, because the library's encode() holds the GIL
         return self.inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def encode_to_numpy(self, text, disallowed_special=()):

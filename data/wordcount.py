@@ -2,26 +2,28 @@
 and appendix E)
 
     python -m data.wordcount             # TinyStories from the hub; an hour or two on eight cores
-    python -m data.wordcount --join=3    # WordCount-hard: samples of three stories
+    python -m data.wordcount --join=3    # WordCount-hard: three stories per sample
     python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # a folder of *.txt
 
-It needs `pip install nltk`, and `datasets` for TinyStories. An example is a prompt and its answer,
+This needs `pip install nltk`, and `datasets` for TinyStories. An example is a prompt, its answer,
 
     [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3
 
-and end-of-text. The answer and the end carry loss. w is the most common word of the story, k is
-uniform in [1, number of sentences], and nltk's PunktSentenceTokenizer() finds the sentences. The
-paper leaves three things open. Here words are compared in lower case, the first of equally common
-words is taken, and a training row holds as many whole examples as fit, then padding. A validation
-row is one example, so its sequence error is the share of wrong answers.
+and end-of-text. The answer and end-of-text carry loss. The word w is the most common one of the
+story, k is uniform in [1, number of sentences], and nltk's PunktSentenceTokenizer() finds the
+sentences.
 
-splits   train, val (99 : 1, by story); k1, k2, ...: the val examples that count over k sentences,
-         for a k with at least ten (Figure 9). meta.json counts the lengths of all stories, in
-         sentences and in words (Figure 8)
-options  stories: a folder of text files in place of TinyStories, with <|endoftext|> between the
-         stories, or cut at blank lines into pieces of some 800 letters; join: stories per sample,
-         none used twice; length: of the training rows, in tokens; tokenizer: that of the model to
-         fine-tune; limit: the number of stories, for a trial; seed
+The paper leaves three things open. We compare words in lower case. Of equally common words we take
+the first. A row of train has as many whole examples as fit, and then padding, whereas a row of val
+has one example, so that its sequence error is the fraction of wrong answers.
+
+splits   train, val (99 : 1, by story); k1, k2, ...: the examples of val that ask for the last k
+         sentences, if there are at least ten (Figure 9). meta.json counts the lengths of all
+         stories, in sentences and in words (Figure 8)
+options  stories: a folder of text files instead of TinyStories; <|endoftext|> separates their
+         stories, and a file without it is cut at blank lines, after about 800 letters; join:
+         stories per sample, none of which is used twice; length: tokens per row of train;
+         tokenizer: that of the model to fine-tune; limit: the number of stories, for a trial; seed
 """
 import collections
 import math
@@ -35,14 +37,17 @@ from data.shards import Writer, rng
 from data.text import hub, load_encoding, workers
 
 DOWNLOAD = True
+PIECE = 800  # letters of a story, in a text that does not mark them
+FEWEST = 10  # examples of val for a split of their own
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
 def load():
-    """The stories, a datasets.Dataset with a column "text"."""
+    """Returns the stories, a datasets.Dataset with a column "text"."""
     return hub("roneneldan/TinyStories", split="train")
 
 def read_folder(folder):
-    """The stories of a folder's *.txt files, [{"text": story}, ...]. ValueError: there are none."""
+    """Returns the stories of a folder's *.txt files, [{"text": story}, ...]. Raises ValueError if
+    it has none."""
     stories = []
     for path in sorted(Path(folder).rglob("*.txt")):
         text = path.read_text(encoding="utf-8")
@@ -52,7 +57,7 @@ def read_folder(folder):
         piece = ""
         for paragraph in re.split(r"\n\s*\n", text):
             piece += paragraph + "\n\n"
-            if len(piece) > 800:
+            if len(piece) > PIECE:
                 stories.append(piece)
                 piece = ""
         stories.append(piece)
@@ -65,41 +70,46 @@ def words(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
 
 def question(story, sentences, random):
-    """(prompt, answer, k, number of sentences) of a story. `sentences` cuts a text into sentences,
-    `random` is a numpy generator."""
-    parts = sentences(story)
+    """Returns the prompt, the answer, k and the number of sentences of a story. `sentences` cuts a
+    text into sentences, and `random` is a numpy generator."""
+    found = sentences(story)
     word = collections.Counter(words(story)).most_common(1)[0][0]
-    k = int(random.integers(1, len(parts) + 1))
-    answer = f" {sum(words(part).count(word) for part in parts[-k:])}"
-    return PROMPT.format(story, word, k), answer, k, len(parts)
+    k = int(random.integers(1, len(found) + 1))
+    answer = f" {sum(words(sentence).count(word) for sentence in found[-k:])}"
+    return PROMPT.format(story, word, k), answer, k, len(found)
 
 def start_worker(*state):
     global worker
     worker = state
 
 def work(groups):
-    """Groups of stories, numbers (n, join) -> examples: (tokens, how many are the answer, k, number
-    of sentences, number of words)."""
+    """Returns the examples of groups of stories, which are given by their numbers (n, join). An
+    example is (tokens, how many of them carry loss, k, number of sentences, number of words)."""
     corpus, tokenizer, sentences, seed = worker
-    encoding, examples = load_encoding(tokenizer), []
+    encoding = load_encoding(tokenizer)
+    examples = []
     for group in groups.tolist():
         story = " ".join(corpus[i]["text"].strip() for i in group)
         if words(story):
-            *texts, k, parts = question(story, sentences, rng(seed, 1 + group[0]))
-            prompt, answer = (encoding.encode_ordinary(text) for text in texts)
-            tokens = [*prompt, *answer, encoding.eot_token]
-            examples.append((tokens, len(answer) + 1, k, parts, len(words(story))))
+            random = rng(seed, 1 + group[0])
+            prompt, answer, k, sentence_count = question(story, sentences, random)
+            targets = [*encoding.encode_ordinary(answer), encoding.eot_token]
+            tokens = [*encoding.encode_ordinary(prompt), *targets]
+            examples.append((tokens, len(targets), k, sentence_count, len(words(story))))
     return examples
 
 def pack(examples, length, end):
-    """Yields rows, tokens and mask, both (1, length): as many whole examples as fit, then `end`."""
-    tokens, mask = [], []
-    for example, answer, *_ in examples:
+    """Yields the tokens and the mask of rows, both (1, length). A row has as many whole examples as
+    fit, and then `end`."""
+    tokens = []
+    mask = []
+    for example, targets, *_ in examples:
         if len(tokens) + len(example) > length:
             yield pad(tokens, length, end), pad(mask, length, 0)
-            tokens, mask = [], []
+            tokens = []
+            mask = []
         tokens += example
-        mask += [0] * (len(example) - answer) + [1] * answer
+        mask += [0] * (len(example) - targets) + [1] * targets
     if tokens:
         yield pad(tokens, length, end), pad(mask, length, 0)
 
@@ -108,47 +118,60 @@ def pad(values, length, end):
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0, load=load):
-    """Write the set into `folder`. ValueError: too few stories. ImportError: no nltk."""
+    """Writes the set into `folder`. Raises ValueError if there are too few stories or if none fits
+    into `length`, and ImportError if nltk is missing."""
     try:
         from nltk.tokenize import PunktSentenceTokenizer
     except ImportError:
         raise ImportError("finding sentences needs a package: pip install nltk") from None
-    corpus, encoding = read_folder(stories) if stories else load(), load_encoding(tokenizer)
+    corpus = read_folder(stories) if stories else load()
+    encoding = load_encoding(tokenizer)
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
         raise ValueError(f"{len(order)} stories are too few for training and validation samples of "
                          f"{join}; name more")
-    first = max(len(order) // 100, join)  # this many stories are for validation
-    end, count = encoding.eot_token, collections.Counter()
-    lengths = {"sentences": collections.Counter(), "words": collections.Counter()}
+    val_stories = max(len(order) // 100, join)
+    end = encoding.eot_token
+    count = collections.Counter()
+    sentence_counts = collections.Counter()
+    word_counts = collections.Counter()
 
     def examples(split, numbers):
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
         for block in pool.map(work, np.array_split(groups, math.ceil(len(groups) / 256))):
             for example in block:
-                fits = len(example[0]) <= length + 1
-                count[split if fits else "left out, longer than a row"] += 1
-                if fits:
-                    for counter, n in zip(lengths.values(), example[3:]):
-                        counter[n] += 1
-                    yield example
+                tokens, _, _, sentences_of_story, words_of_story = example
+                if len(tokens) > length + 1:
+                    count["left out, longer than a row"] += 1
+                    continue
+                count[split] += 1
+                sentence_counts[sentences_of_story] += 1
+                word_counts[words_of_story] += 1
+                yield example
             counts = ", ".join(f"{n:,} {what}" for what, n in count.items())
             print(f"\r{folder}: {counts}", end=" ", flush=True)
 
     state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
     with Writer(folder) as writer, workers(start_worker, *state) as pool:
-        val = list(examples("val", order[:first]))  # in memory, to know the longest
+        val = list(examples("val", order[:val_stories]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")
-        longest, ks = max(len(tokens) for tokens, *_ in val), collections.Counter(x[2] for x in val)
-        for split in ("val", *(f"k{k}" for k in sorted(ks) if ks[k] >= 10)):
+        longest = max(len(tokens) for tokens, *_ in val)
+        ks = collections.Counter(k for _, _, k, *_ in val)
+        splits = ["val"]
+        for k in sorted(ks):
+            if ks[k] >= FEWEST:
+                splits.append(f"k{k}")
+        for split in splits:
             for example in val:
                 if split in ("val", f"k{example[2]}"):
-                    writer.write(split, *next(pack([example], longest, end)))
-        for row in pack(examples("train", order[first:]), length + 1, end):
-            writer.write("train", *row)
+                    tokens, mask = next(pack([example], longest, end))
+                    writer.write(split, tokens, mask)
+        for tokens, mask in pack(examples("train", order[val_stories:]), length + 1, end):
+            writer.write("train", tokens, mask)
         print()
-        writer.finish(encoding.n_vocab, tokenizer, end, **lengths)
+        writer.finish(encoding.n_vocab, tokenizer, end, sentences=sentence_counts,
+                      words=word_counts)
 
 if __name__ == "__main__":
     command(prepare, __doc__)
