@@ -239,7 +239,8 @@ class Writer(contextlib.AbstractContextManager):
         if split in self.masks:
             self._save(f"{name}.loss", self.masks[split], size)
         self.meta["shards"][f"{name}.bin"] = size
-        self._save_meta(self.meta)
+        if "settings" in self.meta:  # otherwise the next start is from the beginning anyway
+            self._save_meta(self.meta)
 
     def finish(self, vocab_size, tokenizer, separator=None, **more):
         """Saves what is left and meta.json, with the entries `more`, and gives the folder its final
@@ -271,9 +272,7 @@ class Writer(contextlib.AbstractContextManager):
             if not re.fullmatch(r"(.+_\d{6}\.(bin|loss)|meta\.json)(\.tmp)?", path.name):
                 raise in_the_way(path)
         if "settings" in self.meta and (self.part / "meta.json").exists():
-            saved = self._read_meta(self.part)
-            if "settings" in saved:  # older code saved another state, which starts over
-                self.meta = saved
+            self.meta = self._read_meta(self.part)
         for path in paths:
             is_listed = path.with_suffix(".bin").name in self.meta["shards"]
             if not is_listed and path.name != "meta.json":
@@ -282,8 +281,13 @@ class Writer(contextlib.AbstractContextManager):
     def _read_meta(self, folder):
         """Returns what meta.json holds. Raises ValueError if the set has other settings."""
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        ours = self.meta.get("settings", {})
-        theirs = meta.get("settings", ours)
+        if "settings" not in self.meta:
+            return meta
+        ours = self.meta["settings"]
+        if "settings" not in meta:
+            raise ValueError(f"{folder} was written by another script or by older code; delete it "
+                             "to start over, or choose another with --out")
+        theirs = meta["settings"]
         changes = []
         for key in sorted(ours.keys() | theirs.keys()):
             if key == "sha256" and ours.get(key) != theirs.get(key):
