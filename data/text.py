@@ -38,7 +38,7 @@ from data.tokenizer import load_encoding
 from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
 CORES = os.cpu_count() or 1
-PIECE = 1 << 18  # characters of a file that are tokenized at a time
+PIECE = 1 << 18  # characters of a file that are read and tokenized at a time
 END_OF_TEXT = object()  # see write_documents
 
 def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
@@ -248,7 +248,7 @@ def digest(paths):
     for path in paths:
         content = hashlib.sha256()
         with open(path, "rb") as file:
-            while block := file.read(1 << 20):
+            while block := file.read(PIECE):
                 content.update(block)
         total.update(content.digest())
     return total.hexdigest()

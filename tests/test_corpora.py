@@ -8,30 +8,31 @@ import importlib
 import inspect
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import re
 import runpy
+import shlex
 import signal
+import subprocess
 import sys
 import time
+import tracemalloc
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import contents, fails, one_line
-from test_data import forked
 
 from data import c4, code, fineweb, fineweb_edu, openwebtext, pg19, shards, tinystories, wikitext103
 from data import text as text_corpora
 from data.shards import Split
-from data.text import load_encoding, texts, tokenizer, write_documents
+from data.text import END_OF_TEXT, load_encoding, texts, tokenizer, write_documents
 
 ROOT = Path(__file__).parent.parent
-CORPORA = ("c4 code fineweb fineweb_edu human_genome jsb maestro openwebtext pg19 tinystories "
-           "wikitext103 wordcount").split()
+CORPORA = ["c4", "code", "fineweb", "fineweb_edu", "human_genome", "jsb", "maestro", "openwebtext",
+           "pg19", "tinystories", "wikitext103", "wordcount"]
 
 def documents(skip, count=300, delay=0.0):
     """Texts of 0 to 400 letters, from number `skip` on. Not all is ASCII, and some spell out the
@@ -41,36 +42,37 @@ def documents(skip, count=300, delay=0.0):
         rng = random.Random(i)
         yield "".join(rng.choices([*"abcdefghijkl é🐍", "<|endoftext|>"], k=rng.randrange(400)))
 
-# name -> (where each part's documents begin, the options of write_documents)
-SHAPES = {
-    "two parts": ({"val": 0, "train": 7}, {}),
-    "an empty part": ({"val": 0, "train": 0}, {}),
-    "three, unseparated": ({"train": 0, "val": 30, "test": 37}, {"separator": None}),
-    "by tokens": ({"val": 0}, {"tokens": {"val": 3000, "train": None}, "separator": "before"}),
-    "budget": ({"val": 0},
-               {"tokens": {"val": 2500, "test": 2501, "train": 4000}, "shortest": 150}),
-    "budgets of one document": ({"val": 0}, {"tokens": {"val": 5, "test": 1, "dev": 6}}),
-    "budget beyond the text": ({"val": 0}, {"tokens": {"val": 5000, "train": 10**9}}),
-}
-
-def corpus(shape, count=60):
-    """-> the corpus, what is in it, and the options of write_documents."""
-    begins, options = SHAPES[shape]
-    ends = [*list(begins.values())[1:], count]
+def drawn_corpus(seed):
+    """Returns {part: its texts} and drawn options of write_documents."""
+    dice = random.Random(seed)
+    how = dict(separator=dice.choice(["before", "after", "marked", None]),
+               shortest=dice.choice([0, 0, 150]), shard_tokens=dice.choice([400, 2500, 10**6]))
+    ends = sorted(dice.choices(range(41), k=2))
+    if dice.random() < 0.5:
+        ends = [40, 40]  # all documents are in one part
+        budgets = [dice.choice([1, dice.randint(1, 6000)]) for _ in range(3)]
+        last = dice.choice([None, 10**9, budgets[2]])
+        how["tokens"] = dict(zip(("val", "test", "train"), [*budgets[:2], last]))
     parts = {}
-    for (split, first), last in zip(begins.items(), ends):
-        parts[split] = lambda skip, first=first, last=last: documents(first + skip, last)
-    return parts, {split: list(source(0)) for split, source in parts.items()}, options
+    for part, (begin, end) in dict(val=(0, ends[0]), test=ends, train=(ends[1], 40)).items():
+        parts[part] = list(documents(begin, end))
+        if how["separator"] == "marked":
+            for at in sorted(dice.choices(range(len(parts[part]) + 1), k=5), reverse=True):
+                parts[part].insert(at, END_OF_TEXT)
+    return parts, how
+
+def corpus_of(parts):
+    return lambda: {part: lambda skip, texts=texts: texts[skip:] for part, texts in parts.items()}
 
 def check(folder, parts, shard_tokens=10**9, separator="after", tokens=None, shortest=0):
     """The set holds the corpus {part: texts}, as write_documents describes it."""
     shards, words = {}, {}
     for part, source in parts.items():
         for text in source:
-            ids = [*text.encode()]
-            if len(ids) < shortest:
+            ids = [256] if text is END_OF_TEXT else [*text.encode()]
+            if len(ids) < shortest and text is not END_OF_TEXT:
                 continue
-            ids = {"before": [256, *ids], "after": [*ids, 256], None: ids}[separator]
+            ids = [256] * (separator == "before") + ids + [256] * (separator == "after")
             split = part
             if tokens:
                 sizes = {s: sum(map(len, shards.get(s, []))) for s in tokens}
@@ -82,11 +84,13 @@ def check(folder, parts, shard_tokens=10**9, separator="after", tokens=None, sho
             if len(mine[-1]) >= shard_tokens:
                 mine.append([])
             mine[-1] += ids
-            words[split] = words.get(split, 0) + len(re.findall(r"\S+", text))
+            found = [] if text is END_OF_TEXT else re.findall(r"\S+", text)
+            words[split] = words.get(split, 0) + len(found)
     want = {}
     for split, lists in shards.items():
         for k, ids in enumerate(lists):
-            want[f"{split}_{k:06d}.bin"] = b"".join(t.to_bytes(2, "little") for t in ids)
+            if ids:
+                want[f"{split}_{k:06d}.bin"] = np.array(ids, "<u2").tobytes()
     got = contents(folder)
     meta = json.loads(got.pop("meta.json"))
     assert got == want
@@ -94,28 +98,30 @@ def check(folder, parts, shard_tokens=10**9, separator="after", tokens=None, sho
     assert (meta["tokenizer"], meta["vocab_size"]) == ("bytes", 257)
     assert meta["separator"] == (256 if separator else None)
     assert (meta["row_length"], meta["loss"]) == ({}, "all")
-    assert {split: n for split, n in meta["words"].items() if n} == words
+    assert {split: n for split, n in meta["words"].items() if n} == {
+        split: n for split, n in words.items() if n}
 
 @contextlib.contextmanager
 def death_at(monkeypatch, moment, after=False):
-    """Kills the block before or right after file number `moment`, the folder being last, gets its
-    name. `died` tells whether it did."""
-    renamed, died = [], []
+    """Stops the block before or right after call number `moment` to one of the functions that make
+    files durable or give them their names. `died` tells whether it did."""
+    calls = []
+    died = []
 
-    def dying(rename):
-        def rename_or_die(source, target):
-            renamed.append(target)
-            now = len(renamed) == moment
+    def dying(function):
+        def call_or_die(*arguments):
+            calls.append(arguments)
+            now = len(calls) == moment
             if now and not after:
                 raise KeyboardInterrupt
-            rename(source, target)
+            function(*arguments)
             if now:
                 raise KeyboardInterrupt
-        return rename_or_die
+        return call_or_die
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", dying(os.replace))
-        patch.setattr(os, "rename", dying(os.rename))
+        for name in ("fsync", "replace", "rename"):
+            patch.setattr(os, name, dying(getattr(os, name)))
         try:
             yield died
         except KeyboardInterrupt:
@@ -123,14 +129,28 @@ def death_at(monkeypatch, moment, after=False):
 
 # writing
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_documents_become_the_right_files(tmp_path, shape):
-    parts, want, options = corpus(shape)
-    write_documents(tmp_path, lambda: parts, "bytes", shard_tokens=400, **options)
-    check(tmp_path, want, 400, **options)
+@pytest.mark.parametrize("seed", range(16))
+def test_a_stopped_corpus_resumes_with_the_same_files(tmp_path, monkeypatch, seed):
+    """The files are right, and the same ones if the process dies at drawn moments."""
+    parts, how = drawn_corpus(seed)
+    corpus = corpus_of(parts)
+    write_documents(tmp_path / "whole", corpus, "bytes", **how)
+    check(tmp_path / "whole", parts, **how)
+    dice = random.Random(seed)
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+        moment = dice.randint(1, 3 * len(contents(tmp_path / "whole")))
+        while True:
+            with death_at(monkeypatch, moment, after=dice.random() < 0.5) as died:
+                write_documents(folder, corpus, "bytes", **how)
+            if not died:
+                break
+            moment = dice.randint(3, 20)  # fewer would not save a shard
+        assert contents(folder) == contents(tmp_path / "whole")
+        assert not Path(f"{folder}.part").exists()
 
 def test_no_more_is_read_than_the_budgets_take(tmp_path):
-    """Else an endless stream would never end. A document of just the least length counts."""
+    """Otherwise an endless stream would never end. A document of just the least length counts."""
     def source(skip):
         return itertools.cycle(["four", "five5", "sixsix"])
 
@@ -141,28 +161,29 @@ def test_no_more_is_read_than_the_budgets_take(tmp_path):
         assert np.fromfile(tmp_path / f"{split}_000000.bin", dtype="<u2").tolist() == want
 
 def test_a_second_start_with_other_arguments_is_refused(tmp_path, monkeypatch, capsys):
-    """Otherwise a set could mix two kinds, or not be the one asked for."""
-    parts, want, options = corpus("budget")
-    arguments = dict(options, tokenizer="bytes", shard_tokens=500, limit=7)
+    """Otherwise a set could mix two kinds, or not be the one that was asked for."""
+    parts = {"val": list(documents(0, 60))}
+    arguments = dict(tokens={"val": 2500, "train": None}, tokenizer="bytes", shard_tokens=500,
+                     limit=7)
     with death_at(monkeypatch, 8):
-        write_documents(tmp_path / "set", lambda: parts, **arguments)
+        write_documents(tmp_path / "set", corpus_of(parts), **arguments)
     changes = [{"limit": 8}, {"shortest": 151}, {"tokens": {"val": 2500}}, {"separator": None},
                {"shard_tokens": 501}]
     for name in ("set.part", "set"):
         before = contents(tmp_path / name)
         assert len(before) > 2
         for change in changes:
+            (key, value), = change.items()
             with pytest.raises(ValueError) as error:
                 write_documents(tmp_path / "set", lambda: 1 / 0, **arguments | change)
-            one_line(error, f"{name} was written with", "'limit': 7", str(change)[1:-1], "delete")
+            one_line(error, f"{name} was written with {key}=", f" instead of {value!r}; delete")
         assert contents(tmp_path / name) == before
         capsys.readouterr()
         # the second time, the corpus is not loaded
-        load = {"set.part": lambda: parts, "set": lambda: 1 / 0}[name]
+        load = {"set.part": corpus_of(parts), "set": lambda: 1 / 0}[name]
         write_documents(tmp_path / "set", load, **arguments)
     line = f"{tmp_path / 'set'} is complete; delete it to write it again\n"
     assert capsys.readouterr().out == line
-    check(tmp_path / "set", want, 500, **options)
 
 def test_a_tokenizer_must_fit_uint16(tmp_path, monkeypatch):
     large = types.SimpleNamespace(n_vocab=65537)
@@ -183,52 +204,50 @@ def test_the_disk_is_looked_at_first(tmp_path, monkeypatch):
             write_documents(tmp_path / "set", lambda: 1 / 0, "bytes", **options)
         one_line(error, str(tmp_path / "set"), "20 GB", "--out")
     assert not list(tmp_path.iterdir())
-    parts, how = corpus("two parts")[0], dict(expect=10_000, shard_tokens=500)
+    how = dict(expect=10_000, shard_tokens=500)
+    corpus = corpus_of({"val": list(documents(0, 60))})
     disk_has(20_000)
-    with death_at(monkeypatch, 5) as died:
-        write_documents(tmp_path / "half", lambda: parts, "bytes", **how)
+    with death_at(monkeypatch, 7) as died:
+        write_documents(tmp_path / "half", corpus, "bytes", **how)
     assert died
     disk_has(18_000)  # 1000 tokens are there, the others fit
-    write_documents(tmp_path / "half", lambda: parts, "bytes", **how)
+    write_documents(tmp_path / "half", corpus, "bytes", **how)
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("shape", ["two parts", "budget"])
-def test_stopped_at_every_renaming(tmp_path, monkeypatch, shape, after):
-    """Whenever a process dies, a rerun makes the set that it would have made."""
-    parts, want, options = corpus(shape, 40)
-    for moment in itertools.count(1):
-        folder = tmp_path / str(moment)
-        with death_at(monkeypatch, moment, after) as died:
-            write_documents(folder, lambda: parts, "bytes", shard_tokens=2500, **options)
-        if not died:
-            break
-        if not folder.exists():
-            with pytest.raises(FileNotFoundError):
-                Split(folder, "train")
-        write_documents(folder, lambda: parts, "bytes", shard_tokens=2500, **options)
-        check(folder, want, 2500, **options)
-        assert not Path(f"{folder}.part").exists()
-    # each shard and the note after it, meta.json, the folder
-    assert moment >= 2 * len(list(folder.glob("*.bin"))) + 2
+KILLED = """
+import functools, sys
+sys.path[:0] = ["tests"]
+from test_corpora import documents, write_documents
+parts = {"val": functools.partial(documents, count=600, delay=0.001)}
+print("starts", flush=True)
+write_documents(sys.argv[1], lambda: parts, "bytes", shard_tokens=10_000, shortest=40,
+                tokens={"val": 25_000, "test": 24_999, "train": None})
+"""
+
+def kill_often(folder, seed=0, most=50):
+    """Starts a corpus of several shards and kills it (SIGKILL, which no handler sees) at random
+    moments, until a start finishes. Returns the number of shards that were saved at each end."""
+    saved, dice, grown = Path(f"{folder}.part") / "meta.json", random.Random(seed), []
+    while len(grown) < most and not folder.exists():
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], cwd=ROOT,
+                                   stdout=subprocess.PIPE)
+        process.stdout.readline()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # the delays add up to 0.6 s. The time grows, for slow machines
+            process.wait(dice.uniform(0.05, 0.35) * (1 + len(grown) / 5))
+        process.kill()
+        process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL)
+        shards = json.loads(saved.read_text())["shards"] if saved.exists() else {}
+        assert all((saved.parent / name).exists() for name in shards)
+        grown.append(len(shards))
+    return grown
 
 def test_killed_at_random_moments(tmp_path):
-    """SIGKILL, which no handler sees, until one start finishes. Complete shards survive."""
-    folder, note, rng = tmp_path / "out", tmp_path / "out.part" / "meta.json", random.Random(0)
-    how = dict(tokens={"val": 25_000, "test": 24_999, "train": None}, shortest=40,
-               shard_tokens=10_000)
-    parts, grown = {"val": functools.partial(documents, count=600, delay=0.001)}, []
-    while len(grown) < 50 and not folder.exists():
-        process = forked(lambda: write_documents(folder, lambda: parts, "bytes", **how))
-        # the delays add up to 0.6 s. The time grows, for slow machines
-        process.join(rng.uniform(0.05, 0.35) * (1 + len(grown) / 5))
-        process.kill()
-        process.join()
-        assert process.exitcode in (0, -signal.SIGKILL)
-        noted = json.loads(note.read_text(encoding="utf-8"))["shards"] if note.exists() else {}
-        assert all((note.parent / name).exists() for name in noted)
-        grown.append(len(noted))
+    """Saved shards survive."""
+    grown = kill_often(tmp_path / "out")
     assert len(grown) >= 3 and grown[:-1] == sorted(grown[:-1])
-    check(folder, {"val": documents(0, 600)}, **how)
+    check(tmp_path / "out", {"val": documents(0, 600)}, 10_000, shortest=40,
+          tokens={"val": 25_000, "test": 24_999, "train": None})
 
 def test_progress_tells_rate_and_time_left(capsys, monkeypatch):
     clock = iter([0.0, 0.5, 4.0, 8.0])
@@ -237,8 +256,8 @@ def test_progress_tells_rate_and_time_left(capsys, monkeypatch):
     for done in (1_500_000, 2_000_000, 5_000_000):
         progress.show(done)
     lines = [line.strip() for line in capsys.readouterr().out.split("\r")]
-    assert lines[1:] == ["22%, 2,000,000 tokens, 250,000 a second, 0:00:28 left",
-                         "56%, 5,000,000 tokens, 500,000 a second, 0:00:08 left"]
+    assert lines[1:] == ["22%, 2,000,000 tokens, 250,000 per second, 0:00:28 left",
+                         "56%, 5,000,000 tokens, 500,000 per second, 0:00:08 left"]
 
 def test_the_source_is_read_a_little_ahead(monkeypatch):
     """Otherwise memory would grow with the corpus. The order stays."""
@@ -263,8 +282,8 @@ def test_an_error_in_a_document_ends_the_run(tmp_path):
 
     with pytest.raises(ConnectionError, match="the hub is gone"):
         write_documents(tmp_path / "set", lambda: {"train": source}, "bytes", shard_tokens=20_000)
-    noted = json.loads((tmp_path / "set.part" / "meta.json").read_text())
-    assert noted["shards"] and noted["place"] == [0, 20 * len(noted["shards"])]
+    saved = json.loads((tmp_path / "set.part" / "meta.json").read_text())
+    assert saved["shards"] and saved["documents"] == {"train": 20 * len(saved["shards"])}
 
 # tokenizers of the hub
 
@@ -510,12 +529,6 @@ def test_rows_of_a_dataset(tmp_path):
             for skip in (0, 6, 7, 20):
                 assert list(texts(dataset, limit)(skip)) == source[:limit][skip:]
 
-def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    out = tmp_path / "out"
-    line = fails(str(ROOT / "data" / "c4.py"), "--tokenizer=bytes", f"--out={out}")
-    assert "pip install datasets" in line and not list(tmp_path.iterdir())
-
 @pytest.mark.parametrize("name", CORPORA)
 def test_train_does_not_download_a_corpus(name):
     module = importlib.import_module(f"data.{name}")
@@ -531,47 +544,84 @@ def test_a_killed_worker_is_one_line():
         list(pool.map(die, range(3)))
     one_line(error, "worker", "killed")
 
-def test_workers_end_with_a_killed_parent(tmp_path, monkeypatch):
+ORPHANS = """
+import multiprocessing, os, signal
+from data import text
+text.CORES = 2
+with text.workers(abs, 0) as pool:
+    list(pool.map(abs, range(9)))
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+def test_workers_end_with_a_killed_parent():
     """Otherwise they would wait for work forever."""
-    monkeypatch.setattr(text_corpora, "CORES", 2)
-
-    def parent():
-        with text_corpora.workers(abs, 0) as pool:
-            list(pool.map(abs, range(9)))
-            pids = [str(child.pid) for child in multiprocessing.active_children()]
-            (tmp_path / "pids").write_text(" ".join(pids))
-            die(0)
-
-    process = forked(parent)
-    process.join()
-    pids = (tmp_path / "pids").read_text().split()
-    assert process.exitcode == -signal.SIGKILL and pids
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS], cwd=ROOT, stdout=subprocess.PIPE)
+    pids = process.stdout.readline().split()
+    assert process.wait(30) == -signal.SIGKILL and pids
     deadline = time.monotonic() + 30
     for pid in pids:
-        path = Path(f"/proc/{pid}/stat")
-        while path.exists() and " Z " not in path.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        path = Path(f"/proc/{int(pid)}/stat")
+        with contextlib.suppress(FileNotFoundError):
+            while " Z " not in path.read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
 # a text of one's own
 
+@pytest.mark.parametrize("seed", range(6))
+def test_pieces_are_the_text(tmp_path, monkeypatch, seed):
+    """A piece ends with a line, unless lines are longer than a piece."""
+    dice = random.Random(seed)
+    kinds = ["a line\n", "é🐍\r\n", "\n", "x" * 30, " ", "\r", "\u2028"]
+    text = "".join(dice.choices(kinds, k=400))
+    path = tmp_path / "text"
+    path.write_bytes(text.encode())
+    monkeypatch.setattr(text_corpora, "PIECE", dice.choice([5, 64, 1000]))
+    assert text_corpora.count_characters(path) == len(text)
+    for _ in range(9):
+        start, end = sorted(dice.choices(range(len(text) + 1), k=2))
+        found = list(text_corpora.pieces(path, start, end))
+        assert "".join(found) == text[start:end]
+        for piece in found[:-1]:
+            assert piece[-1] in "\r\n" or len(piece) == 2 * text_corpora.PIECE
+    path.write_bytes(text.encode()[:50])
+    with pytest.raises(OSError, match="was shortened while it was read"):
+        list(text_corpora.pieces(path, 0, len(text)))
+
+def test_a_long_text_needs_as_much_memory_as_a_short_one(tmp_path, monkeypatch):
+    small = functools.partial(write_documents, shard_tokens=100_000)
+    monkeypatch.setattr(text_corpora, "write_documents", small)
+    monkeypatch.setattr(text_corpora, "PIECE", 1000)
+    peaks = []
+    for i, size in enumerate((10_000, 400_000, 4_000_000)):  # the first loads what is missing
+        (tmp_path / "text").write_text("some words of a line\n" * (size // 21))
+        tracemalloc.start()
+        text_corpora.prepare(tmp_path / str(i), source=str(tmp_path / "text"))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < 1.3 * peaks[1]
+
 def test_one_file_becomes_both_splits(tmp_path, capsys):
     text = "".join(documents(0, 40)) + "\r\nthe end"
-    source = tmp_path / "input.txt"
+    source = tmp_path / "my input.txt"
     source.write_bytes(text.encode())
-    text_corpora.prepare(tmp_path / "set", source=str(source))
+    text_corpora.prepare(tmp_path / "a set@1", source=str(source))
     cut = round(len(text) * 0.9)
-    check(tmp_path / "set", {"train": [text[:cut]], "val": [text[cut:]]})
-    assert f"train.py config/quickstart.py --data={tmp_path / 'set'}/ " in capsys.readouterr().out
-    text_corpora.prepare(tmp_path / "set", source=str(source))
-    assert "is complete; delete it" in capsys.readouterr().out
-    # another text is not taken for this one
+    split = {"train": [text[:cut], END_OF_TEXT], "val": [text[cut:], END_OF_TEXT]}
+    check(tmp_path / "a set@1", split, separator="marked")
+    printed = capsys.readouterr().out.splitlines()[-1]
+    words = shlex.split(printed.split("`")[1])
+    assert words[1:] == ["train.py", "config/quickstart.py", f"--data={tmp_path / 'a set@1'}",
+                         "--out_dir=out/a set_1"]
+    # the same text is taken for this one, wherever it lies, and another one is not
     other = tmp_path / "other.txt"
     other.write_bytes(text.encode())
-    for how in (dict(source=str(other)), dict(source=str(source), val=0.2)):
-        with pytest.raises(ValueError) as error:
-            text_corpora.prepare(tmp_path / "set", **how)
-        one_line(error, f"{tmp_path / 'set'} was written with", str(source), "delete it", "--out")
+    text_corpora.prepare(tmp_path / "a set@1", source=str(other))
+    assert "is complete; delete it" in capsys.readouterr().out
+    with pytest.raises(ValueError) as error:
+        text_corpora.prepare(tmp_path / "a set@1", source=str(other), val=0.2)
+    one_line(error, "a set@1 was written with val=0.1 instead of 0.2; delete it", "--out")
 
 def test_files_of_a_folder_become_both_splits(tmp_path):
     files = {f"{'ba'[i % 2]}/{i:02d}.md": text for i, text in enumerate(documents(0, 30))}
@@ -583,9 +633,9 @@ def test_files_of_a_folder_become_both_splits(tmp_path):
     parts = {"train": [], "val": []}
     for name in sorted(files):
         cut = round(len(files[name]) * 0.75)
-        parts["train"].append(files[name][:cut])
-        parts["val"].append(files[name][cut:])
-    check(tmp_path / "set", parts)
+        parts["train"] += [files[name][:cut], END_OF_TEXT]
+        parts["val"] += [files[name][cut:], END_OF_TEXT]
+    check(tmp_path / "set", parts, separator="marked")
 
 SOURCES = {text_corpora: [f"{i}.txt" for i in range(4)], code: [f"{i}.py" for i in range(4)],
            wikitext103: ["wiki.train.raw", "test.txt"]}
@@ -601,7 +651,7 @@ def test_an_edited_source_is_refused(tmp_path, monkeypatch, module):
     monkeypatch.setattr(module, "write_documents", short)
     how = dict(source=str(source), tokenizer="bytes")
     module.prepare(tmp_path / "direct", **how)
-    with death_at(monkeypatch, 4):
+    with death_at(monkeypatch, 7):
         module.prepare(tmp_path / "set", **how)
     for name in ("set.part", "set"):
         before = contents(tmp_path / name)
@@ -610,22 +660,11 @@ def test_an_edited_source_is_refused(tmp_path, monkeypatch, module):
             (source / names[k]).write_text(edited)
             with pytest.raises(ValueError) as error:
                 module.prepare(tmp_path / "set", **how)
-            one_line(error, f"{name} was written with", "sha256", "delete it", "--out")
+            one_line(error, f"{name} was written with another content of its source; delete it")
             (source / names[k]).write_text(text)
         assert contents(tmp_path / name) == before
         module.prepare(tmp_path / "set", **how)
     assert contents(tmp_path / "set") == contents(tmp_path / "direct")
-
-def test_texts_that_are_none(tmp_path):
-    (tmp_path / "latin").write_bytes(b"caf\xe9")
-    (tmp_path / "empty").write_bytes(b"")
-    (tmp_path / "folder").mkdir()
-    for name, part in (("latin", "byte 3"), ("empty", "no text"), ("folder", "no text"),
-                       ("none", "no text")):
-        with pytest.raises(ValueError) as error:
-            text_corpora.prepare(tmp_path / "set", source=str(tmp_path / name))
-        one_line(error, str(tmp_path / name), part)
-    assert not (tmp_path / "set").exists()
 
 def test_from_a_text_to_a_sentence(tmp_path, monkeypatch, capsys):
     """README's three commands, in a folder of their own."""
