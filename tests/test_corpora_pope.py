@@ -118,6 +118,7 @@ def server():
 
 def test_download_is_whole_or_a_line(tmp_path, server, monkeypatch):
     address, pages, asked = server
+    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # so it is tmp_path/downloads
     chorales(tmp_path / "j.json", {"train": [4], "valid": [3], "test": [2]})
     body = (tmp_path / "j.json").read_bytes()
     monkeypatch.setattr(jsb, "URL", f"{address}/Jsb16thSeparated.json")
@@ -138,16 +139,15 @@ def test_download_is_whole_or_a_line(tmp_path, server, monkeypatch):
     pages["/Jsb16thSeparated.json"] = 200, 2, b"{}"
     with pytest.raises(ValueError, match="holds no chorales"):
         jsb.prepare(out)
-    part = tmp_path / "out.part" / "Jsb16thSeparated.json"
-    assert part.read_bytes() == b"{}"  # the download stays
-    part.write_bytes(body)
-    (part.parent / f"{part.name}.tmp.0.partial").write_bytes(b"what a kill left")
+    fetched = tmp_path / "downloads" / "Jsb16thSeparated.json"
+    assert fetched.read_bytes() == b"{}"  # the download stays
+    fetched.write_bytes(body)
     count = len(asked)
     jsb.prepare(out)
     assert len(asked) == count  # the second start reads what the first one fetched
     jsb.prepare(tmp_path / "local", source=str(tmp_path / "j.json"))
-    assert contents(out) == contents(tmp_path / "local") | {part.name: body}
-    assert part.name not in contents(tmp_path / "local")
+    assert contents(out) == contents(tmp_path / "local")
+    fetched.unlink()
     monkeypatch.setattr(jsb, "URL", "http://127.0.0.1:9/Jsb16thSeparated.json")
     out = tmp_path / "other"
     refused("refused")
@@ -282,7 +282,8 @@ def test_maestro_refuses_what_does_not_fit(tmp_path, monkeypatch):
     for i in (1, 2):
         (tmp_path / "two" / f"{i}.mid").write_bytes(midi([(0, 60, 3, 4)]))
     (tmp_path / "none.zip").write_bytes(b"<html>")
-    for name, part in (("two", "2 MIDI files"), ("none.zip", "no zip file"), ("x", "no zip file")):
+    for name, part in (("two", "2 MIDI files"), ("none.zip", "not a zip file"),
+                       ("x", "not a zip file")):
         refused(name, part, source=str(tmp_path / name))
     assert not (tmp_path / "out").exists()
 
