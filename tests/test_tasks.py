@@ -9,17 +9,14 @@ import re
 import string
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import TINY, contents, fails
 
-import config
 import data
 import train
 
-ROOT = Path(__file__).parent.parent
 FILLERS = ".,;:!?-+*/=<>@#%"
 
 def read(folder):
@@ -137,7 +134,7 @@ def drawn_options(task, dice):
                     train=between(1, 1500), val=400, dense=200, sparse=between(0, 300))
     sizes = dict(train=between(1, 1500), val=200, test=between(0, 100))
     if task == "counting":
-        lengths = dict(steps=between(20, 60), length=between(40, 90))
+        lengths = dict(steps=between(20, 40), length=between(40, 90))
         return dict(variables=between(1, 26), **lengths, **sizes)
     if task == "indirect_indexing":
         shift = between(0, 15)
@@ -150,7 +147,7 @@ def drawn_options(task, dice):
         return dict(length=2 * pairs + between(0, 9), pairs=pairs, queries=between(1, pairs),
                     filler=between(1, 16), **sizes)
     name = dice.choice(["copy", "reverse", "addition", "reversed_addition", "parity"])
-    return dict(task=name, longest=between(9, 16) if name == "parity" else between(3, 9), **sizes)
+    return dict(task=name, longest=between(9, 16) if name == "parity" else between(2, 9), **sizes)
 
 SOLVERS = dict(flip_flop=flip_flop, selective_copy=selective_copy, counting=counting,
                indirect_indexing=indirect_indexing, recall=recall, strings=strings)
@@ -176,25 +173,6 @@ def test_rows_are_right_and_not_in_train(tmp_path, task, seed):
         assert options["train"] == 1 or whole[name].startswith(contents(tmp_path / "less")[name])
     prepare(task, tmp_path / "other", **dict(less, seed=seed + 1))
     assert contents(tmp_path / "other") != contents(tmp_path / "less")
-
-SMALL = [path for path in (ROOT / "config").glob("*_small.py") if "stdlib" not in path.read_text()]
-
-@pytest.mark.parametrize("name", sorted({config.assignments(str(p))["data"] for p in SMALL}))
-def test_no_row_of_a_small_config_is_in_train(tmp_path, name):
-    """Otherwise the config would be evaluated on rows that it was trained on."""
-    data.prepare_if_missing(name, tmp_path / "set")
-    meta = json.loads((tmp_path / "set" / "meta.json").read_text())
-    symbols = meta["tokenizer"]["symbols"]
-    pad = symbols.index("_") if "_" in symbols else len(symbols)
-    rows = {}
-    for path in (tmp_path / "set").glob("*.bin"):
-        split = path.name.rpartition("_")[0]
-        table = np.fromfile(path, "<u2").reshape(-1, meta["row_length"][split])
-        ends = table.shape[1] - (table[:, ::-1] != pad).argmax(axis=1)
-        rows[split] = {row[:end].tobytes() for row, end in zip(table, ends)}
-    known = rows.pop("train")
-    assert len(known) > 100 and len(rows) > 1
-    assert not any(known & others for others in rows.values())
 
 # what was published was trained on these bytes, so they must never change
 PUBLISHED = [
@@ -332,24 +310,19 @@ def test_command_names_the_set_after_its_options(monkeypatch, tmp_path, capsys):
     named = tmp_path / f"flip_flop@{','.join(flags).replace('--', '')}"
     assert contents(named) == contents(tmp_path / "set") == contents(tmp_path / "direct")
 
-@pytest.mark.parametrize("task, options, other", [
-    ("flip_flop", dict(length=64, val=7, sparse=7, dense=7, train=64), "sparse"),
-    ("recall", dict(length=16, pairs=4, queries=2, train=64, val=7, test=7), "x16"),
-    ("strings", dict(task="copy", longest=6, train=64, val=7, test=7), "x1.5"),
-])
-def test_training_prepares_the_set_once(monkeypatch, tmp_path, task, options, other):
+def test_training_prepares_the_set_once(monkeypatch, tmp_path):
     monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # sets are located beside it
-    name = f"{task}@" + ",".join(f"{key}={value}" for key, value in options.items())
-    words = [*TINY, f"--data={name}", "--block_size=300", "--max_iters=2", "--eval_interval=2"]
-    losses = []
+    options = dict(task="copy", longest=6, train=64, val=7, test=7)
+    name = "strings@" + ",".join(f"{key}={value}" for key, value in options.items())
+    words = [*TINY, f"--data={name}", "--block_size=100", "--max_iters=1", "--eval_splits=val,x1.5"]
     times = []
     for out in (tmp_path / "run", tmp_path / "again"):
-        train.main([*words, f"--eval_splits=val,{other}", f"--out_dir={out}"])
+        train.main([*words, f"--out_dir={out}"])
         log = [json.loads(line) for line in open(out / "log.jsonl")]
-        losses.append([record["loss"] for record in log if record.get("split") in ("val", other)])
+        assert {record["split"] for record in log if "split" in record} == {"val", "x1.5"}
         times.append({path: path.stat().st_mtime_ns for path in (tmp_path / name).iterdir()})
-    assert losses[0] == losses[1] and len(losses[0]) >= 2 and times[0] == times[1]
-    prepare(task, tmp_path / "direct", **options)
+    assert times[0] == times[1]
+    prepare("strings", tmp_path / "direct", **options)
     assert contents(tmp_path / name) == contents(tmp_path / "direct")
 
 @pytest.mark.parametrize("data, parts", [
