@@ -62,8 +62,8 @@ def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: s
         count, text = load(source, column)
         numbers = range(count)[:limit]
         train = [i for i in numbers if i % 100 > 1]
-        parts = {"val": numbers[::100], "test": numbers[1::100], "train": train}
-        return {split: functools.partial(documents, text, part) for split, part in parts.items()}
+        chosen = {"val": numbers[::100], "test": numbers[1::100], "train": train}
+        return {split: functools.partial(documents, text, chosen[split]) for split in chosen}
 
     def documents(text, numbers, skip):
         return (text(i) for i in numbers[skip:])

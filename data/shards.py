@@ -179,7 +179,7 @@ class Writer(contextlib.AbstractContextManager):
 
     def __init__(self, folder, shard_tokens=100_000_000, size=0, settings=None):
         self.folder = Path(folder).resolve()
-        self.part = Path(f"{self.folder}.part")
+        self.unfinished = Path(f"{self.folder}.part")
         self.shard_tokens = shard_tokens
         self.meta = {"shards": {}}  # as saved until `finish`; a shard that it lacks does not count
         if settings is not None:
@@ -188,11 +188,11 @@ class Writer(contextlib.AbstractContextManager):
         self.masks = {}
         self.row_length = {}
         self.largest_token = 0
-        self.lock = lock(self.part)
+        self.lock = lock(self.unfinished)
         try:
             self._take_place()
             missing = size - 2 * sum(self.meta["shards"].values())
-            free = shutil.disk_usage(self.part).free
+            free = shutil.disk_usage(self.unfinished).free
             if missing > free:
                 raise ValueError(f"{folder} needs {missing / 1e9:.3g} GB, but its disk has only "
                                  f"{free / 1e9:.3g} GB free; make room or choose another with "
@@ -203,7 +203,7 @@ class Writer(contextlib.AbstractContextManager):
 
     def __exit__(self, *_):
         with contextlib.suppress(OSError):  # it holds files, or it has its final name
-            self.part.rmdir()
+            self.unfinished.rmdir()
         if self.lock is not None:
             os.close(self.lock)
 
@@ -255,7 +255,7 @@ class Writer(contextlib.AbstractContextManager):
         meta.update(self.meta)
         meta.update(more)
         self._save_meta(meta)
-        os.rename(self.part, self.folder)
+        os.rename(self.unfinished, self.folder)
 
     def _take_place(self):
         """Checks that the final name is free, and reads what an interrupted Writer left."""
@@ -267,12 +267,12 @@ class Writer(contextlib.AbstractContextManager):
                 self.folder.rmdir()  # works for an empty folder, but not for a file or a mount
         except OSError:
             raise in_the_way(self.folder) from None
-        paths = sorted(self.part.iterdir())
+        paths = sorted(self.unfinished.iterdir())
         for path in paths:
             if not re.fullmatch(r"(.+_\d{6}\.(bin|loss)|meta\.json)(\.tmp)?", path.name):
                 raise in_the_way(path)
-        if "settings" in self.meta and (self.part / "meta.json").exists():
-            self.meta = self._read_meta(self.part)
+        if "settings" in self.meta and (self.unfinished / "meta.json").exists():
+            self.meta = self._read_meta(self.unfinished)
         for path in paths:
             is_listed = path.with_suffix(".bin").name in self.meta["shards"]
             if not is_listed and path.name != "meta.json":
@@ -303,11 +303,11 @@ class Writer(contextlib.AbstractContextManager):
         text = json.dumps(meta, indent=1)
         content = bytearray(f"{text}\n".encode())
         self._save("meta.json.tmp", content, len(content))
-        os.replace(self.part / "meta.json.tmp", self.part / "meta.json")
+        os.replace(self.unfinished / "meta.json.tmp", self.unfinished / "meta.json")
 
     def _save(self, name, waiting, size):
         """Moves the first `size` bytes of `waiting` to a file, and returns when the disk has it."""
-        path = self.part / name
+        path = self.unfinished / name
         try:
             with open(path, "wb") as file, memoryview(waiting) as view:
                 file.write(view[:size])
