@@ -4,49 +4,34 @@ Sample from, evaluate and inspect trained models:
     python sample.py RUN ... [--key=value]          text; on a task, answers marked right or wrong
     python sample.py RUN ... --evaluate=val,sparse  loss and errors over whole splits
     python sample.py RUN ... --extrapolate=1,2,4,8  loss at these multiples of the trained length
-    python sample.py RUN ... --figure=frequency     learned attention patterns, training curves
+    python sample.py RUN ... --figure=frequency     pictures of attention, training or long contexts
     python sample.py RUN ... --tasks=blimp,piqa     scores on tasks of the lm-evaluation-harness
-    python sample.py RUN ... --report=out/report    a table of all these numbers, over seeds
+    python sample.py RUN ... --report=out/report    tables of all these numbers, over seeds
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
 as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Numbers are also appended to
-RUN/results.jsonl. In Python: `model, checkpoint = sample.load("out/quickstart_pope")`.
+RUN/results.jsonl, from which --report makes a CSV file and a picture. In Python:
+`model, checkpoint = sample.load("out/quickstart_pope")`.
 """
 import difflib
 import glob
+import math
 import os
-import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 
 import checkpoint
 import config
-from checkpoint import load_weights, model_config, pick_device
 from data.shards import Split, locate
 from data.text import tokenizer
 from eval import figures, losses, results
-from model import GPT, PES, GPTConfig, choose, refuse
+from model import GPT, GPTConfig, check_choices, choose
 
 torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
-
-READS = {  # the keys that each action reads, besides its own and `device`
-    "text": "prompt num_samples max_new_tokens temperature top_k seed",
-    "answers": "num_samples split data",
-    "evaluate": "data out",
-    "extrapolate": "eval_tokens split data out",
-    "tasks": "task_limit fewshot",
-    "report": "",
-    "frequency": "figure text split data out",
-    "distance": "figure text split data out",
-    "gates": "figure text split data out heads",
-    "positions": "figure text split data out heads",
-    "curves": "figure keys against out",
-}
-PATHS = dict(evaluate="out/evaluation", extrapolate="out/extrapolation", curves="out/curves")
-ACTIONS = "evaluate", "extrapolate", "figure", "tasks", "report"  # one at a time
-SHAPES = "vocab_size n_layer n_head n_embd bias norm mlp mlp_width tie"  # fixed by the weights
 
 @dataclass
 class SampleConfig:
@@ -54,162 +39,322 @@ class SampleConfig:
     prompt: str = ""  # text to continue; empty: a new document
     num_samples: int = 2  # texts or rows per run
     max_new_tokens: int = 300  # length of each
-    temperature: float = 0.8  # 0: always the likeliest token
-    top_k: int = 0  # sample from the k likeliest tokens; 0: from all
+    temperature: Annotated[float, 0, math.inf] = 0.8  # 0: always the most probable token
+    top_k: int = 0  # sample from the k most probable tokens; 0: from all
     seed: int = 1337  # of the samples
-    evaluate: str = ""  # comma-separated splits of the data set: evaluate each in full
+    evaluate: str = ""  # comma-separated splits of the data set: evaluate the whole of each
     extrapolate: str = ""  # multiples of the trained length, "0.5,1,2,4": evaluate there
     tasks: str = ""  # score the model on these lm-evaluation-harness tasks: names or yaml files
     task_limit: int = 0  # tasks: how many questions of each; 0: all
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
-    eval_tokens: int = losses.TOKENS  # extrapolate: tokens to read, the same at every multiple
+    eval_tokens: int = losses.TOKENS  # extrapolate, loss_by_position: how many tokens to read
     split: str = "val"  # the split to extrapolate on, draw figures on, or show rows of
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the run's own
-    figure: str = ""  # frequency | positions | gates | distance | curves: draw it
-    text: str = ""  # figure: comma-separated text files to draw it on; empty: the split
-    heads: str = ""  # positions, gates: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
+    figure: str = ""  # frequency | distance | gates | positions | loss_by_position | curves
+    text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
+    heads: str = ""  # gates, positions: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
     keys: str = "loss,val/loss"  # curves: keys of log.jsonl; those of a split are SPLIT/KEY
-    against: str = "step"  # curves: step | tokens
+    against: Literal["step", "tokens"] = "step"  # curves: the horizontal axis
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
-    out: str = ""  # write <out>.csv, <out>.png; empty: out/evaluation, out/extrapolation, ...
-    device: str = "auto"  # auto | cpu | cuda | mps
+    out: str = ""  # evaluate, extrapolate: write <out>.csv, <out>.png too; figure: its path
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
 
 def main(argv):
-    names = [os.path.normpath(word) for word in argv if not word.startswith("--")]
-    flags = [word for word in argv if word.startswith("--")]
-    keys = {word[2:].partition("=")[0] for word in flags}
+    flags = [word for word in argv if word.startswith("--") or word == "-h"]
     cfg = config.load(SampleConfig, flags)
-    refuse(not names, "no run directory given; e.g. python sample.py out/quickstart_pope")
-    refuse(cfg.temperature < 0, f"temperature={cfg.temperature} is negative; use 0 or more")
-    choose("against", cfg.against, ("step", "tokens"))
-    asked = [action for action in ACTIONS if action in keys]
-    refuse(asked[1:], f"{' and '.join(f'--{key}' for key in asked)} exclude each other; keep one")
-    action = asked[0] if asked else ""
-    if action == "figure":
-        action = choose("figure", cfg.figure, (*figures.FIGURES, "curves"))
+    check_choices(cfg)
+    given = {flag[2:].partition("=")[0] for flag in flags}
+    names = run_names(word for word in argv if word not in flags)
+    action = chosen_action(cfg, given)
     if action:
-        refuse_unread(keys, [action])
-    refuse(cfg.text and keys & {"split", "data"},
-           f"text={cfg.text!r} takes the place of --split and --data; leave them out")
-    for name in names:
-        check_exists(name.partition("@")[0])
-    path = re.sub(r"\.(csv|png)$", "", cfg.report or cfg.out or PATHS.get(action, "out/figure"))
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    if action == "report":
-        return figures.draw_by_length(results.report(names, path), path)
-    if action == "curves":
-        rows = results.training(names)
-        return figures.draw_training(rows, cfg.keys.split(","), cfg.against, path)
-    runs = [Run(name, cfg) for name in dict.fromkeys(names)]  # load them all before any work
-    if action == "evaluate":
-        losses.write(runs, losses.evaluate(runs, cfg.evaluate.split(",")), path)
-    elif action == "extrapolate":
-        rows = losses.extrapolate(runs, cfg.extrapolate, cfg.split, cfg.eval_tokens)
-        losses.write(runs, rows, path)
-    elif action == "tasks":
-        from eval import harness
+        refuse_unread(cfg, given, action)
+    runs = names
+    if action not in ("report", "curves"):  # these read what other programs saved
+        runs = [Run(name, cfg.data, cfg.device) for name in names]  # all, before any work
+    if not action:
+        action = text_or_answers(runs)
+        refuse_unread(cfg, given, action)
+    ACTIONS[action].function(cfg, runs)
 
-        harness.score_tasks(runs, cfg.tasks.split(","), cfg.task_limit, cfg.fewshot)
-    elif action:
-        refuse(cfg.out and runs[1:],
-               f"out={cfg.out!r} names one picture, and there are {len(runs)} runs")
-        for run in runs:
-            name = f"{os.path.basename(run.name)}_{cfg.figure}"
-            figures.draw_heads(run, cfg, path if cfg.out else os.path.join("out", name))
-    else:
-        kinds = ["answers" if run.meta["loss"] == "mask" else "text" for run in runs]
-        refuse_unread(keys, kinds)
-        for run, kind in zip(runs, kinds):
-            write_rows(cfg, run) if kind == "answers" else write_text(cfg, run)
+# --- the actions: each is one function of the config and the runs ---------------------------------
 
-def refuse_unread(keys, actions):
-    """Raises ValueError for a key that none of the actions reads."""
-    read = {"device", *actions}.union(*(READS[action].split() for action in actions))
-    for key in sorted(keys - read):
-        raise ValueError(f"--{key} does nothing for {' and '.join(actions)}; leave it out")
+COLDEST = 1e-3  # the logits divided by much less could overflow
 
-def check_exists(folder):
-    """Raises ValueError if a run directory is missing. Names the existing ones, nearest first."""
+def write_text(cfg, runs):
+    if 0 < cfg.temperature < COLDEST:
+        raise ValueError(f"temperature={cfg.temperature} is too small; use {COLDEST} or more, or 0 "
+                         "for the most probable token")
+    for run in runs:
+        text = tokenizer(run.meta)
+        start = text.encode(cfg.prompt)
+        if not start:
+            start = [run.meta["separator"] or 0]
+        fit = max(1, run.limit + 1 - len(start))  # the last new token is never fed back
+        new = min(cfg.max_new_tokens, fit)
+        end = f", which ends at {run.limit} tokens" if fit < cfg.max_new_tokens else ""
+        for i in range(cfg.num_samples):
+            torch.manual_seed(cfg.seed + i)
+            idx = torch.tensor([start], device=run.device)
+            tokens = run.model.generate(idx, new, cfg.temperature, cfg.top_k or None)[0].tolist()
+            if not cfg.prompt:
+                tokens = tokens[1:]  # the separator is not part of the text
+            print(f"--- {run.name}, sample {i + 1}{end}")
+            print(text.decode(tokens))
+
+@torch.no_grad()
+def write_answers(cfg, runs):
+    """Prints rows of a masked task, with the model's answers where tokens carry loss."""
+    for run in runs:
+        split = run.split(cfg.split)
+        length = run.length(split)
+        symbol = tokenizer(run.meta).decode
+        between = " " if isinstance(run.meta["tokenizer"], dict) else ""
+        x, y = run.read(split, split.windows(length, cfg.num_samples), length)
+        predicted = run.model(x, y)[0].argmax(-1)
+        print(f"{run.name}, {split.split} split; the model's answers are [right] or "
+              "[wrong, not right]")
+        for i, (tokens, targets, answers) in enumerate(zip(x.tolist(), y.tolist(),
+                                                           predicted.tolist())):
+            words = [symbol([token]) for token in tokens + targets[-1:] if token != -1]
+            asked = [t for t in range(length) if targets[t] != -1]
+            right = 0
+            for t in asked:
+                answer = symbol([answers[t]])
+                if answers[t] == targets[t]:
+                    right += 1
+                    words[t + 1] = f"[{answer}]"
+                else:
+                    words[t + 1] = f"[{answer}, not {words[t + 1]}]"
+            print(f"--- row {i + 1}, {right} of {len(asked)} right")
+            end = max(asked, default=length) + 2  # what follows is padding
+            print(between.join(words[:end]))
+
+def evaluate(cfg, runs):
+    show_and_save(runs, losses.evaluate(runs, cfg.evaluate.split(",")), cfg.out)
+
+def extrapolate(cfg, runs):
+    multiples = losses.read_multiples(cfg.extrapolate)
+    measured = losses.extrapolate(runs, multiples, cfg.split, cfg.eval_tokens)
+    show_and_save(runs, measured, cfg.out)
+
+def show_and_save(runs, measured, out):
+    """Prints and saves the rows of each run as soon as they are measured, because a later run may
+    be interrupted. Then writes a table and a picture of all runs, if `out` names them."""
+    path = writable(out) if out else ""
+    width = max(24, max(len(run.name) for run in runs))
+    lines = []
+    for run, rows in zip(runs, measured):
+        if run is runs[0]:
+            losses.print_heading(rows, width)
+        losses.print_rows(run, rows, width)
+        lines += results.append(run, rows)
+    if path:
+        results.write_csv(path, lines)
+        figures.draw_by_length(lines, path)
+
+def score_tasks(cfg, runs):
+    from eval import harness  # needs lm-eval, which the other actions do without
+
+    harness.score_tasks(runs, cfg.tasks.split(","), cfg.task_limit, cfg.fewshot)
+
+def report(cfg, names):
+    path = writable(cfg.report)
+    lines = results.latest([results.split_options(name) for name in names])
+    results.print_tables(lines)
+    results.write_csv(path, lines)
+    figures.draw_by_length(lines, path)
+
+def draw_training(cfg, names):
+    """Options of RUN@key=value change nothing here, because a log is older than they are."""
+    path = writable(cfg.out or os.path.join("out", "curves"))
+    folders = dict.fromkeys(results.split_options(name)[0] for name in names)
+    rows = results.training(folders)
+    figures.draw_training(rows, cfg.keys.split(","), cfg.against, path)
+
+def draw_loss_by_position(cfg, runs):
+    path = writable(cfg.out or os.path.join("out", "loss_by_position"))
+    rows = losses.by_position(runs, cfg.split, cfg.eval_tokens)
+    results.write_csv(path, rows)
+    figures.draw_by_position(rows, path)
+
+def draw_attention(cfg, runs):
+    """Draws one picture for each run, by default in its folder."""
+    if cfg.out and len(runs) > 1:
+        raise ValueError(f"out={cfg.out!r} names one picture, and there are {len(runs)} runs")
+    for run in runs:
+        name = cfg.figure
+        if run.options:
+            name += f"@{run.options}"
+        path = writable(cfg.out or os.path.join(run.folder, name))
+        idx = figures.tokens_to_show(run, cfg.figure, cfg.text, cfg.split)
+        layers = figures.measure(run.model, idx, cfg.figure)
+        figures.draw_attention(run, cfg.figure, layers, idx[0], cfg.heads, path)
+
+@dataclass(frozen=True)
+class Action:
+    """Something that sample.py does, and the keys that it reads. Any other key would do nothing,
+    and is refused."""
+    function: Callable
+    keys: tuple
+
+SAMPLING = ("prompt", "num_samples", "max_new_tokens", "temperature", "top_k", "seed", "device")
+ATTENTION = ("figure", "text", "split", "data", "out", "device")
+ACTIONS = {
+    # without a flag that names an action, the kind of the run decides
+    "text": Action(write_text, SAMPLING),
+    "answers": Action(write_answers, ("num_samples", "split", "data", "device")),
+    # by the flag of this name
+    "evaluate": Action(evaluate, ("evaluate", "data", "out", "device")),
+    "extrapolate": Action(
+        extrapolate, ("extrapolate", "eval_tokens", "split", "data", "out", "device")),
+    "tasks": Action(score_tasks, ("tasks", "task_limit", "fewshot", "device")),
+    "report": Action(report, ("report",)),
+    # by --figure
+    "frequency": Action(draw_attention, ATTENTION),
+    "distance": Action(draw_attention, ATTENTION),
+    "gates": Action(draw_attention, (*ATTENTION, "heads")),
+    "positions": Action(draw_attention, (*ATTENTION, "heads")),
+    "loss_by_position": Action(
+        draw_loss_by_position, ("figure", "eval_tokens", "split", "data", "out", "device")),
+    "curves": Action(draw_training, ("figure", "keys", "against", "out")),
+}
+FLAGS = ("evaluate", "extrapolate", "figure", "tasks", "report")  # one of them at a time
+
+# --- the command line -----------------------------------------------------------------------------
+
+def chosen_action(cfg, given):
+    """Returns the name of the action that a flag asks for, or "" if there is no such flag."""
+    asked = [flag for flag in FLAGS if flag in given]
+    if not asked:
+        return ""
+    if len(asked) > 1:
+        flags = " and ".join(f"--{flag}" for flag in asked)
+        raise ValueError(f"{flags} exclude each other; keep one")
+    value = getattr(cfg, asked[0])
+    if asked[0] == "figure":
+        return choose("figure", value, [name for name in ACTIONS if "figure" in ACTIONS[name].keys])
+    if not value:
+        raise ValueError(f"--{asked[0]}= is empty; see --help for what it takes")
+    return asked[0]
+
+def text_or_answers(runs):
+    """Returns "answers" if the runs are of tasks with a mask, which have answers, else "text"."""
+    answering = [run for run in runs if run.meta["loss"] == "mask"]
+    if answering and len(answering) < len(runs):
+        raise ValueError(f"{answering[0].name} answers the rows of a task, and other runs write "
+                         "text; name them in separate commands")
+    return "answers" if answering else "text"
+
+def refuse_unread(cfg, given, action):
+    """Raises ValueError for a key that the action does not read, because whoever gave it believes
+    that it has an effect."""
+    for key in sorted(given - set(ACTIONS[action].keys)):
+        raise ValueError(f"--{key} does nothing for {action}; leave it out")
+    if cfg.text and given & {"split", "data"}:
+        raise ValueError(f"text={cfg.text!r} takes the place of --split and --data; leave them out")
+
+def run_names(words):
+    """Returns the runs that are named, each once, although out/x and ./out/x are the same run.
+    Files among them are left out with a line on stderr, because a pattern such as out/* also finds
+    tables and pictures. Raises ValueError if no run is left, or if a run does not exist."""
+    names = {}
+    files = []
+    for word in words:
+        folder, options = results.split_options(word)
+        folder = os.path.normpath(folder)
+        if os.path.isfile(folder):
+            files.append(folder)
+            continue
+        if not os.path.exists(folder):
+            raise ValueError(missing_run(folder))
+        name = f"{folder}@{options}" if options else folder
+        names.setdefault((os.path.realpath(folder), options), name)
+    if files and not names:
+        raise ValueError(f"{files[0]!r} is a file, and not a directory with a ckpt.pt; name the "
+                         f"run directory, as in python sample.py {os.path.dirname(files[0])}")
+    if not names:
+        raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
+    for file in files:
+        print(f"left out {file}, which is not a run directory", file=sys.stderr)
+    return list(names.values())
+
+def missing_run(folder):
+    """Returns a message that names the runs beside a folder that does not exist, nearest first."""
     beside = glob.escape(os.path.dirname(folder) or "out")
     runs = [os.path.dirname(path) for path in glob.glob(os.path.join(beside, "*", "ckpt.pt"))]
-    near = ", ".join(difflib.get_close_matches(folder, runs, 5, 0)) or "none"
-    refuse(not os.path.exists(folder), f"run directory {folder!r} does not exist; the nearest: "
-           f"{near}; train one with `python train.py config/quickstart.py`")
+    near = difflib.get_close_matches(folder, runs, 5, 0)
+    return (f"run directory {folder!r} does not exist; the nearest: {', '.join(near) or 'none'}; "
+            "train one with `python train.py config/quickstart.py`")
+
+def writable(path):
+    """Returns the path without .csv or .png, after making its folder. This comes before anything is
+    measured, because a path that cannot be written would cost the work."""
+    if path.endswith((".csv", ".png")):
+        path = path[:-4]
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    return path
+
+# --- trained models -------------------------------------------------------------------------------
+
+SHAPES = ("vocab_size", "n_layer", "n_head", "n_embd", "bias", "norm", "mlp", "mlp_width", "tie")
 
 def load(run, device="auto"):
-    """(model, checkpoint) of a run directory, or of "directory@key=value,key=value". The checkpoint
-    is a dict of config, meta (the data set's) and step."""
-    (folder, _, options), device = run.partition("@"), pick_device(device)
-    saved, changes = checkpoint.read(folder, device), {}
+    """Returns the model of a run directory, or of "directory@key=value,...", and its checkpoint, a
+    dict of config, meta (meta.json of the data set) and step. Raises ValueError for options that
+    the weights do not allow."""
+    folder, options = results.split_options(run)
+    device = checkpoint.pick_device(device)
+    saved = checkpoint.read(folder, device)
+    changes = {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
-        refuse(key in SHAPES.split(), f"{key} in {run} is fixed by the weights; leave it out")
-    for name in changes.get("pe", "").split("+"):
-        if name and name not in PES:
-            near = difflib.get_close_matches(name, PES, 1, 0)[0]
-            raise ValueError(f"pe={name!r} in {run} is unknown; did you mean {near!r}?")
-    model = GPT(model_config(saved, **changes)).to(device).eval()
-    load_weights(model, saved, folder)
+        if key in SHAPES:
+            raise ValueError(f"{key} in {run} is fixed by the weights; leave it out")
+    if changes and not saved["config"].get("rope_trained"):
+        changes.setdefault("rope_trained", trained_length(saved))  # block_size may have changed
+    model = GPT(checkpoint.model_config(saved, **changes)).to(device).eval()
+    checkpoint.load_weights(model, saved, folder)
     return model, {key: saved[key] for key in ("config", "meta", "step")}
 
+def trained_length(saved):
+    """Returns the tokens per sequence in training. The last token of a row is only a target."""
+    row_length = saved["meta"]["row_length"].get("train")
+    return row_length - 1 if row_length else saved["config"]["block_size"]
+
 class Run:
-    """A trained model, and what it is evaluated on."""
-    def __init__(self, name, cfg):
-        self.name, self.folder = name, name.partition("@")[0]
-        self.model, checkpoint = load(name, cfg.device)
-        self.config, self.meta, self.step = checkpoint.values()
-        self.pe, self.limit = self.model.cfg.pe, self.model.limit
-        self.data, self.device = cfg.data or self.config["data"], self.model.wte.weight.device
-        row = self.meta["row_length"].get("train")
-        self.trained = row - 1 if row else self.config["block_size"]  # tokens per sequence
+    """A trained model, and the data set that it is evaluated on, which is its own by default."""
+    def __init__(self, name, data, device):
+        self.name = name
+        self.folder, self.options = results.split_options(name)
+        self.model, saved = load(name, device)
+        self.config = saved["config"]
+        self.meta = saved["meta"]
+        self.step = saved["step"]
+        self.pe = self.model.cfg.pe
+        self.limit = self.model.limit
+        self.device = self.model.wte.weight.device
+        self.data = data or self.config["data"]
+        self.trained = trained_length(saved)
 
     def split(self, name):
+        """Opens a split of the data set. Raises ValueError if its tokens have other meanings."""
         split = Split(locate(self.data), name)
-        theirs, ours = split.meta["tokenizer"], self.meta["tokenizer"]
-        refuse(theirs != ours, f"{split.folder} holds tokens of {theirs!r}, the run was trained on "
-               f"{ours!r}; write it with the run's")
+        theirs = split.meta["tokenizer"]
+        ours = self.meta["tokenizer"]
+        if theirs != ours:
+            raise ValueError(f"{split.folder} was tokenized with {theirs!r}, but the run was "
+                             f"trained with {ours!r}; prepare the data again with the run's")
         return split
 
     def length(self, split):
-        """Tokens per sequence of the split: a row's, or in a stream as many as in training."""
+        """Returns the tokens per sequence of the split, which are as many as in training unless it
+        has rows of its own length."""
         return split.row_length - 1 if split.rows else self.trained
 
     def read(self, split, starts, length):
-        """x and y, each (n, T)."""
+        """Returns x and y, each (n, length), on the model's device."""
         return [torch.from_numpy(part).to(self.device) for part in split.read(starts, length)]
-
-def write_text(cfg, run):
-    text = tokenizer(run.meta)
-    start = text.encode(cfg.prompt) or [run.meta["separator"] or 0]
-    fit = max(1, run.limit + 1 - len(start))  # the last new token is never fed back
-    end = f", which ends at {run.limit} tokens" if fit < cfg.max_new_tokens else ""
-    for i in range(cfg.num_samples):
-        torch.manual_seed(cfg.seed + i)
-        idx = torch.tensor([start], device=run.device)
-        new = min(cfg.max_new_tokens, fit)
-        tokens = run.model.generate(idx, new, cfg.temperature, cfg.top_k or None)[0].tolist()
-        print(f"--- {run.name}, sample {i + 1}{end}")
-        print(text.decode(tokens if cfg.prompt else tokens[1:]))
-
-@torch.no_grad()
-def write_rows(cfg, run):
-    """Prints rows of a masked task, with the model's answers where tokens carry loss."""
-    split, symbol = run.split(cfg.split), tokenizer(run.meta).decode
-    length = run.length(split)
-    x, y = run.read(split, split.windows(length, cfg.num_samples), length)
-    answers = run.model(x, y)[0].argmax(-1)
-    print(f"{run.name}, {split.split} split; the model's answers are [right] or [wrong, not right]")
-    between = " " if isinstance(run.meta["tokenizer"], dict) else ""
-    for i, (tokens, targets, said) in enumerate(zip(x.tolist(), y.tolist(), answers.tolist())):
-        asked = [t for t in range(length) if targets[t] != -1]
-        words = [symbol([token]) for token in tokens + targets[-1:] if token != -1]
-        for t in asked:
-            right, answer = words[t + 1], symbol([said[t]])
-            words[t + 1] = f"[{answer}]" if said[t] == targets[t] else f"[{answer}, not {right}]"
-        end = max(asked, default=length) + 2  # what follows is padding
-        score = sum(said[t] == targets[t] for t in asked)
-        print(f"--- row {i + 1}, {score} of {len(asked)} right\n{between.join(words[:end])}")
 
 if __name__ == "__main__":
     try:
@@ -218,6 +363,8 @@ if __name__ == "__main__":
         sys.exit("\nstopped; results.jsonl has what was measured so far")
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError and "memory" not in str(error):
-            raise  # a bug
-        install = f"; pip install {error.name}" if isinstance(error, ImportError) else ""
-        sys.exit(f"{type(error).__name__}: {error}".partition("\n")[0] + install)
+            raise  # a bug keeps its traceback
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if isinstance(error, ImportError):
+            line += f"; pip install {error.name}"
+        sys.exit(line)

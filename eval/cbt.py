@@ -4,13 +4,14 @@ import re
 QUOTES = (("`` ", '"'), (" ''", '"'), ("` ", "'"), ("-LRB- ", "("), (" -RRB-", ")"))
 
 def plain(text):
+    """Undoes the tokenisation of the data, which separates quotes, brackets and endings."""
     for tokenised, written in QUOTES:
         text = text.replace(tokenised, written)
     return re.sub(r" (?=[.,:;!?']|n't\b)", "", text)
 
 def questions(rows):
-    """A datasets.Dataset of sentences, question, options, answer -> context, endings and the
-    number of the right one."""
+    """Turns a datasets.Dataset of sentences, question, options and answer into one of context,
+    endings and the number of the right ending."""
     def question(row):
         before, _, after = row["question"].partition("XXXXX")
         options = [option for option in row["options"] if option]
@@ -21,5 +22,6 @@ def questions(rows):
     return rows.map(question, remove_columns=rows.column_names)
 
 def accuracy(doc, results):
+    """Compares the mean log-likelihood per token of the endings. results: a Score for each."""
     means = [score[0] / score.tokens for score in results]
     return {"acc": float(means.index(max(means)) == doc["answer"])}

@@ -3,40 +3,63 @@ The pictures that sample.py draws. A method has the same colour in all of them. 
 only in their seed form one curve: their mean, in a band from the lowest to the highest.
 """
 import collections
+import importlib.util
+import itertools
 import math
 import os
 import re
 import statistics
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from data.text import tokenizer
-from eval import results
-from model import PE, CoPE, choose, refuse
+from eval import losses, results
+from model import CoPE, RoPE, choose, overrides, scaled_dot_products
 
-COLORS = {
+COLORS = {  # any other method gets one of OTHER_COLORS
     "pope": "#d62728", "rope": "#1f77b4", "cope": "#2ca02c", "cope+rope": "#17becf",
     "carope": "#9467bd", "expe": "#ff7f0e", "alibi": "#8c564b", "fox": "#e3b505",
     "relative": "#bcbd22", "t5": "#e377c2", "nope": "#7f7f7f", "learned": "#111111",
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
+OTHER_COLORS = itertools.cycle(("#ff9896", "#aec7e8", "#c5b0d5", "#c49c94", "#f7b6d2", "#b0b0b0"))
 LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of one colour
 TITLES = {
     "quickstart": "loss on Python source", "recall_small": "recalling a value",
     "copy_small": "copying strings", "addition_small": "adding numbers",
 }
+SMOOTH_STEPS = 20  # training loss: each point is the mean over this many logged steps
+MANY_LENGTHS = 7  # from this number on, their tick labels are rotated
+TEXTS = 10  # segments of the split that a picture of attention is averaged over
+SHORT = 256  # tokens of each segment, because a map of more could not be read
+LONG = 4  # `distance` reads this many times the trained length
+TOKENS_PER_INCH = 16  # of a map that is large enough to be labelled with its tokens
+
+# --- parts that all pictures share ----------------------------------------------------------------
 
 def panels(n, across, width, height, **options):
-    """(figure, n axes), at most `across` in a row; width and height of each in inches."""
+    """Returns a figure and its n axes, at most `across` in a row. width and height are those of a
+    panel in inches."""
     from matplotlib.figure import Figure
-    columns, rows = min(across, n), math.ceil(n / across)
+
+    columns = min(across, n)
+    rows = math.ceil(n / across)
     figure = Figure((width * columns + 1, height * rows + 1.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat[n:]:
         ax.set_visible(False)
     return figure, list(axes.flat[:n])
+
+def can_draw():
+    """Tells whether matplotlib is installed. If it is not, a line says so, rather than an error,
+    because the numbers of the picture are saved already."""
+    if importlib.util.find_spec("matplotlib"):
+        return True
+    print("no picture without matplotlib; pip install matplotlib")
+    return False
 
 def plain(ax, trained=()):
     """A grid, no box, and a dashed line at each trained length."""
@@ -46,222 +69,342 @@ def plain(ax, trained=()):
     ax.spines[["top", "right"]].set_visible(False)
 
 def save(figure, path):
-    """Write <path>.png, with a legend of all lines below."""
-    lines = {line.get_label(): line
-             for ax in figure.axes for line in ax.get_legend_handles_labels()[0]}
+    """Writes <path>.png, with one legend for all panels below them."""
+    lines = {}
+    for ax in figure.axes:
+        for line in ax.get_legend_handles_labels()[0]:
+            lines[line.get_label()] = line
     if lines:
-        fit = figure.get_figwidth() / (0.8 + 0.085 * max(map(len, lines)))  # of the longest name
-        columns = max(1, min(6, len(lines), int(fit)))
-        at = dict(loc="outside lower center", ncols=columns, frameon=False)
-        figure.legend(lines.values(), lines, **at)
+        inches = 0.8 + 0.085 * max(len(name) for name in lines)  # of the longest name
+        columns = max(1, min(6, len(lines), int(figure.get_figwidth() / inches)))
+        figure.legend(lines.values(), lines, loc="outside lower center", ncols=columns,
+                      frameon=False)
     figure.savefig(path + ".png", dpi=120)
     print(f"wrote {path}.png")
 
+# --- curves over length, training steps and positions ---------------------------------------------
+
 def draw_by_length(lines, path):
-    """A panel for each config measured at several lengths: the loss of --extrapolate (a panel for
-    each split) or the errors of --evaluate. lines: from results.jsonl."""
-    found = {}
+    """Draws a panel for each config that was measured at several lengths: the loss of --extrapolate
+    (one for each split) or the errors of --evaluate. lines are those of results.jsonl."""
+    groups = {}  # {(title, metric): lines}
     for line in lines:
-        title, metric = os.path.basename(line["config"]).removesuffix(".py"), line["metric"]
-        title = TITLES.get(title, title)
+        config = os.path.basename(line["config"]).removesuffix(".py")
+        title = TITLES.get(config, config)
         split, _, multiple = line["split"].rpartition(" ")
-        extrapolated = metric in ("loss", "window_loss") and multiple.endswith("x")
-        if extrapolated and split != "val":
-            title += f", {split}"
-        if extrapolated or metric == "token_error":
-            key = title, "length", "loss" if extrapolated else metric
-            found.setdefault(key, []).append(line | {metric: line["value"]})
-    found = {key: rows for key, rows in found.items() if len({row["length"] for row in rows}) > 1}
-    if found:
-        draw_curves(found, path)
+        if line["metric"] == "token_error":
+            groups.setdefault((title, "token_error"), []).append(line)
+        elif line["metric"] in ("loss", "window_loss") and multiple.endswith("x"):
+            if split != "val":
+                title += f", {split}"
+            groups.setdefault((title, "loss"), []).append(line)
+    groups = {panel: group for panel, group in groups.items()
+              if len({line["length"] for line in group}) > 1}
+    if not groups or not can_draw():
+        return
+    figure, axes = panels(len(groups), 2, 5, 3.8)
+    for ax, ((title, metric), group) in zip(axes, groups.items()):
+        draw_length_panel(ax, group, metric)
+        ax.set_title(title)
+    save(figure, path)
+
+def draw_length_panel(ax, lines, metric):
+    xlabel = "length, tokens; dashed: as trained"
+    windowed = [line for line in lines if line["metric"] == "window_loss"]
+    if windowed:
+        draw_curves(ax, windowed, "length", "value", is_thin=True)
+        xlabel += "\nthin: each token sees only the trained length"
+    whole = [line for line in lines if line["metric"] == metric]
+    draw_curves(ax, whole, "length", "value", marker=".")
+    ax.set(xlabel=xlabel, ylabel=results.METRICS[metric])
+    label_lengths(ax, sorted({line["length"] for line in lines}))
+    limit_height(ax, metric)
+    plain(ax, {line["trained"] for line in lines})
+
+def label_lengths(ax, lengths):
+    """A logarithmic axis with a tick at each of these lengths."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) >= MANY_LENGTHS else 0)
+    ax.minorticks_off()
 
 def draw_training(rows, keys, against, path):
-    """A panel for each key of the logs."""
-    known = {name for row in rows for name in row} - {"run", "pe", "step", "tokens"}
-    draw_curves({("", against, choose("keys", key, sorted(known))): rows for key in keys}, path)
-
-def draw_curves(found, path):
-    """<path>.png with a panel for each {(title, x, y): rows}, y against x."""
-    try:
-        figure, axes = panels(len(found), 2, 5, 3.8)
-    except ImportError as error:  # the numbers are saved anyway
-        return print(f"no picture without {error.name}; pip install {error.name}")
-    for ax, ((title, x, y), rows) in zip(axes, found.items()):
-        trained = {row["trained"] for row in rows if x == "length"}
-        label = f"{x}, tokens; dashed: as trained" if trained else x
-        if any("window_loss" in row for row in rows):
-            draw_each(ax, rows, x, "window_loss", linewidth=0.6, label="_")
-            label += "\nthin: each token sees only the trained length"
-        draw_each(ax, rows, x, y, marker="." if trained else "")
-        ax.set(title=title, ylabel=results.METRICS.get(y, y), xlabel=label)
-        if trained:
-            lengths = sorted({row["length"] for row in rows})
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if lengths[6:] else 0)
-            ax.minorticks_off()
-        low, high = ax.dataLim.intervaly
-        if y.endswith(("loss", "ppl")):  # cut off a curve that explodes or starts high
-            high = min(high, max(1.7 * low, low + 0.5))
-        elif y.endswith("error"):  # percent: from 0, even if all are 0
-            low, high = 0, max(high, 1)
-        margin = 0.05 * (high - low) or 0.05
-        ax.set_ylim(low - margin, high + margin)
-        plain(ax, trained)
+    """Draws a panel for each key of the logs, over steps or tokens. rows: of results.training."""
+    known = {key for row in rows for key in row} - {"run", "pe", "step", "tokens"}
+    for key in keys:
+        choose("keys", key, sorted(known))
+    figure, axes = panels(len(keys), 2, 5, 3.8)
+    for ax, key in zip(axes, keys):
+        # "loss" is that of a single batch, whereas val/loss is a mean already
+        draw_curves(ax, rows, against, key, smooth=SMOOTH_STEPS if key == "loss" else 1)
+        ax.set(xlabel=against, ylabel=results.METRICS.get(key, key))
+        limit_height(ax, key)
+        plain(ax)
     save(figure, path)
 
-def draw_each(ax, rows, x, y, **style):
-    """y against x, a curve for each label of the rows."""
-    names, drawn, curves = results.labels(rows), collections.Counter(), {}
+def draw_by_position(rows, path):
+    """Draws the loss at each position of a long context. It falls as long as a model can use more
+    context, and rises where it no longer understands its positions. rows: of losses.by_position."""
+    if not can_draw():
+        return
+    trained = {row["trained"] for row in rows}
+    figure, (ax,) = panels(1, 1, 6, 4)
+    draw_curves(ax, rows, "position", "loss")
+    ax.set(xlabel="position, tokens; dashed: as trained", ylabel=results.METRICS["loss"],
+           title=f"loss at each position, {rows[0]['split']}")
+    last = max(row["position"] for row in rows)
+    label_lengths(ax, [last // 2**n for n in reversed(range(last.bit_length()))])
+    limit_height(ax, "loss")
+    plain(ax, trained)
+    save(figure, path)
+
+def draw_curves(ax, rows, x, y, smooth=1, is_thin=False, marker=""):
+    """Draws y against x, one curve for each label of the rows. Each point is the mean of itself and
+    the points before it, `smooth` in all. Thin curves have no name in the legend."""
+    label_of = results.labels(rows)
+    curves = {}  # {(label, pe): {x: [y of each seed]}}
     for row in rows:
         if y in row:
-            points = curves.setdefault((names[row["run"], row.get("steps")], row["pe"]), {})
-            points.setdefault(row[x], []).append(row[y])
-    for (name, pe), points in curves.items():
-        color, line = COLORS.get(pe, "#b0b0b0"), LINES[drawn[pe] % len(LINES)]
+            seeds = curves.setdefault((label_of[row["run"], row.get("steps")], row["pe"]), {})
+            seeds.setdefault(row[x], []).append(row[y])
+    drawn = collections.Counter()  # tells curves of one method apart
+    for (label, pe), seeds in curves.items():
+        at = sorted(seeds)
+        mean = moving_mean([statistics.fmean(seeds[value]) for value in at], smooth)
+        low = moving_mean([min(seeds[value]) for value in at], smooth)
+        high = moving_mean([max(seeds[value]) for value in at], smooth)
+        color = color_of(pe)
+        style = LINES[drawn[pe] % len(LINES)]
         drawn[pe] += 1
-        at, ys = zip(*sorted(points.items()))
-        mean, low, high = ([of(y) for y in ys] for of in (statistics.fmean, min, max))
-        if y == "loss" and x != "length":  # of single batches: the mean of the last twenty
-            parts = [slice(max(0, n - 19), n + 1) for n in range(len(at))]
-            mean, low, high = ([statistics.fmean(ys[part]) for part in parts]
-                               for ys in (mean, low, high))
-        ax.plot(at, mean, **dict(label=name, color=color, linestyle=line) | style)
+        if is_thin:
+            ax.plot(at, mean, label="_", color=color, linestyle=style, linewidth=0.6)
+        else:
+            ax.plot(at, mean, label=label, color=color, linestyle=style, marker=marker)
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
 
-def draw_heads(run, cfg, path):
-    """Draws cfg.figure into <path>.png, from the text files of cfg.text or else ten stretches of
-    the split. It reads 256 tokens of each, or the trained length if that is less; `distance` reads
-    four times the trained length. All are cut to the shortest. A map shows only the first."""
-    length = min(256, run.model.cfg.block_size)
-    if cfg.figure == "distance":
-        length = min(4 * run.trained, run.limit)
-    code, files = tokenizer(run.meta), filter(None, cfg.text.split(","))
-    texts = [code.encode(Path(name).read_text(encoding="utf-8"))[:length] for name in files]
-    idx = torch.tensor([text[: min(map(len, texts))] for text in texts], device=run.device)
-    if not texts:
-        split = run.split(cfg.split)
-        window = max(length, split.row_length - 1)
-        idx = run.read(split, split.windows(window, 10), window)[0][:, :length]
-    refuse(not idx.numel(), f"text={cfg.text!r} holds no text; name files that do")
-    measure, draw, title = FIGURES[cfg.figure]
-    layers = measure_layers(run.model, idx[:1] if draw is draw_maps else idx, measure)
-    refuse(len({layer.size(-1) for layer in layers.values()}) != 1,
-           f"figure={cfg.figure!r} has nothing to show of pe={run.pe!r}")
-    figure = draw(run, layers, cfg.heads, [code.decode([token]) for token in idx[0].tolist()])
-    figure.suptitle(f"{run.name}: {title}", wrap=True)
-    save(figure, path)
+def color_of(pe):
+    if pe not in COLORS:
+        COLORS[pe] = next(OTHER_COLORS)
+    return COLORS[pe]
+
+def moving_mean(values, count):
+    """Returns the means of each value and those before it, `count` in all."""
+    if count == 1:
+        return values
+    return [statistics.fmean(values[max(0, n + 1 - count) : n + 1]) for n in range(len(values))]
+
+def limit_height(ax, metric):
+    """Cuts off a loss that explodes or starts high, because the differences between the others
+    could not be seen beside it. Errors are in percent and begin at 0."""
+    low, high = ax.dataLim.intervaly
+    if metric.endswith(("loss", "ppl")):
+        high = min(high, max(1.7 * low, low + 0.5))
+    elif metric.endswith("error"):
+        low = 0
+        high = max(high, 1)  # if all are 0
+    margin = 0.05 * (high - low) or 0.05
+    ax.set_ylim(low - margin, high + margin)
+
+# --- attention: which tokens, what is measured in each layer, and how it is drawn -----------------
+
+def tokens_to_show(run, name, files, split):
+    """Returns the tokens (B, T) for the figure of this name. They are the beginnings of the text
+    files "a.txt,b.txt", cut to the shortest, or else of segments spread over the split. A map shows
+    only the first text. T is at most SHORT or the model's block_size, and for `distance` LONG times
+    the trained length."""
+    length = min(SHORT, run.model.cfg.block_size)
+    if name == "distance":
+        length = min(LONG * run.trained, run.limit)
+    if files:
+        encode = tokenizer(run.meta).encode
+        paths = [path for path in files.split(",") if path]
+        texts = [encode(Path(path).read_text(encoding="utf-8"))[:length] for path in paths]
+        if not texts or not all(texts):
+            raise ValueError(f"text={files!r} holds no text; name files that do")
+        shortest = min(len(text) for text in texts)
+        idx = torch.tensor([text[:shortest] for text in texts], device=run.device)
+    else:
+        split = run.split(split)
+        window = max(length, split.row_length - 1)  # a row is read from its start
+        x, _ = run.read(split, split.windows(window, TEXTS), window)
+        idx = x[:, :length]
+    if FIGURES[name].draw is draw_maps:
+        idx = idx[:1]
+    return idx
 
 @torch.no_grad()
-def measure_layers(model, idx, measure):
-    """{layer: `measure` of its attention}, averaged over the texts idx (B, T). Each layer has its
-    own forward pass, as the weights of all might not fit in memory."""
+def measure(model, idx, name):
+    """Returns {layer: what the figure of this name shows of its attention}, averaged over the texts
+    idx (B, T), for the layers that have it. One layer is measured after the other, because the
+    weights of all layers might not fit in memory."""
     layers = {}
     for text in idx:
-        for i, block in enumerate(model.h):
-            block.attn.kept = {}
-            model(text[None])
-            found = measure(block.attn, block.attn.kept)
-            block.attn.kept = None
+        inputs = []  # (attention, its arguments) of each layer
+        hooks = []
+        for block in model.h:
+            hooks.append(block.attn.register_forward_pre_hook(
+                lambda attn, args: inputs.append((attn, args))))
+        model(text[None])
+        for hook in hooks:
+            hook.remove()
+        for i, (attn, args) in enumerate(inputs):
+            *args, cache = args  # the last argument is the cache, which is None here
+            found = FIGURES[name].measure(attn, *attn.encode(*args, {}))
             if found is not None:
                 layers[i] = layers.get(i, 0) + found.cpu() / len(idx)
     return layers
 
-def norms(attn, kept):
-    """(2, n), for q and k: the norm of the pair of entries that rotates at frequency c, in PoPE the
-    magnitude mu of component c. Mean over tokens and heads (PoPE Figures 3 to 6)."""
+def norms(attn, q, k, *rest):
+    """Returns (2, n), for q and k: the norm of the pair of entries that rotates at frequency c, in
+    PoPE the magnitude mu of component c. It is the mean over tokens and heads (PoPE Figures 3 to
+    6). Returns None if the layer rotates nothing."""
     for pe in attn.pes:
-        if type(pe).rotate is not PE.rotate:
-            pos = torch.arange(kept["x"].size(1), device=kept["x"].device)
-            pairs = torch.stack(pe.rotate(kept["q"], kept["k"], kept["x"], pos, {}))
+        if overrides(type(pe), "rotate"):
+            pairs = torch.stack((q, k))
+            if isinstance(pe, RoPE):  # with rope_fraction, the other dimensions do not rotate
+                pairs = pairs[..., : pe.rotated_width(attn.cfg)]
             pairs = pairs.unflatten(-1, (2, -1))  # (2, 1, H, T, 2, n)
             return pairs.norm(dim=-2).mean((1, 2, 3))
 
-def weights_by_distance(attn, kept):
-    """(H, T): the attention weight at each distance 0..T-1, mean over the queries that see that far
-    back."""
-    weights = kept["weights"][0]
-    return torch.stack([weights.diagonal(-n, 1, 2).mean(1) for n in range(weights.size(1))], 1)
+def weights_by_distance(attn, q, k, v, *rest):
+    """Returns (H, T): the attention weight at each distance 0..T-1, averaged over the queries that
+    see that far back."""
+    T = k.size(2)
+    unit_values = torch.eye(T, device=k.device)  # the weighted sum of these is the weights
+    weights = attn.textbook(q, k, unit_values, *rest)[0]  # (H, T, T)
+    means = [weights.diagonal(-distance, 1, 2).mean(1) for distance in range(T)]  # each (H,)
+    return torch.stack(means, 1)
 
-def maps(attn, kept, alone):
-    """(H, T, T), nan in the future. CoPE's gates g_ij (CoPE Figure 7), or attention from position
-    alone, as if q.k were the same for all keys: exp(z_i[p_ij]) over the largest in its row (Figure
-    4)."""
-    for pe in attn.pes:
+def gates(attn, q, k, v, unrotated_q, i, j, per_key):
+    """Returns (H, T, T): CoPE's gates g_ij, nan in the future (CoPE Figure 7). Returns None if the
+    layer has no CoPE."""
+    for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
-            j = torch.arange(kept["x"].size(1), device=kept["x"].device)
-            i = j[:, None]
-            features = pe.key_features(kept["x"], kept["k"], kept["v"], {})
-            shown = pe.gates(kept["q"], kept["logits"], i, j, features)  # (1, H, T, T)
-            if alone:
-                z = pe.bias_at(pe.positions(shown), kept["q"]).masked_fill(j > i, -math.inf)
-                shown = (z - z.amax(-1, keepdim=True)).exp()
-            return shown[0].masked_fill(j > i, math.nan)
+            logits = scaled_dot_products(q, k, attn.d)
+            return pe.gates(unrotated_q, logits, i, j, gate_k)[0].masked_fill(j > i, math.nan)
 
-def draw_norms(run, layers, chosen, words):
+def position_weights(attn, q, k, v, unrotated_q, i, j, per_key):
+    """Returns (H, T, T): CoPE's attention from position alone, as if q.k were the same for all
+    keys. It is exp(z_i[p_ij]) over the largest in its row, and nan in the future (CoPE Figure 4).
+    Returns None if the layer has no CoPE."""
+    for pe, gate_k in zip(attn.bias_pes, per_key):
+        if isinstance(pe, CoPE):
+            logits = scaled_dot_products(q, k, attn.d)
+            positions = pe.positions(pe.gates(unrotated_q, logits, i, j, gate_k))
+            z = pe.bias_at(positions, unrotated_q).masked_fill(j > i, -math.inf)
+            weights = (z - z.amax(-1, keepdim=True)).exp()
+            return weights[0].masked_fill(j > i, math.nan)
+
+def draw_attention(run, name, layers, tokens, heads, path):
+    """Draws what `measure` returned into <path>.png. tokens (T,) are those of the first text, which
+    a map shows, and heads chooses its maps, "4.3,1.2"."""
+    widths = {layer.size(-1) for layer in layers.values()}
+    if len(widths) != 1:  # no layer has what the figure shows, or the layers differ in kind
+        raise ValueError(f"figure={name!r} has nothing to show of pe={run.pe!r}")
+    decode = tokenizer(run.meta).decode
+    words = [decode([token]) for token in tokens.tolist()]
+    figure = FIGURES[name].draw(run, layers, heads, words)
+    figure.suptitle(f"{run.name}: {FIGURES[name].title}", wrap=True)
+    save(figure, path)
+
+def draw_norms(run, layers, heads, words):
     """Labels each frequency by its period (CARoPE: at initialisation)."""
     n = layers[min(layers)].size(1)
     periods = [2 * math.pi * run.model.cfg.base ** (c / n) for c in range(n)]
     return draw_lines(run, layers, "period", periods, ["queries", "keys"])
 
-def draw_distances(run, layers, chosen, words):
-    """Each point is the mean over an eighth of an octave of distances."""
-    T = layers[0].size(1)
-    begins = sorted({0, *(round(2 ** (n / 8)) for n in range(8 * T.bit_length()))})
-    begins = [begin for begin in begins if begin < T]
-    means = {i: [[part.mean().item() for part in head.tensor_split(begins[1:])] for head in layer]
-             for i, layer in layers.items()}
-    names = [f"head {h + 1}" for h in range(len(layers[0]))]
+def draw_distances(run, layers, heads, words):
+    """Each point is the mean over an eighth of an octave of distances, because single distances
+    would be lost in the noise of a logarithmic axis."""
+    H, T = layers[min(layers)].shape
+    begins = losses.eighths_of_octaves(T)
+    means = {}
+    for i, layer in layers.items():
+        parts = layer.tensor_split(begins[1:], 1)  # each (H, distances)
+        means[i] = torch.stack([part.mean(1) for part in parts], 1)
+    names = [f"head {h + 1}" for h in range(H)]
     at = [begin + 1 for begin in begins]
     return draw_lines(run, means, "distance + 1", at, names, yscale="log")
 
-def draw_lines(run, layers, label, x, names, **options):
-    """A panel for each layer of {number: lines}, each line over x."""
+def draw_lines(run, layers, xlabel, x, names, **options):
+    """Draws a panel for each layer, and in it each of the layer's lines over x."""
     figure, axes = panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
         for n, (line, name) in enumerate(zip(lines, names)):
-            ax.plot(x, line, LINES[n // 10 % 4], color=f"C{n % 10}", linewidth=1, label=name)
-        ax.set(xlabel=f"{label}, tokens; dashed: as trained", xscale="log", **options)
+            style = LINES[n // 10 % len(LINES)]  # matplotlib has ten colours, C0 to C9
+            ax.plot(x, line, color=f"C{n % 10}", linestyle=style, linewidth=1, label=name)
+        ax.set(xlabel=f"{xlabel}, tokens; dashed: as trained", xscale="log", **options)
         ax.set_title(f"layer {i + 1}")
         plain(ax, [run.trained])
     return figure
 
-def draw_maps(run, layers, chosen, words):
-    """A map of queries by keys for each of the chosen heads, "4.3,1.2", or for all of them, a row
-    for each layer."""
-    there = {f"{i + 1}.{h + 1}": head
-             for i, layer in layers.items() for h, head in enumerate(layer)}
-    names = [choose("heads", name, there) for name in chosen.split(",") if chosen] or list(there)
-    across = len(names) if chosen else len(names) // len(layers)
-    side = max(1.5, min(4.5, 16 / across))  # inches
-    figure, axes = panels(len(names), across, side, side, sharex=True, sharey=True)
+def draw_maps(run, layers, heads, words):
+    """Draws a map of queries by keys for every head, with a row of maps for each layer. Or only for
+    the chosen heads, "4.3,1.2", in this order, and then so large that the tokens label it."""
+    maps = {}
+    for i, layer in layers.items():
+        for h, head in enumerate(layer):
+            maps[f"{i + 1}.{h + 1}"] = head
+    if heads:
+        names = [choose("heads", name, maps) for name in heads.split(",")]
+        across = len(names)
+        inches = max(3, len(words) / TOKENS_PER_INCH)
+    else:
+        names = list(maps)
+        across = len(names) // len(layers)
+        inches = max(1.5, min(4.5, 16 / across))
+    figure, axes = panels(len(names), across, inches, inches, sharex=True, sharey=True)
     ends, sizes = line_ends(words)
     for ax, name in zip(axes, names):
-        image = ax.imshow(there[name].numpy(), "Blues", vmin=0, vmax=1, interpolation="nearest")
+        image = ax.imshow(maps[name].numpy(), "Blues", vmin=0, vmax=1, interpolation="nearest")
         ax.scatter(ends, ends, sizes, "crimson", marker="+", linewidths=1)
-        ax.set_title("layer {}, head {}".format(*name.split(".")), fontsize=8)
+        layer, head = name.split(".")
+        ax.set_title(f"layer {layer}, head {head}", fontsize=8)
         ax.set_facecolor("0.9")
+        if heads:
+            label_tokens(ax, words)
     figure.supxlabel("key; + ends a line, a large + a blank line or a heading", fontsize=10)
     figure.supylabel("query", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.5)
     return figure
 
+def label_tokens(ax, words):
+    """Writes each token beside its row and below its column."""
+    shown = [word.replace(" ", "·").replace("\n", "↵").replace("$", r"\$") for word in words]
+    style = {"fontsize": 56 / TOKENS_PER_INCH, "fontfamily": "monospace"}  # points per inch: 72
+    at = range(len(words))
+    ax.set_xticks(at, shown, rotation=0 if max(map(len, words)) == 1 else 90, **style)
+    ax.set_yticks(at, shown, **style)
+    ax.tick_params(length=0, pad=1, labelbottom=True, labelleft=True)
+
 def line_ends(words):
-    """Where the lines of a text end, and the marker's size there: large for a blank line or a
-    Wikipedia heading, "= A ="."""
-    ends, sizes, first = [], [], 0
+    """Returns where the lines of a text end, and the marker's size there, which is large for a
+    blank line or a Wikipedia heading, "= A ="."""
+    ends = []
+    sizes = []
+    first = 0
     for t, word in enumerate(words):
         if "\n" in word:
             line = "".join(words[first : t + 1])
-            large = re.fullmatch(r"\s*(=.*=)?\s*", line) or line.count("\n") > 1
+            is_large = re.fullmatch(r"\s*(=.*=)?\s*", line) or line.count("\n") > 1
             ends.append(t)
-            sizes.append(80 if large else 20)
+            sizes.append(80 if is_large else 20)
             first = t + 1
     return ends, sizes
 
-FIGURES = {  # name: (how to measure, how to draw, title)
-    "frequency": (norms, draw_norms, "magnitude of q and k at each frequency, mean over heads"),
-    "distance": (weights_by_distance, draw_distances, "mean attention weight at each distance"),
-    "gates": (partial(maps, alone=False), draw_maps, "gates, how much of each key a query counts"),
-    "positions": (partial(maps, alone=True), draw_maps,
-                  "attention from position alone, the largest weight of each query set to 1"),
+@dataclass(frozen=True)
+class Figure:
+    """A picture of attention."""
+    measure: Callable  # takes an Attention and the arguments of its `textbook`
+    draw: Callable  # takes the run, {layer: measured}, the chosen heads and the text's tokens
+    title: str
+
+FIGURES = {
+    "frequency": Figure(
+        norms, draw_norms, "magnitude of q and k at each frequency, mean over heads"),
+    "distance": Figure(
+        weights_by_distance, draw_distances, "mean attention weight at each distance"),
+    "gates": Figure(gates, draw_maps, "gates, how much of each key a query counts"),
+    "positions": Figure(
+        position_weights, draw_maps,
+        "attention from position alone, the largest weight of each query set to 1"),
 }

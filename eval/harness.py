@@ -10,11 +10,10 @@ from lm_eval.utils import make_table
 
 from data.text import tokenizer
 from eval import losses, results
-from model import refuse
 
 
 def score_tasks(runs, names, limit, fewshot):
-    """Print the harness's table of scores for each run, and append them to RUN/results.jsonl."""
+    """Prints the harness's table of scores for each run, and appends them to RUN/results.jsonl."""
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
     for name in names:
         if name not in manager.all_tasks and not os.path.isfile(name):
@@ -27,25 +26,30 @@ def score_tasks(runs, names, limit, fewshot):
                                         num_fewshot=fewshot or None, limit=limit or None)
         print(f"{run.name}\n{make_table(found)}", flush=True)
         for task, scores in found["results"].items():
-            shots = found["n-shot"].get(task)
-            name = task if shots is None else f"{task}, {shots}-shot"  # a group has none
-            name += f", the first {limit}" if limit else ""
-            results.append(run, [scores | dict(split=name, length=model.longest)])
+            name = task
+            if task in found["n-shot"]:  # a group of tasks has none
+                name += f", {found['n-shot'][task]}-shot"
+            if limit:
+                name += f", the first {limit}"
+            results.append(run, [{**scores, "split": name, "length": model.longest}])
 
 class Score(tuple):
     """The pair that the harness expects for a continuation: its log-likelihood, and whether greedy
     decoding would produce it. cbt.py also reads its number of `tokens`."""
 
 class Model(TemplateLM):
-    """A GPT behind the harness's interface. It reads at most block_size tokens at once
-    (RUN@block_size=n allows more): the last ones of a longer context, as the harness's own adapters
-    do. A longer continuation is scored block_size targets at a time. The separator stands in for an
-    empty context."""
+    """A GPT behind the harness's interface. It reads at most block_size tokens at once, and
+    RUN@block_size=n allows more. Of a longer context it reads the last tokens, as the harness's own
+    adapters do. A longer continuation is scored block_size targets at a time. The separator stands
+    in for an empty context."""
     def __init__(self, model, meta):
         super().__init__()
-        refuse(meta["separator"] is None, "downstream tasks need a model of text, this one's data "
-               "set has no separator between documents; train on text")
-        self.model, self.text, self.separator = model, tokenizer(meta), meta["separator"]
+        if meta["separator"] is None:
+            raise ValueError("downstream tasks need a model of text, but this one's data set has "
+                             "no separator between documents; train on text")
+        self.model = model
+        self.text = tokenizer(meta)
+        self.separator = meta["separator"]
         self.longest = model.cfg.block_size
         self._device = model.wte.weight.device  # LM.device returns it
 
@@ -65,10 +69,12 @@ class Model(TemplateLM):
             for begin in range(len(tokens) - len(targets), len(tokens), self.longest):
                 end = min(begin + self.longest, len(tokens))
                 windows.append((i, tokens[max(0, end - self.longest - 1) : end], end - begin))
-        logps, greedy = [0.0] * len(requests), [True] * len(requests)
-        for part in losses.batches(windows, lambda window: len(window[1]), "log-likelihoods"):
+        logps = [0.0 for _ in requests]
+        greedy = [True for _ in requests]
+        for part in losses.batches(windows, lambda window: len(window[1])):
             tokens = torch.tensor([tokens for _, tokens, _ in part], device=self.device)
-            x, y = tokens[:, :-1], tokens[:, 1:].clone()
+            x = tokens[:, :-1]
+            y = tokens[:, 1:].clone()
             for row, (_, _, n) in zip(y, part):
                 row[:-n] = -1  # no target
             logits = self.model(x, y)[0].mT.float()  # (B, V, T)
@@ -77,13 +83,15 @@ class Model(TemplateLM):
             for (i, _, _), nats, all_right in zip(part, loss.sum(1).tolist(), right.tolist()):
                 logps[i] -= nats
                 greedy[i] &= all_right
-        found = list(map(Score, zip(logps, greedy)))
-        for score, (_, _, targets) in zip(found, requests):
+        found = []
+        for logp, is_greedy, (_, _, targets) in zip(logps, greedy, requests):
+            score = Score((logp, is_greedy))
             score.tokens = len(targets)
+            found.append(score)
         return found
 
     def generate_until(self, requests, disable_tqdm=False):
-        raise ValueError("this task needs generated text; only tasks that choose among given "
+        raise ValueError("this task needs generated text, but only tasks that choose among given "
                          "answers are scored here")
 
     loglikelihood_rolling = generate_until

@@ -1,104 +1,204 @@
 """
-Losses of trained models, over whole splits and past the trained length. `evaluate` and
-`extrapolate` measure: they yield a list of rows for each run. `write` prints, saves and draws them.
+Measures the losses of trained models: over the whole of a split (`evaluate`), beyond the trained
+length (`extrapolate`) and at each position of a long context (`by_position`). These functions
+return rows, which are dicts. print_heading and print_rows show them, results.py saves them, and
+figures.py draws them.
 """
 import math
-import sys
-import time
 from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 
-from eval import figures, results
-from model import refuse
-
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to bound the memory
 STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolate` reads
 TOKENS = 131072  # in all stretches together
+LONGEST = 8  # `by_position` reads contexts of this many times the trained length
+LARGEST_EXPONENT = 700  # the perplexity of a larger loss would overflow
+
+# --- scores of a batch, which train.py uses too ---------------------------------------------------
 
 @torch.no_grad()
 def error_sums(model, x, y):
-    """Float64 (5,), sums over x, y (B, T): loss in nats, targets, wrong argmaxes, rows with a wrong
-    argmax, all rows. Greedy decoding reproduces exactly the rows without a wrong argmax."""
+    """Returns five sums over a batch x, y (B, T), in float64: the loss in nats, the targets, the
+    wrong argmaxes, the rows with a wrong argmax, and the rows with a target. Greedy decoding
+    reproduces exactly the rows without a wrong argmax."""
     logits, loss = model(x, y)
-    wrong, n = (logits.argmax(-1) != y) & (y != -1), (y != -1).sum()
-    sums = torch.stack([loss * n, n, wrong.sum(), wrong.any(1).sum()]).cpu().double()
-    return torch.cat((sums, torch.tensor([len(x)])))
+    is_target = y != -1
+    is_wrong = (logits.argmax(-1) != y) & is_target
+    targets = is_target.sum()
+    sums = [loss * targets, targets, is_wrong.sum(), is_wrong.any(1).sum(), is_target.any(1).sum()]
+    return torch.stack(sums).cpu().double()
 
 def scores(sums, masked):
-    """error_sums as loss in nats per target, perplexity and, for a masked task, percentages."""
+    """Returns the sums of error_sums as a dict of the loss in nats per target, the perplexity and,
+    for a masked task, the percentages of wrong targets and of rows with a wrong target. Raises
+    ValueError if there was no target."""
     loss, targets, wrong, wrong_rows, rows = sums.tolist()
-    refuse(not targets, "no target to evaluate carries loss; evaluate more, or check the mask")
-    result = dict(loss=loss / targets, ppl=math.exp(min(loss / targets, 700)))
+    if not targets:
+        raise ValueError("no target to evaluate carries loss; evaluate more, or check the mask")
+    result = {"loss": loss / targets, "ppl": perplexity(loss / targets)}
     if masked:
-        result |= dict(token_error=100 * wrong / targets, sequence_error=100 * wrong_rows / rows)
+        result["token_error"] = 100 * wrong / targets
+        result["sequence_error"] = 100 * wrong_rows / rows
     return result
 
+def perplexity(loss):
+    return math.exp(min(loss, LARGEST_EXPONENT))
+
+# --- what is measured -----------------------------------------------------------------------------
+
 def evaluate(runs, names):
-    """Yields the rows of each run: its scores over whole splits, in a stream over every full
-    window. A row has no scores if the split's sequences exceed the model's limit."""
-    splits = {run: [run.split(name) for name in names] for run in runs}  # fail before measuring
+    """Yields the rows of each run, one for each split. They hold the scores over the whole split,
+    which in a stream means every full window, or no scores if the sequences of the split are longer
+    than the model allows. All splits are opened first, so that a mistake costs no work."""
+    splits = {run: [run.split(name) for name in names] for run in runs}
     for run in runs:
         rows = []
         for split in splits[run]:
             length = run.length(split)
-            rows.append(dict(split=split.split, length=length))
+            row = {"split": split.split, "length": length}
             if length <= run.limit:
-                parts = batches(split.windows(length), lambda _: length, run.name)
-                sums = sum(error_sums(run.model, *run.read(split, part, length)) for part in parts)
-                rows[-1] |= scores(sums, split.meta["loss"] == "mask")
+                sums = 0
+                for starts in batches(split.windows(length), lambda start: length):
+                    x, y = run.read(split, starts, length)
+                    sums = sums + error_sums(run.model, x, y)
+                row.update(scores(sums, split.meta["loss"] == "mask"))
+            rows.append(row)
         yield rows
 
 def extrapolate(runs, multiples, name, tokens):
-    """Yields the rows of each run: its loss at these multiples of the trained length, and its
-    window_loss, where a token sees only as many previous tokens as in training. A loss below
-    window_loss means that distant context helps. Windows of each length tile the same stretches of
-    text, the last one shorter, so all lengths have exactly the same targets."""
-    multiples, texts = sorted(set(map(float, multiples.split(",")))), {}
-    for run in runs:  # fail before measuring
-        split = run.split(name)
-        texts[run] = split, stretches(split, run.trained, multiples, tokens)
+    """Yields the rows of each run, one for each multiple of the trained length. `loss` is that of
+    windows of this length. In `window_loss`, a token of the same text sees only as many previous
+    tokens as in training, so a loss below it means that distant context helps. The windows of each
+    length tile the same stretches of text, the last one shorter, so that all lengths have exactly
+    the same targets. All splits are opened first, so that a mistake costs no work."""
+    splits = {}
+    texts = {}
+    for run in runs:
+        splits[run] = run.split(name)
+        texts[run] = stretches(splits[run], run.trained, multiples, tokens)
     if tokens != TOKENS:
         name += f" ({tokens:,} tokens)"  # a report keeps these numbers apart
-    for run, (split, spans) in texts.items():
-        rows, known = [], {}
+    for run in runs:
+        rows = []
+        known = {}  # losses in windows of the trained length, which all multiples share
         for multiple in multiples:
             length = round(multiple * run.trained)
-            tiles = [(a, min(a + length, stop)) for start, stop in spans
-                     for a in range(start, stop, length)]
-            near = tiled_loss(run, split, tiles, run.trained, known)
-            rows.append(dict(split=f"{name} {multiple:g}x", length=length))
+            tiles = cut(texts[run], length)
+            row = {"split": f"{name} {multiple:g}x", "length": length}
+            window_loss = tiled_loss(run, splits[run], tiles, run.trained, known)
             if length <= run.limit:
-                far = tiled_loss(run, split, tiles, length, {}) if length > run.trained else near
-                rows[-1] |= dict(loss=far, ppl=math.exp(min(far, 700)))
-            rows[-1]["window_loss"] = near
+                loss = window_loss
+                if length > run.trained:
+                    loss = tiled_loss(run, splits[run], tiles, length, {})
+                row["loss"] = loss
+                row["ppl"] = perplexity(loss)
+            row["window_loss"] = window_loss
+            rows.append(row)
         yield rows
 
+def read_multiples(text):
+    """Returns the numbers of "0.5,1,2" in ascending order. Raises ValueError for anything else."""
+    multiples = set()
+    for word in text.split(","):
+        try:
+            multiple = float(word)
+        except ValueError:
+            multiple = math.nan
+        if not 0 < multiple < math.inf:
+            raise ValueError(f"extrapolate={word!r} is not a positive number; give multiples of "
+                             "the trained length, as in --extrapolate=1,2,4,8")
+        multiples.add(multiple)
+    return sorted(multiples)
+
 def stretches(split, trained, multiples, tokens):
-    """[(start, stop), ...] of the text to evaluate. They depend only on the split and `tokens`. If
-    the split has no more tokens, one stretch covers it."""
-    refuse(split.rows, f"{split.folder} holds rows of {split.row_length} tokens; extrapolation "
-           "needs a stream of text, --evaluate takes rows")
+    """Returns [(start, stop), ...] of the text to evaluate. It depends only on the split and on
+    `tokens`. If the split has no more tokens than that, one stretch covers it. Raises ValueError if
+    a multiple of the trained length does not fit into a stretch."""
+    refuse_rows(split)
     total = split.tokens - 1  # the last token is only a target
-    n = tokens // STRETCHES if tokens < total else total
+    count = 1
+    size = total
+    if tokens < total:
+        count = STRETCHES
+        size = tokens // STRETCHES
     for multiple in multiples:
         length = round(multiple * trained)
-        more = f"--eval_tokens={STRETCHES * length} or more, or " if n < length <= total else ""
-        refuse(not 1 <= length <= n, f"extrapolate={multiple:g} times {trained} tokens is not in "
-               f"1 to {n}, the length of a stretch of {split.folder}; use {more}another multiple")
-    starts = split.windows(n, STRETCHES if n < total else 1)
-    return [(start, start + n) for start in starts.tolist()]
+        if not 1 <= length <= size:
+            more = ""
+            if size < length <= total:
+                more = f"--eval_tokens={STRETCHES * length} or more, or "
+            raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is not in 1 to "
+                             f"{size}, the length of a stretch of {split.folder}; use {more}"
+                             "another multiple")
+    return [(start, start + size) for start in split.windows(size, count).tolist()]
+
+def refuse_rows(split):
+    if split.rows:
+        raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens; extrapolation "
+                         "needs a stream of text, and --evaluate takes rows")
+
+def cut(stretches, length):
+    """Cuts each (start, stop) into tiles of this length, of which the last may be shorter."""
+    tiles = []
+    for start, stop in stretches:
+        for begin in range(start, stop, length):
+            tiles.append((begin, min(begin + length, stop)))
+    return tiles
+
+def by_position(runs, name, tokens):
+    """Returns rows of the mean loss at each position of a context that is LONGEST times the trained
+    length, where a token sees all tokens before it. Positions are grouped into eighths of an
+    octave, and the last position of each group names it. The means are over segments that are
+    spread evenly over the split and hold about `tokens` tokens together. All runs read the same
+    segments. One whose positions end earlier reads their beginnings."""
+    splits = {run: run.split(name) for run in runs}  # first, so that a mistake costs no work
+    context = LONGEST * max(run.trained for run in runs)
+    for split in splits.values():
+        refuse_rows(split)
+        context = min(context, tokens, split.tokens - 1)
+    if context < 1:
+        raise ValueError(f"eval_tokens={tokens} holds no position; use more")
+    rows = []
+    for run in runs:
+        length = min(context, run.limit)
+        starts = splits[run].windows(context, tokens // context).tolist()
+        windows = [(start, start + length) for start in starts]
+        found = token_losses(run, splits[run], windows)
+        sums = torch.stack(list(found.values())).double().sum(0)  # (2, length)
+        begins = eighths_of_octaves(length)
+        for begin, end in zip(begins, [*begins[1:], length]):
+            loss, targets = sums[:, begin:end].sum(1).tolist()
+            if targets:  # a masked stream may have none here
+                rows.append({
+                    "run": run.name, "pe": run.pe, "seed": run.config["seed"], "steps": run.step,
+                    "split": name, "trained": run.trained, "position": end, "loss": loss / targets,
+                })
+    return rows
+
+def eighths_of_octaves(length):
+    """Returns where groups of the indices 0..length - 1 begin. Each octave has eight groups, so that
+    they look equally wide on a logarithmic axis. The first groups are single indices."""
+    powers = {round(2 ** (n / 8)) for n in range(8 * length.bit_length())}
+    return sorted(begin for begin in {0, *powers} if begin < length)
+
+# --- how a loss is measured -----------------------------------------------------------------------
 
 def tiled_loss(run, split, tiles, width, known):
-    """Mean loss of the targets in the tiles, (start, stop), when a token sees at most the last
-    `width` tokens of its tile. known caches token_losses, so none is computed twice."""
+    """Returns the mean loss of the targets in the tiles, (start, stop), when a token sees at most
+    the last `width` tokens of its tile. `known` keeps what token_losses returned, so that no window
+    is computed twice."""
     views = [view for start, stop in tiles for view in windows(start, stop, width)]
-    known |= token_losses(run, split, {window for window, _ in views} - known.keys())
-    sums = sum(known[window][:, first - window[0] :].double().sum(1) for window, first in views)
+    unknown = {window for window, _ in views} - known.keys()
+    known.update(token_losses(run, split, unknown))
+    sums = 0
+    for window, first in views:
+        sums = sums + known[window][:, first - window[0] :].double().sum(1)
     loss, targets = sums.tolist()
-    refuse(not targets, "no token here has a target; evaluate more of them, or check the mask")
+    if not targets:
+        raise ValueError("no token here has a target; evaluate more of them, or check the mask")
     return loss / targets
 
 def windows(start, stop, width):
@@ -107,56 +207,61 @@ def windows(start, stop, width):
     least half a window."""
     done = start
     while done < stop:
-        end = min(done + (math.ceil(width / 2) if done > start else width), stop)
+        new = width if done == start else math.ceil(width / 2)
+        end = min(done + new, stop)
         yield (max(start, end - width), end), done
         done = end
 
 @torch.no_grad()
 def token_losses(run, split, windows):
-    """{(begin, end): (2, end - begin)} of these windows: each token's loss in nats, and 1 where it
-    has a target."""
+    """Returns {(begin, end): (2, end - begin)} of these windows, which holds the loss of each token
+    in nats and a 1 where the token has a target."""
     found = {}
-    for part in batches(sorted(windows), lambda window: window[1] - window[0], run.name):
-        begins, length = [begin for begin, _ in part], part[0][1] - part[0][0]
+    for part in batches(sorted(windows), lambda window: window[1] - window[0]):
+        begins = [begin for begin, _ in part]
+        length = part[0][1] - part[0][0]
         x, y = run.read(split, begins, length)
-        cache, losses = run.model.new_cache() if length > SEGMENT else None, []
-        for xs, ys in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):
-            logits = run.model(xs, ys, cache=cache)[0].mT.float()  # (B, V, t)
-            losses.append(F.cross_entropy(logits, ys, ignore_index=-1, reduction="none"))
-        found |= zip(part, torch.stack((torch.cat(losses, 1), y != -1), 1).cpu())  # (B, 2, T)
+        cache = run.model.new_cache() if length > SEGMENT else None
+        losses = []
+        for x_part, y_part in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):
+            logits = run.model(x_part, y_part, cache=cache)[0].mT.float()  # (B, V, t)
+            losses.append(F.cross_entropy(logits, y_part, ignore_index=-1, reduction="none"))
+        pairs = torch.stack((torch.cat(losses, 1), y != -1), 1)  # (B, 2, T)
+        found.update(zip(part, pairs.cpu()))
     return found
 
-def batches(items, length, name):
-    """Yields the items in batches of one length and about BATCH tokens. Prints its progress every
-    ten seconds."""
-    parts, shown = [], time.monotonic()
+def batches(items, length):
+    """Yields the items in lists of one length, which hold about BATCH tokens each."""
     for tokens, group in groupby(sorted(items, key=length), length):
-        group, n = list(group), max(1, BATCH // tokens)
-        parts += [(tokens, group[i : i + n]) for i in range(0, len(group), n)]
-    for i, (tokens, part) in enumerate(parts):
-        if time.monotonic() - shown > 10:
-            shown = time.monotonic()
-            print(f"{name}, {tokens} tokens: {i / len(parts):.0%}", file=sys.stderr, flush=True)
-        yield part
+        group = list(group)
+        size = max(1, BATCH // tokens)
+        for i in range(0, len(group), size):
+            yield group[i : i + size]
 
-def write(runs, measured, path):
-    """Print and save the rows of each run as soon as they are measured. Then draw them all."""
-    lines, width = [], max(24, *(len(run.name) for run in runs))
-    for run, rows in zip(runs, measured):
-        if run is runs[0]:
-            errors = any("token_error" in row for row in rows)
-            print("wrong targets, then rows with one" if errors else "loss in nats (perplexity)")
-            print(" " * width + "".join(f" {row['split'].split()[-1]:>18}" for row in rows))
-        for key in ["loss"] + ["window_loss"] * ("window_loss" in rows[0]):
-            name = run.name if key == "loss" else f"  seeing the last {run.trained}"
-            cells = "".join(f" {cell(row, key, run.limit):>18}" for row in rows)
-            print(f"{name:{width}}{cells}", flush=True)
-        lines += results.append(run, rows)
-    results.write_csv(path, lines)
-    figures.draw_by_length(lines, path)
+# --- how rows are printed -------------------------------------------------------------------------
+
+def print_heading(rows, width):
+    """Says what the numbers are, and names a column for each row. `width` is that of the names."""
+    if any("token_error" in row for row in rows):
+        print("wrong targets, then rows with one")
+    else:
+        print("loss in nats (perplexity)")
+    print_columns("", [row["split"].split()[-1] for row in rows], width)
+
+def print_rows(run, rows, width):
+    """Prints one line for a run, and after extrapolation a second line for its window_loss."""
+    print_columns(run.name, [cell(row, "loss", run.limit) for row in rows], width)
+    if "window_loss" in rows[0]:
+        cells = [cell(row, "window_loss", run.limit) for row in rows]
+        print_columns(f"  seeing the last {run.trained}", cells, width)
+
+def print_columns(name, cells, width):
+    columns = "".join(f" {text:>18}" for text in cells)
+    print(f"{name:{width}}{columns}", flush=True)
 
 def cell(row, key, limit):
     if "token_error" in row:
         return f"{row['token_error']:.2f}% {row['sequence_error']:.2f}%"
-    loss = row.get(key)
-    return f"ends at {limit}" if loss is None else f"{loss:.4f} ({math.exp(min(loss, 700)):.2f})"
+    if key not in row:
+        return f"ends at {limit}"
+    return f"{row[key]:.4f} ({perplexity(row[key]):.2f})"

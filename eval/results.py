@@ -1,4 +1,7 @@
-"""Stores what is measured: RUN/results.jsonl, CSV files, and tables over runs and seeds."""
+"""
+Keeps what is measured in RUN/results.jsonl and in CSV files, and makes tables over runs and seeds
+of it. A line is one number, as a dict with everything that the number depends on.
+"""
 import csv
 import json
 import math
@@ -7,10 +10,9 @@ import platform
 import re
 import statistics
 import subprocess
+import sys
 
 import torch
-
-from model import refuse
 
 METRICS = {
     "loss": "loss, nats per token",
@@ -20,105 +22,184 @@ METRICS = {
     "sequence_error": "rows with a wrong target, %",
 }
 
+def split_options(run):
+    """Returns the folder and the options of "folder@key=value,key=value". A folder's own name may
+    contain an @ too, so options need an =, and a folder that exists has none."""
+    folder, at, options = run.rpartition("@")
+    if not at or "=" not in options or os.path.isdir(run):
+        return run, ""
+    return folder, options
+
+# --- what is written ------------------------------------------------------------------------------
+
 def append(run, rows):
-    """Append every number in the rows to RUN/results.jsonl, with everything that it depends on, and
-    return these lines as dicts."""
-    other = "" if run.data == run.config["data"] else f"{run.data} "
+    """Appends every number of the rows to RUN/results.jsonl, and returns these lines."""
     machine = f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
-    made = dict(run=run.name, config=run.config["config"], pe=run.pe, seed=run.config["seed"])
-    how = dict(steps=run.step, commit=commit(), torch=torch.__version__, machine=machine)
+    code = commit()
     lines = []
     for row in rows:
-        at = dict(split=other + row["split"], trained=run.trained, length=row["length"])
-        numbers = {key: value for key, value in row.items() if isinstance(value, float)}
-        lines += [made | at | dict(metric=key, value=numbers[key]) | how for key in numbers]
+        split = row["split"]
+        if run.data != run.config["data"]:
+            split = f"{run.data} {split}"
+        for metric, value in row.items():
+            if isinstance(value, float):
+                lines.append({
+                    "run": run.name, "config": run.config["config"], "pe": run.pe,
+                    "seed": run.config["seed"], "split": split, "trained": run.trained,
+                    "length": row["length"], "metric": metric, "value": value, "steps": run.step,
+                    "commit": code, "torch": torch.__version__, "machine": machine,
+                })
+    text = "".join(json.dumps(line) + "\n" for line in lines)
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         file.seek(0)
-        cut_short = file.read()[-1:] not in (b"", b"\n")  # by a kill or a full disk
-        file.write(b"\n" * cut_short + "".join(json.dumps(line) + "\n" for line in lines).encode())
+        before = file.read()
+        if before and not before.endswith(b"\n"):  # a kill or a full disk cut the last line short
+            text = "\n" + text
+        file.write(text.encode())
     return lines
 
 def commit():
-    """The code's git commit, with a + if files have changed since; empty outside a repository."""
-    here, describe = os.path.dirname(os.path.abspath(__file__)), "git describe --always --dirty=+"
-    done = subprocess.run(f"{describe} --exclude='*'", shell=True, cwd=here, capture_output=True)
-    return done.stdout.decode().strip()
+    """Returns the git commit of this code, with a + if files have changed since. It is empty
+    outside a repository, or if git is not installed."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    here = os.path.dirname(os.path.abspath(__file__))
+    try:
+        return subprocess.run(command, cwd=here, capture_output=True).stdout.decode().strip()
+    except OSError:
+        return ""
+
+def write_csv(path, rows):
+    """Writes a list of dicts with the same keys to <path>.csv."""
+    with open(path + ".csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0] if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"wrote {path}.csv")
+
+# --- what is read ---------------------------------------------------------------------------------
 
 def records(folder, name):
-    """The dicts of a file of JSON lines. Lines cut short by a kill or a full disk are skipped."""
+    """Returns the dicts of a file of JSON lines. A line that a kill or a full disk cut short is
+    skipped."""
     path = os.path.join(folder, name)
-    refuse(not os.path.isfile(path), f"there is no {path}; train the run, or evaluate it, first")
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no {path}; train the run, or evaluate it, first")
     with open(path, encoding="utf-8", errors="replace") as file:
         return [json.loads(line) for line in file if line.endswith("}\n")]
 
-def write_csv(path, lines):
-    """Write a list of dicts with the same keys to <path>.csv."""
-    with open(path + ".csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, lines[0] if lines else [])
-        writer.writeheader()
-        writer.writerows(lines)
-    print(f"wrote {path}.csv")
-
-def training(names):
-    """Rows of run, pe, step, tokens, loss, val/loss, ...: one for each step in the runs' logs."""
+def training(folders):
+    """Returns rows of run, pe, step, tokens, loss, val/loss, ...: one for each step in the logs of
+    the run directories."""
     rows = {}
-    for name in names:
-        cfg, length = {}, 0
-        for line in records(name, "log.jsonl"):
-            cfg, length = line.get("config", cfg), line.get("length", length)
-            if "step" in line:  # a resumed run repeats some steps: the last time counts
-                step, split = line.pop("step"), line.pop("split", "")
-                row = rows.setdefault((name, step), dict(run=name, pe=cfg["pe"], step=step))
-                row["tokens"] = step * cfg["batch_size"] * (length or cfg["block_size"])
-                row |= {f"{split}/{key}" if split else key: line[key] for key in line}
+    for folder in folders:
+        cfg = {}
+        length = 0
+        for line in records(folder, "log.jsonl"):
+            cfg = line.get("config", cfg)
+            length = line.get("length", length)
+            if "step" not in line:
+                continue
+            step = line.pop("step")
+            split = line.pop("split", "")
+            # a resumed run repeats some steps, and its numbers replace the earlier ones
+            row = rows.setdefault((folder, step), {"run": folder, "pe": cfg["pe"], "step": step})
+            row["tokens"] = step * cfg["batch_size"] * (length or cfg["block_size"])
+            for key, value in line.items():
+                row[f"{split}/{key}" if split else key] = value
     return list(rows.values())
 
-def labels(rows):
-    """{(run, steps): label}, which tells them apart: `pope` for out/quickstart_pope and for its
-    other seed, out/quickstart_pope_seed1338. Steps are added where they differ."""
-    names = {row["run"]: re.sub(r"_seed\d+$", "", row["run"].partition("@")[0]) for row in rows}
-    common = os.path.commonprefix([names[row["run"]].removesuffix(row["pe"]) for row in rows])
-    cut = 1 + max(common.rfind("_"), common.rfind(os.sep))
-    steps_differ, result = len({row.get("steps") for row in rows}) > 1, {}
-    for row in rows:
-        options = row["run"].partition("@")[2].replace(",", ", ")
-        label = names[row["run"]][cut:] + (f" ({options})" if options else "")
-        label += f", {row['steps']:,} steps" if steps_differ else ""
-        result[row["run"], row.get("steps")] = label
-    return result
+def latest(runs):
+    """Returns the lines of these runs' results.jsonl, given as pairs (folder, options). The options
+    select what was measured with them, and empty options select everything. If a number was
+    measured twice, the later one counts. A run without results is left out, and a line on stderr
+    says so. Raises ValueError if no run has any."""
+    found = {}
+    for folder, wanted in runs:
+        mine = {}
+        if os.path.isfile(os.path.join(folder, "results.jsonl")):
+            for line in records(folder, "results.jsonl"):
+                _, options = split_options(line["run"])
+                # the folder's path may have been another one when the number was measured
+                line["run"] = f"{folder}@{options}" if options else folder
+                if options == wanted or not wanted:
+                    mine[line["run"], line["split"], line["length"], line["metric"]] = line
+        if not mine:
+            name = f"{folder}@{wanted}" if wanted else folder
+            print(f"left out {name}, which has no results; evaluate it first", file=sys.stderr)
+        found.update(mine)
+    if not found:
+        raise ValueError("none of these runs has results to report; evaluate them first, as in "
+                         "python sample.py RUN --evaluate=val")
+    return list(found.values())
 
-def report(names, path):
-    """Print a Markdown table for each config and metric: a row for runs that differ only in seed, a
-    column for each split. If a number was measured twice, the later one counts. All are written to
-    <path>.csv and returned."""
-    latest, groups = {}, {}
-    for name in names:
-        for line in records(name, "results.jsonl"):
-            latest[line["run"], line["split"], line["length"], line["metric"]] = line
-    tasks = {line["config"] for line in latest.values() if line["metric"] == "token_error"}
-    for line in latest.values():
+# --- the report -----------------------------------------------------------------------------------
+
+def print_tables(lines):
+    """Prints a Markdown table for each config and metric. A task has none for its perplexity,
+    because its errors are what counts."""
+    tasks = {line["config"] for line in lines if line["metric"] == "token_error"}
+    tables = {}
+    for line in lines:
         if line["metric"] != "ppl" or line["config"] not in tasks:
-            groups.setdefault((line["config"], line["metric"]), []).append(line)
-    for (config, metric), lines in groups.items():
-        label, splits, rows = labels(lines), dict.fromkeys(line["split"] for line in lines), {}
-        for line in lines:
-            rows.setdefault(label[line["run"], line["steps"]], []).append(line)
+            tables.setdefault((line["config"], line["metric"]), []).append(line)
+    for (config, metric), table in tables.items():
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")
-        print(f"| run | seeds | {' | '.join(splits)} |\n|{' --- |' * (2 + len(splits))}")
-        for name, row in rows.items():
-            cells = [name, str(len({line["seed"] for line in row}))]
-            cells += [spread([x["value"] for x in row if x["split"] == split]) for split in splits]
-            print(f"| {' | '.join(cells)} |")
-    write_csv(path, list(latest.values()))
-    return list(latest.values())
+        print_table(table)
+
+def print_table(lines):
+    """Prints the lines of one config and metric. Runs that differ only in their seed share a row,
+    and each split has a column."""
+    label_of = labels(lines)
+    splits = list(dict.fromkeys(line["split"] for line in lines))
+    rows = {}  # {label: its lines}
+    for line in lines:
+        rows.setdefault(label_of[line["run"], line["steps"]], []).append(line)
+    print_cells(["run", "seeds", *splits])
+    print("|" + " --- |" * (2 + len(splits)))
+    for label, row in rows.items():
+        cells = [label, str(len({line["seed"] for line in row}))]
+        for split in splits:
+            cells.append(spread([line["value"] for line in row if line["split"] == split]))
+        print_cells(cells)
+
+def print_cells(cells):
+    print(f"| {' | '.join(cells)} |")
+
+def labels(rows):
+    """Returns {(run, steps): label}, where a label holds what tells the runs apart. It is `pope`
+    for out/quickstart_pope, and also for its other seed, out/quickstart_pope_seed1338. The number
+    of steps is added if it is not the same for all."""
+    names = {}
+    for row in rows:
+        folder, _ = split_options(row["run"])
+        names[row["run"]] = re.sub(r"_seed\d+$", "", folder)
+    common = os.path.commonprefix([names[row["run"]].removesuffix(row["pe"]) for row in rows])
+    cut = 1 + max(common.rfind("_"), common.rfind(os.sep))  # after the last whole word
+    steps_differ = len({row.get("steps") for row in rows}) > 1
+    found = {}
+    for row in rows:
+        label = names[row["run"]][cut:]
+        _, options = split_options(row["run"])
+        if options:
+            label += f" ({options.replace(',', ', ')})"
+        if steps_differ:
+            label += f", {row['steps']:,} steps"
+        found[row["run"], row.get("steps")] = label
+    return found
 
 def spread(values):
-    """Mean ± sample standard deviation (lowest to highest), to two digits of the deviation."""
-    if len(values) < 2:
-        return f"{values[0]:#.4g}" if values else "–"
-    mean, deviation = statistics.fmean(values), statistics.stdev(values)
-    digits = min(max(0, 1 - math.floor(math.log10(deviation))), 6) if deviation else 3
-    found = (f"{x:.{digits}f}" for x in (mean, deviation, min(values), max(values)))
-    return "{} ± {} ({} to {})".format(*found)
+    """Returns the mean ± the sample standard deviation (lowest to highest), rounded to two
+    significant digits of the deviation. A single value has four significant digits."""
+    if not values:
+        return "–"
+    if len(values) == 1:
+        return f"{values[0]:#.4g}"
+    mean = statistics.fmean(values)
+    deviation = statistics.stdev(values)
+    digits = 3
+    if deviation:
+        digits = min(max(0, 1 - math.floor(math.log10(deviation))), 6)
+    low, high = min(values), max(values)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
