@@ -1,5 +1,6 @@
 """eval/figures.py: its numbers against float64 loops, its pictures against the numbers."""
 import math
+import runpy
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,7 @@ import oracles
 import pytest
 import torch
 
-from eval import figures, results
+from eval import figures, methods, results
 from model import GPT, PES, GPTConfig
 
 
@@ -48,23 +49,25 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize("options, layers", [
     (dict(pe="nope,cope+rope"), [1]),
     (dict(pe="carope,nope,expe+rope", norm="rmsnorm", bias=False), [0, 2]),
+    (dict(pe="rope", rope_fraction=0.5), [0, 1, 2]),
     (dict(pe="pope"), [0, 1, 2]),
-    (dict(pe="pope,nope", pope_softplus=False), [0, 2]),
+    (dict(pe="pope,nope", pope_mu="identity"), [0, 2]),
 ])
 def test_norms(options, layers, monkeypatch):
     """Magnitudes of q and k at each frequency, in the layers that rotate them."""
     net, idx, params = small(**options)
     calls = record(monkeypatch, "score")  # a call per layer and head, with q and k before rotation
     oracles.gpt(net.cfg, params, idx[0].numpy())
-    got = figures.measure_layers(net, idx, figures.norms)
+    got = figures.measure(net, idx, "frequency")
     assert list(got) == layers
     for i in layers:
         for side in (0, 1):
             y = np.concatenate([calls[2 * i + head][1][6 + side] for head in (0, 1)])
             if "pope" not in options["pe"]:
-                want = np.hypot(y[:, :4], y[:, 4:])
+                n = round(4 * net.cfg.rope_fraction)  # pairs that rotate
+                want = np.hypot(y[:, :n], y[:, n : 2 * n])
             else:
-                want = np.log(1 + np.exp(y)) if net.cfg.pope_softplus else np.abs(y)
+                want = np.log(1 + np.exp(y)) if net.cfg.pope_mu == "softplus" else np.abs(y)
             assert got[i][side].numpy() == pytest.approx(want.mean(0), rel=1e-4)
 
 @torch.no_grad()
@@ -81,8 +84,7 @@ def test_maps(options, layers, monkeypatch):
     gates, biases = record(monkeypatch, "gates"), record(monkeypatch, "bias")
     oracles.gpt(net.cfg, params, idx[0].numpy())
     biases = [z for _, (_, name, *_), z in biases if name.startswith("cope")]
-    measures = [figures.FIGURES[name][0] for name in ("gates", "positions")]
-    got_gates, got_positions = (figures.measure_layers(net, idx, measure) for measure in measures)
+    got_gates, got_positions = (figures.measure(net, idx, name) for name in ("gates", "positions"))
     assert list(got_gates) == list(got_positions) == layers
     future = np.triu(np.ones((23, 23)), 1) > 0
     for n, (i, h) in enumerate((i, h) for i in layers for h in range(2)):
@@ -118,7 +120,7 @@ def test_weights_by_distance(options, monkeypatch):
             e = np.exp(a - a.max(1, keepdims=True))
             weights = e == 1 if net.cfg.hard_attention else e / e.sum(1, keepdims=True)
             want[n // 2, n % 2] += [weights.diagonal(-d).mean() / 2 for d in range(23)]
-    got = figures.measure_layers(net, texts, figures.weights_by_distance)
+    got = figures.measure(net, texts, "distance")
     assert list(got) == [0, 1, 2]
     for layer in range(3):
         assert np.abs(got[layer].numpy() - want[layer]).max() < 1e-4
@@ -148,7 +150,8 @@ def test_a_line_for_each_head_and_side():
             assert line.get_xdata() == pytest.approx(want)
 
 def test_maps_are_marked_where_lines_end():
-    """A larger sign ends a paragraph or a heading. --heads picks maps and their order."""
+    """A larger sign ends a paragraph or a heading. --heads picks maps and their order, and these
+    have room for the tokens."""
     pytest.importorskip("matplotlib")
     maps = {1: torch.rand(3, 30, 30), 2: torch.rand(3, 30, 30)}
     words = ["def", " f", ":\n", "\n", *"  pass", "\n  ", "x\n\n", *"last line, unfin", " = A",
@@ -160,7 +163,12 @@ def test_maps_are_marked_where_lines_end():
         signs = ax.collections[0]
         assert signs.get_offsets().tolist() == [[2, 2], [3, 3], [10, 10], [11, 11], [29, 29]]
         assert (signs.get_sizes() > 50).tolist() == [False, True, False, True, False]
+        assert len(ax.get_xticks()) < 30  # some indices
     figure = figures.draw_maps(None, maps, "3.1,2.3", words)
+    for ax in figure.axes[:2]:
+        for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
+            assert [label.get_text() for label in labels][:6] == ["def", "·f", ":↵", "↵", "·", "·"]
+            assert len(labels) == 30
     assert [ax.get_title() for ax in figure.axes[:2]] == ["layer 3, head 1", "layer 2, head 3"]
     assert (figure.axes[0].images[0].get_array() == maps[2][0].numpy()).all()
     with pytest.raises(ValueError, match="heads='1.1' is unknown; choose one of 3.1, 2.1, "):
@@ -285,6 +293,30 @@ def test_legend_fits_the_picture(tmp_path):
     assert 0 <= box.x0 and box.x1 <= figure.bbox.width
     assert len({round(text.get_window_extent().y0 / 5) for text in texts}) == 4  # rows
 
-def test_every_method_has_a_colour_of_its_own():
-    colors = figures.COLORS
-    assert set(PES) < set(colors) and len(set(colors.values())) == len(colors)
+def test_a_method_keeps_its_colour():
+    """Known methods differ, and a new one gets a colour that none of them has."""
+    colors = dict(figures.COLORS)
+    assert len(set(colors.values())) == len(colors)
+    new = [figures.color_of("new"), figures.color_of("fox+rope"), figures.color_of("new")]
+    assert new[0] == new[2] != new[1] and not set(new) & set(colors.values())
+    assert figures.color_of("pope") == colors["pope"]
+
+def test_methods_picture(monkeypatch, capsys):
+    """A panel for every method with a kind, in the row of its kind. What depends on i - j alone is
+    constant along diagonals, for keys of one kind. --help draws nothing."""
+    pytest.importorskip("matplotlib")
+    drawn = []
+    monkeypatch.setattr(methods, "save", lambda figure, path: drawn.append(figure))
+    methods.draw("x")
+    titles = [ax.get_title() for ax in drawn[0].axes if ax.get_visible()]
+    assert titles == [name for kind in methods.ROWS for name in PES if PES[name].kind == kind]
+    first = torch.tensor([True, True, False, False, True, True, False, False, False, True, False])
+    for name, method in PES.items():
+        effect = methods.effect(name, first)
+        assert (effect.isnan() == torch.ones(11, 11, dtype=torch.bool).triu(1)).all(), name
+        same = [effect[i + 4, i] for i in range(7) if not first[i]]  # distance 4
+        is_relative = torch.allclose(torch.stack(same), same[0], atol=1e-5)
+        assert is_relative == (method.kind in (None, "relative")), name
+    monkeypatch.setattr("sys.argv", ["methods", "--help"])
+    runpy.run_module("eval.methods", run_name="__main__")
+    assert capsys.readouterr().out == f"{methods.__doc__.strip()}\n"

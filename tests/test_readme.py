@@ -12,7 +12,6 @@ from conftest import TINY
 
 import model
 import train
-from eval import methods
 
 LOSSES = [(f"val {times}x", "loss") for times in (1, 2, 4, 8)] + [("val 8x", "window_loss")]
 TABLES = {  # config: its columns, decimals
@@ -94,17 +93,3 @@ def test_python_blocks(stream, tmp_path, monkeypatch):
     assert found["logits"].shape == (1, 1, 29) and found["loss"] is None
     assert found["tokens"].shape == (1, 44)
     assert found["checkpoint"].keys() == {"config", "meta", "step"} and not found["model"].training
-
-def test_methods_picture():
-    """A panel for every method. What depends on i - j alone is constant along diagonals, for keys
-    of one kind; what depends on i and j is not."""
-    names = {row: names.split() for row, names in methods.ROWS.items()}
-    assert sorted(sum(names.values(), [])) == sorted(model.PES)
-    first = torch.tensor([True, True, False, False, True, True, False, False, False, True, False])
-    shown = {name: methods.effect(name, first) for name in model.PES}
-    assert (shown["nope"].nan_to_num() == 0).all()
-    for name, effect in shown.items():
-        assert (effect.isnan() == torch.ones(11, 11, dtype=torch.bool).triu(1)).all(), name
-        same = [effect[i + 4, i] for i in range(7) if not first[i]]  # distance 4
-        alone = name == "nope" or name in names["i – j alone"]
-        assert torch.allclose(torch.stack(same), same[0], atol=1e-5) == alone, name

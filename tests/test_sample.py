@@ -1,18 +1,20 @@
 """sample.py and eval/: losses against sums by hand, of plain forward passes."""
 import csv
+import dataclasses
 import json
 import math
 import os
 import runpy
 import shutil
 import sys
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY, fails
 
+import eval
 import sample
 import train
 from data.shards import Split, Writer
@@ -163,13 +165,35 @@ def test_pictures_of_losses(runs, tmp_path, monkeypatch, capsys):
     line = fails("sample.py", str(runs / "cope"), "--figure=gates", f"--out={tmp_path / 'x'}")
     assert line.startswith("ModuleNotFoundError: ") and line.endswith("; pip install matplotlib")
 
-def test_long_work_says_how_far_it_is(monkeypatch, capsys):
-    now = iter(range(0, 100, 4))
-    monkeypatch.setattr(time, "monotonic", lambda: next(now))
-    monkeypatch.setattr(losses, "BATCH", 10)
-    parts = list(losses.batches([7, 5, 9, 5, 5, 2], lambda length: length, "out/x"))
-    assert parts == [[2], [5, 5], [5], [7], [9]]  # of one length, and no more than BATCH tokens
-    assert capsys.readouterr().err == "out/x, 5 tokens: 40%\n"
+def test_loss_by_position(runs, stream, tmp_path, monkeypatch):
+    """Segments of eight times the trained length, whose positions are averaged in eighths of an
+    octave. `learned` reads the beginnings of the same segments."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(losses, "SEGMENT", 50)  # so that the cache is used
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append((figure, path)))
+    path = str(tmp_path / "new" / "x")
+    sample.main([str(runs / "rope"), str(runs / "learned"), "--figure=loss_by_position",
+                 f"--out={path}", "--device=cpu", "--eval_tokens=400"])
+    tokens, table = tokens_of(stream, "val"), read(path + ".csv")
+    ((figure, where),) = drawn
+    assert where == path
+    starts = [0, (599 - 128) // 2, 599 - 128]  # three segments of 128 tokens
+    for name, length, line in (("rope", 128, figure.axes[0].lines[0]),
+                               ("learned", 16, figure.axes[0].lines[1])):
+        rows = [row for row in table if row["run"] == str(runs / name)]
+        ends = [int(row["position"]) for row in rows]
+        sizes = np.diff([0, *ends])
+        assert ends[:10] == list(range(1, 11)) and ends[-1] == length
+        assert (sizes <= np.maximum(1, np.array(ends) * (1 - 2 ** (-1 / 8)) + 1)).all()
+        found = np.reshape(token_losses(
+            runs / name, tokens, [(start, start + length, start) for start in starts]), (3, length))
+        for end, size, row in zip(ends, sizes, rows):
+            assert float(row["loss"]) == pytest.approx(found[:, end - size : end].mean(), abs=1e-5)
+        assert line.get_xydata() == pytest.approx(np.array([ends, [float(row["loss"])
+                                                                   for row in rows]]).T)
+        assert line.get_label() == name
+    assert list(figure.axes[0].lines[2].get_xdata()) == [16, 16]
 
 # text and answers
 
@@ -282,6 +306,14 @@ def test_a_line_that_was_cut_short_costs_no_other(runs, tmp_path, capsys):
     assert f"| rope | 1 | {loss['value']:#.4g} |" in capsys.readouterr().out
     assert len(results.training([str(run)])) == 2  # steps 0 and 10
 
+def test_rows_without_a_target_are_not_counted():
+    """Two rows of three have targets, and the model is wrong in one of them."""
+    y = torch.tensor([[1, -1], [2, 2], [-1, -1]])
+    logits = torch.nn.functional.one_hot(torch.tensor([[1, 0], [2, 0], [0, 0]]), 3).float()
+    found = losses.error_sums(lambda x, y: (logits, torch.tensor(0.5)), y, y)
+    assert found.tolist() == [1.5, 3, 1, 1, 2]
+    assert losses.scores(found, masked=True)["sequence_error"] == 50
+
 def write_results(folder, numbers):
     """Run directories with results written by hand: {name: value at 1x}; that at 2x is 1 more."""
     for name, value in numbers.items():
@@ -315,6 +347,32 @@ def test_report(tmp_path, monkeypatch, capsys):
     assert "| pope, 9 steps | 3 | 1.50 ± 0.71 (1.00 to 2.00) | 4.0 ± 2.6 (2.0 to 7.0)" in printed
     assert "| pope, 1,200 steps | 1 | 6.000 | – |" in printed
 
+def test_report_of_runs_that_differ_in_kind(tmp_path, monkeypatch, capsys):
+    """One without results is left out. RUN stands for everything that was measured of it, and
+    RUN@key=value for what was measured with these options. One run has one row, although it was
+    measured under another path."""
+    monkeypatch.setattr(figures, "draw_by_length", lambda lines, path: None)
+    monkeypatch.chdir(tmp_path)
+    write_results(tmp_path / "out", dict(x_pope=1.0, x_rope=2.0))  # under absolute paths
+    (tmp_path / "out" / "x_new").mkdir()
+    path = tmp_path / "out" / "x_rope" / "results.jsonl"
+    line = json.loads(path.read_text().splitlines()[0]) | dict(value=5.0)
+    with open(path, "a") as file:
+        for run in ("out/x_rope", "elsewhere/x_rope@rope_factor=2"):
+            file.write(json.dumps(line | dict(run=run)) + "\n")
+
+    def rows(*names):
+        sample.main([*names, "--report=r"])
+        return [line for line in capsys.readouterr().out.splitlines() if "pe |" in line
+                or "factor" in line]
+
+    rope, factor = "| rope | 1 | 5.000 | 3.000 |", "| rope (rope_factor=2) | 1 | 5.000 | – |"
+    assert rows("out/x_rope") == [rope, factor]
+    assert rows("out/x_rope@rope_factor=2") == ["| rope (rope_factor=2) | 1 | 5.000 |"]
+    assert rows("out/x_rope", "out/x_rope@rope_factor=2", "./out/x_rope") == [rope, factor]
+    sample.main(["out/x_pope", "out/x_new", "--report=r"])
+    assert capsys.readouterr().err == "left out out/x_new, which has no results; evaluate it first\n"
+
 @pytest.mark.parametrize("numbers, cell", [
     ([], "–"), ([1.51643], "1.516"),
     ([1.5110, 1.5160, 1.5230], "1.5167 ± 0.0060 (1.5110 to 1.5230)"),
@@ -327,23 +385,33 @@ def test_digits_that_the_spread_warrants(numbers, cell):
 
 @pytest.mark.parametrize("words, message", [
     ("", "no run directory given; e.g. python sample.py out/quickstart_pope"),
-    ("RUN/ckpt.pt", "is not a directory with a ckpt.pt"),
-    ("RUN --temperature=-1", "temperature=-1.0 is negative; use 0 or more"),
+    ("RUN/ckpt.pt", "RUN/ckpt.pt' is a file, and not a directory with a ckpt.pt; name the run"),
+    ("RUN --temperature=-1", "temperature=-1.0 in --temperature=-1 is out of range; use 0 <= "),
+    ("RUN --temperature=1e-300", "temperature=1e-300 is too small; use 0.001 or more, or 0 for"),
+    ("RUN --seed=1e30", "seed=1"),
     ("RUN@n_embd=1000000000", "n_embd in RUN@n_embd=1000000000 is fixed by the weights"),
-    ("RUN@pe=ropee", "pe='ropee' in RUN@pe=ropee is unknown; did you mean 'rope'?"),
+    ("RUN@pe=ropee", "pe='ropee' is unknown; choose one of rope, "),
+    ("RUN@n_head", "run directory 'RUN@n_head' does not exist"),
+    *((f"RUN --extrapolate={words}", f"extrapolate={wrong!r} is not a positive number; give ")
+      for words, wrong in (("inf", "inf"), ("a", "a"), ("1,nan", "nan"), ("-1", "-1"), ("1,,2", ""))),
+    ("RUN --extrapolate=1e300", "times 16 tokens is not in 1 to 599"),
+    ("RUN --evaluate=", "--evaluate= is empty; see --help"),
+    ("RUN --report=", "--report= is empty; see --help"),
+    ("RUN --device=gpu", "device='gpu' is unknown; choose one of "),
     ("RUN --extrapolate=0.01", "extrapolate=0.01 times 16 tokens is not in 1 to 599"),
     ("RUN --extrapolate=99", "; use another multiple"),  # as the split has but 599 tokens
     ("RUN --extrapolate=2 --eval_tokens=256", "use --eval_tokens=512 or more"),
     ("RUN TASK --extrapolate=1", "holds rows of 8 tokens; extrapolation needs a stream"),
     ("RUN --evaluate=val,dev", "has no split 'dev'"),
-    ("RUN --evaluate=val --data=OTHER", "holds tokens of "),
+    ("RUN --evaluate=val --data=OTHER", "OTHER was tokenized with "),
     ("RUN --evaluate=val --out=RUN/ckpt.pt/x", "Error: [Errno "),
     ("RUN --evaluate=val --extrapolate=1", "--evaluate and --extrapolate exclude each other"),
     ("RUN --figure=gates --evaluate=val", "--evaluate and --figure exclude each other; keep one"),
     ("RUN --evaluate=val --split=val", "--split does nothing for evaluate; leave it out"),
     ("RUN --figure=distance --heads=1.1", "--heads does nothing for distance; leave it out"),
-    ("RUN TASK --heads=1.1", "--heads does nothing for text and answers; leave it out"),
-    ("EMPTY --report=EMPTY/r", "there is no EMPTY/results.jsonl; train the run, or "),
+    ("TASK --heads=1.1", "--heads does nothing for answers; leave it out"),
+    ("RUN TASK", "TASK answers the rows of a task, and other runs write text; name them in "),
+    ("EMPTY --report=EMPTY/r", "none of these runs has results to report; evaluate them first"),
     ("RUN --figure=curves --keys=los", "keys='los' is unknown; choose one of loss, "),
     ("RUN --figure=gates", "figure='gates' has nothing to show of pe='rope'"),
     ("RUN --figure=distance --text=x --split=val", "text='x' takes the place of "),
@@ -375,6 +443,34 @@ def test_a_mistyped_run(tmp_path, monkeypatch):
     assert fails(sample.__file__, "gpt2").endswith(
         "does not exist; the nearest: none; train one with `python train.py config/quickstart.py`")
 
+def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
+    """Whichever path leads to it. Files that a pattern such as out/* finds are left out."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs / "rope", "out/a@b")
+    (tmp_path / "out" / "curves.png").touch()
+    same = ["out/a@b", "./out//a@b/", str(tmp_path / "out" / "a@b")]
+    for words, kept in (
+        (same, ["out/a@b"]), ([*same, "out/a@b@rope_factor=2"], ["out/a@b", "out/a@b@rope_factor=2"]),
+        (["out/curves.png", "out/a@b"], ["out/a@b"]),
+    ):
+        assert sample.run_names(words) == kept
+    assert capsys.readouterr().err == "left out out/curves.png, which is not a run directory\n"
+    shutil.copytree("out/a@b", "out/x@length=64")  # as data sets are named
+    assert sample.run_names(["out/x@length=64"]) == ["out/x@length=64"]
+    for name in ("out/a@b", "out/x@length=64", "out/a@b@rope_scaling=ntk,rope_factor=2"):
+        factor = 2 if "ntk" in name else 1
+        assert sample.load(name, "cpu")[0].cfg.rope_factor == factor
+
+def test_yarn_knows_the_trained_length(runs, task):
+    """A larger block_size is not the length that the run was trained at, nor is a row's."""
+    yarn = "@rope_scaling=yarn,rope_factor=4"
+    for run, more, trained in (
+        (runs / "rope", "", 16), (runs / "rope", ",block_size=64", 16),
+        (runs / "rope", ",block_size=64,rope_trained=9", 9), (task / "run", "", 7),
+    ):
+        assert sample.load(f"{run}{yarn}{more}", "cpu")[0].cfg.rope_trained == trained
+    assert sample.load(str(runs / "rope"), "cpu")[0].cfg.rope_trained == 0
+
 def test_ctrl_c_is_one_line(runs, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -386,18 +482,79 @@ def test_ctrl_c_is_one_line(runs, tmp_path, monkeypatch):
         runpy.run_path(sample.__file__, run_name="__main__")
     assert stop.value.code == "\nstopped; results.jsonl has what was measured so far"
 
+# what each action reads
+
+@pytest.fixture
+def actions(runs, task, monkeypatch):
+    """{action: the words of a command line that chooses it}"""
+    monkeypatch.setattr(eval, "harness", SimpleNamespace(score_tasks=lambda *_: None),
+                        raising=False)
+    cope = str(runs / "cope")
+    found = {"text": [cope], "answers": [str(task / "run")], "evaluate": [cope, "--evaluate=val"],
+             "extrapolate": [cope, "--extrapolate=1"], "tasks": [cope, "--tasks=x"],
+             "report": [cope, "--report=x"]}
+    for figure in ("distance", "gates", "positions", "loss_by_position", "curves"):
+        found[figure] = [cope, f"--figure={figure}"]
+    found["frequency"] = [str(runs / "rope"), "--figure=frequency"]
+    return found
+
+def test_every_key_is_read_or_refused(actions, tmp_path, monkeypatch, capsys):
+    """Each action reads exactly the keys that ACTIONS lists for it, and all others are refused."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    assert actions.keys() == sample.ACTIONS.keys()
+    keys = [field.name for field in dataclasses.fields(sample.SampleConfig)]
+    reads = set()
+
+    class Spy(sample.SampleConfig):
+        def __getattribute__(self, name):
+            reads.add(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(sample, "SampleConfig", Spy)
+    before = {"figure", "data", "device"}  # read where the action is chosen and the runs are loaded
+    passed_on = {"heads"}  # by draw_attention, although only maps use it
+    called = []
+    for action, words in actions.items():
+        act = sample.ACTIONS[action]
+
+        def spy(cfg, runs, act=act):
+            called.append(act)
+            reads.clear()
+            act.function(cfg, runs)
+
+        monkeypatch.setitem(sample.ACTIONS, action, dataclasses.replace(act, function=spy))
+        sample.main(words)
+        assert called.pop() is act
+        listed = set(act.keys)
+        assert (reads - passed_on) & set(keys) <= listed <= reads | before, action
+        nothing = dataclasses.replace(act, function=lambda cfg, runs: called.append("nothing"))
+        monkeypatch.setitem(sample.ACTIONS, action, nothing)
+        for key in keys:
+            if key in sample.FLAGS:  # it chooses another action
+                continue
+            value = getattr(sample.SampleConfig, key)
+            if value == "":
+                value = "x"
+            if key in listed:
+                sample.main([*words, f"--{key}={value}"])
+                assert called.pop() == "nothing"
+                continue
+            with pytest.raises(ValueError, match=f"--{key} |--{key}$"):
+                sample.main([*words, f"--{key}={value}"])
+
 # figures from the command line
 
 def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
     """The tokens that each is drawn on, and the file that it writes."""
     pytest.importorskip("matplotlib")
-    seen, drawn, measure, save = [], [], figures.measure_layers, figures.save
+    seen, drawn, measure, save = [], [], figures.measure, figures.save
 
-    def note(model, idx, how):
+    def note(model, idx, name):
         seen.append(idx[0].tolist())
-        return measure(model, idx, how)
+        return measure(model, idx, name)
 
-    monkeypatch.setattr(figures, "measure_layers", note)
+    monkeypatch.setattr(figures, "measure", note)
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(path))
     (tmp_path / "text").write_text("s3 s1 s4 " * 10)
     (tmp_path / "short").write_text("s2 s7")
@@ -415,7 +572,9 @@ def test_figures(runs, rows, stream, tmp_path, monkeypatch, capsys):
         (tmp_path / "task@block_size=5", "gates", ["--heads=1.2"], tokens_of(rows, "val")[:5]),
     ):
         sample.main([str(run), f"--figure={figure}", "--device=cpu", *words])
-        assert drawn.pop() == f"out/{run.name}_{figure}" and seen.pop() == list(want)
+        folder, at, options = str(run).partition("@")
+        assert drawn.pop() == os.path.join(folder, figure + at + options)
+        assert seen.pop() == list(want)
     monkeypatch.setattr(figures, "save", save)
     capsys.readouterr()
     sample.main([str(runs / "cope"), "--figure=gates", "--heads=1.1", "--out=named.png"])
@@ -426,10 +585,12 @@ def test_training_curves(runs, tmp_path, monkeypatch, against, scale):
     pytest.importorskip("matplotlib")
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append((figure, path)))
-    sample.main([str(runs / "pope"), str(runs / "rope"), "--figure=curves", "--keys=loss,val/ppl",
-                 f"--out={tmp_path / 'x'}", f"--against={against}"])
+    rope = str(runs / "rope")
+    sample.main([str(runs / "pope"), rope, f"{rope}@rope_scaling=ntk,rope_factor=2",
+                 "--figure=curves", "--keys=loss,val/ppl", f"--out={tmp_path / 'x'}", f"--against={against}"])
     ((figure, path),) = drawn
     assert path == str(tmp_path / "x")
+    assert len(figure.axes[0].lines) == 2  # rope once, although named twice
     for i, name in enumerate(("pope", "rope")):
         log = results.records(runs / name, "log.jsonl")
         for ax, key, split in zip(figure.axes, ("loss", "ppl"), (None, "val")):
