@@ -12,7 +12,7 @@ CoPE Table 5, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
     out/cope_1b4_rope     0.055   94.8
 
 --init_from takes any run, with its weights and model options. The data must have been written with
-its tokenizer. NLL is the loss of val in out/evaluation.csv, over the tokens of the answer and the
+its tokenizer. NLL is the loss of val in RUN/results.jsonl, over the tokens of the answer and the
 end; accuracy is 100 - sequence_error, the answers that greedy decoding gets right.
 Llama-3.1-Instruct, not fine-tuned, has 17.1 (8B) and 16.4 (70B).
 

@@ -36,7 +36,7 @@ MANY_LENGTHS = 7  # from this number on, their tick labels are rotated
 TEXTS = 10  # segments of the split that a picture of attention is averaged over
 SHORT = 256  # tokens of each segment, because a map of more could not be read
 LONG = 4  # `distance` reads this many times the trained length
-TOKENS_PER_INCH = 16  # of a map that is large enough to be labelled with its tokens
+TOKENS_PER_INCH = 10  # of a map that is labelled with its tokens
 
 # --- parts that all pictures share ----------------------------------------------------------------
 
@@ -370,7 +370,7 @@ def draw_maps(run, layers, heads, words):
 def label_tokens(ax, words):
     """Writes each token beside its row and below its column."""
     shown = [word.replace(" ", "·").replace("\n", "↵").replace("$", r"\$") for word in words]
-    style = {"fontsize": 56 / TOKENS_PER_INCH, "fontfamily": "monospace"}  # points per inch: 72
+    style = {"fontsize": 72 / TOKENS_PER_INCH, "fontfamily": "monospace"}  # an inch has 72 points
     at = range(len(words))
     ax.set_xticks(at, shown, rotation=0 if max(map(len, words)) == 1 else 90, **style)
     ax.set_yticks(at, shown, **style)
