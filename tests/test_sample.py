@@ -371,7 +371,8 @@ def test_report_of_runs_that_differ_in_kind(tmp_path, monkeypatch, capsys):
     assert rows("out/x_rope@rope_factor=2") == ["| rope (rope_factor=2) | 1 | 5.000 |"]
     assert rows("out/x_rope", "out/x_rope@rope_factor=2", "./out/x_rope") == [rope, factor]
     sample.main(["out/x_pope", "out/x_new", "--report=r"])
-    assert capsys.readouterr().err == "left out out/x_new, which has no results; evaluate it first\n"
+    left_out = "left out out/x_new, which has no results; evaluate it first\n"
+    assert capsys.readouterr().err == left_out
 
 @pytest.mark.parametrize("numbers, cell", [
     ([], "–"), ([1.51643], "1.516"),
@@ -392,8 +393,11 @@ def test_digits_that_the_spread_warrants(numbers, cell):
     ("RUN@n_embd=1000000000", "n_embd in RUN@n_embd=1000000000 is fixed by the weights"),
     ("RUN@pe=ropee", "pe='ropee' is unknown; choose one of rope, "),
     ("RUN@n_head", "run directory 'RUN@n_head' does not exist"),
-    *((f"RUN --extrapolate={words}", f"extrapolate={wrong!r} is not a positive number; give ")
-      for words, wrong in (("inf", "inf"), ("a", "a"), ("1,nan", "nan"), ("-1", "-1"), ("1,,2", ""))),
+    ("RUN --extrapolate=inf", "extrapolate='inf' is not a positive number; give multiples of "),
+    ("RUN --extrapolate=1,nan", "extrapolate='nan' is not a positive number"),
+    ("RUN --extrapolate=a", "extrapolate='a' is not a positive number"),
+    ("RUN --extrapolate=-1", "extrapolate='-1' is not a positive number"),
+    ("RUN --extrapolate=1,,2", "extrapolate='' is not a positive number"),
     ("RUN --extrapolate=1e300", "times 16 tokens is not in 1 to 599"),
     ("RUN --evaluate=", "--evaluate= is empty; see --help"),
     ("RUN --report=", "--report= is empty; see --help"),
@@ -449,11 +453,9 @@ def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
     shutil.copytree(runs / "rope", "out/a@b")
     (tmp_path / "out" / "curves.png").touch()
     same = ["out/a@b", "./out//a@b/", str(tmp_path / "out" / "a@b")]
-    for words, kept in (
-        (same, ["out/a@b"]), ([*same, "out/a@b@rope_factor=2"], ["out/a@b", "out/a@b@rope_factor=2"]),
-        (["out/curves.png", "out/a@b"], ["out/a@b"]),
-    ):
-        assert sample.run_names(words) == kept
+    other = "out/a@b@rope_factor=2"
+    assert sample.run_names([*same, other]) == ["out/a@b", other]
+    assert sample.run_names(["out/curves.png", "out/a@b"]) == ["out/a@b"]
     assert capsys.readouterr().err == "left out out/curves.png, which is not a run directory\n"
     shutil.copytree("out/a@b", "out/x@length=64")  # as data sets are named
     assert sample.run_names(["out/x@length=64"]) == ["out/x@length=64"]
@@ -587,7 +589,8 @@ def test_training_curves(runs, tmp_path, monkeypatch, against, scale):
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append((figure, path)))
     rope = str(runs / "rope")
     sample.main([str(runs / "pope"), rope, f"{rope}@rope_scaling=ntk,rope_factor=2",
-                 "--figure=curves", "--keys=loss,val/ppl", f"--out={tmp_path / 'x'}", f"--against={against}"])
+                 "--figure=curves", "--keys=loss,val/ppl", f"--out={tmp_path / 'x'}",
+                 f"--against={against}"])
     ((figure, path),) = drawn
     assert path == str(tmp_path / "x")
     assert len(figure.axes[0].lines) == 2  # rope once, although named twice
