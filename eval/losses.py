@@ -179,8 +179,8 @@ def by_position(runs, name, tokens):
     return rows
 
 def eighths_of_octaves(length):
-    """Returns where groups of the indices 0..length - 1 begin. Each octave has eight groups, so that
-    they look equally wide on a logarithmic axis. The first groups are single indices."""
+    """Returns where groups of the indices 0..length - 1 begin. Each octave has eight groups, so
+    that they look equally wide on a logarithmic axis. The first groups are single indices."""
     powers = {round(2 ** (n / 8)) for n in range(8 * length.bit_length())}
     return sorted(begin for begin in {0, *powers} if begin < length)
 
