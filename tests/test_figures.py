@@ -318,5 +318,5 @@ def test_methods_picture(monkeypatch, capsys):
         is_relative = torch.allclose(torch.stack(same), same[0], atol=1e-5)
         assert is_relative == (method.kind in (None, "relative")), name
     monkeypatch.setattr("sys.argv", ["methods", "--help"])
-    runpy.run_module("eval.methods", run_name="__main__")
+    runpy.run_path(methods.__file__, run_name="__main__")
     assert capsys.readouterr().out == f"{methods.__doc__.strip()}\n"
