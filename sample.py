@@ -238,12 +238,12 @@ def chosen_action(cfg, given):
     return asked[0]
 
 def text_or_answers(runs):
-    """Returns "answers" if the runs are of tasks with a mask, which have answers, else "text"."""
-    answering = [run for run in runs if run.meta["loss"] == "mask"]
-    if answering and len(answering) < len(runs):
-        raise ValueError(f"{answering[0].name} answers the rows of a task, and other runs write "
-                         "text; name them in separate commands")
-    return "answers" if answering else "text"
+    """Returns "answers" if the runs were trained on a task whose mask says what its answers are."""
+    kinds = {"answers" if run.meta["loss"] == "mask" else "text" for run in runs}
+    if len(kinds) > 1:
+        raise ValueError("some of these runs answer the rows of a task, and others write text; "
+                         "name them in separate commands")
+    return kinds.pop()
 
 def refuse_unread(cfg, given, action):
     """Raises ValueError for a key that the action does not read, because whoever gave it believes

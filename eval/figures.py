@@ -3,11 +3,9 @@ The pictures that sample.py draws. A method has the same colour in all of them. 
 only in their seed form one curve: their mean, in a band from the lowest to the highest.
 """
 import collections
-import importlib.util
 import itertools
 import math
 import os
-import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,14 +51,6 @@ def panels(n, across, width, height, **options):
         ax.set_visible(False)
     return figure, list(axes.flat[:n])
 
-def can_draw():
-    """Tells whether matplotlib is installed. If it is not, a line says so, rather than an error,
-    because the numbers of the picture are saved already."""
-    if importlib.util.find_spec("matplotlib"):
-        return True
-    print("no picture without matplotlib; pip install matplotlib")
-    return False
-
 def plain(ax, trained=()):
     """A grid, no box, and a dashed line at each trained length."""
     for length in trained:
@@ -100,7 +90,7 @@ def draw_by_length(lines, path):
             groups.setdefault((title, "loss"), []).append(line)
     groups = {panel: group for panel, group in groups.items()
               if len({line["length"] for line in group}) > 1}
-    if not groups or not can_draw():
+    if not groups:
         return
     figure, axes = panels(len(groups), 2, 5, 3.8)
     for ax, ((title, metric), group) in zip(axes, groups.items()):
@@ -144,9 +134,6 @@ def draw_training(rows, keys, against, path):
 def draw_by_position(rows, path):
     """Draws the loss at each position of a long context. It falls as long as a model can use more
     context, and rises where it no longer understands its positions. rows: of losses.by_position."""
-    if not can_draw():
-        return
-    trained = {row["trained"] for row in rows}
     figure, (ax,) = panels(1, 1, 6, 4)
     draw_curves(ax, rows, "position", "loss")
     ax.set(xlabel="position, tokens; dashed: as trained", ylabel=results.METRICS["loss"],
@@ -154,7 +141,7 @@ def draw_by_position(rows, path):
     last = max(row["position"] for row in rows)
     label_lengths(ax, [last // 2**n for n in reversed(range(last.bit_length()))])
     limit_height(ax, "loss")
-    plain(ax, trained)
+    plain(ax, {row["trained"] for row in rows})
     save(figure, path)
 
 def draw_curves(ax, rows, x, y, smooth=1, is_thin=False, marker=""):
@@ -353,16 +340,16 @@ def draw_maps(run, layers, heads, words):
         across = len(names) // len(layers)
         inches = max(1.5, min(4.5, 16 / across))
     figure, axes = panels(len(names), across, inches, inches, sharex=True, sharey=True)
-    ends, sizes = line_ends(words)
+    line_ends = [t for t, word in enumerate(words) if "\n" in word]
     for ax, name in zip(axes, names):
         image = ax.imshow(maps[name].numpy(), "Blues", vmin=0, vmax=1, interpolation="nearest")
-        ax.scatter(ends, ends, sizes, "crimson", marker="+", linewidths=1)
+        ax.scatter(line_ends, line_ends, 20, "crimson", marker="+", linewidths=1)
         layer, head = name.split(".")
         ax.set_title(f"layer {layer}, head {head}", fontsize=8)
         ax.set_facecolor("0.9")
         if heads:
             label_tokens(ax, words)
-    figure.supxlabel("key; + ends a line, a large + a blank line or a heading", fontsize=10)
+    figure.supxlabel("key (+ marks the end of a line)", fontsize=10)
     figure.supylabel("query", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.5)
     return figure
@@ -375,21 +362,6 @@ def label_tokens(ax, words):
     ax.set_xticks(at, shown, rotation=0 if max(map(len, words)) == 1 else 90, **style)
     ax.set_yticks(at, shown, **style)
     ax.tick_params(length=0, pad=1, labelbottom=True, labelleft=True)
-
-def line_ends(words):
-    """Returns where the lines of a text end, and the marker's size there, which is large for a
-    blank line or a Wikipedia heading, "= A ="."""
-    ends = []
-    sizes = []
-    first = 0
-    for t, word in enumerate(words):
-        if "\n" in word:
-            line = "".join(words[first : t + 1])
-            is_large = re.fullmatch(r"\s*(=.*=)?\s*", line) or line.count("\n") > 1
-            ends.append(t)
-            sizes.append(80 if is_large else 20)
-            first = t + 1
-    return ends, sizes
 
 @dataclass(frozen=True)
 class Figure:
