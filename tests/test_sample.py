@@ -6,6 +6,7 @@ import math
 import os
 import runpy
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -468,6 +469,16 @@ def test_yarn_knows_the_trained_length(runs, task):
     ):
         assert sample.load(f"{run}{yarn}{more}", "cpu")[0].cfg.rope_trained == trained
     assert sample.load(str(runs / "rope"), "cpu")[0].cfg.rope_trained == 0
+
+def test_the_front_doors_do_not_import_each_other():
+    """train.py needs the scores of eval/losses.py, but neither pictures nor a tokenizer."""
+    code = """
+import sys, eval.losses
+assert not {"train", "sample", "matplotlib", "tiktoken"} & sys.modules.keys()
+import sample, eval.methods
+assert "train" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 def test_ctrl_c_is_one_line(runs, tmp_path, monkeypatch):
     def interrupted(*_):
