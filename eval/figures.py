@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from data.text import tokenizer
-from eval import losses, results
+from eval import results
 from model import CoPE, RoPE, choose, overrides, scaled_dot_products
 
 COLORS = {  # any other method gets one of OTHER_COLORS
@@ -107,15 +107,12 @@ def draw_length_panel(ax, lines, metric):
     whole = [line for line in lines if line["metric"] == metric]
     draw_curves(ax, whole, "length", "value", marker=".")
     ax.set(xlabel=xlabel, ylabel=results.METRICS[metric])
-    label_lengths(ax, sorted({line["length"] for line in lines}))
-    limit_height(ax, metric)
-    plain(ax, {line["trained"] for line in lines})
-
-def label_lengths(ax, lengths):
-    """A logarithmic axis with a tick at each of these lengths."""
+    lengths = sorted({line["length"] for line in lines})
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) >= MANY_LENGTHS else 0)
     ax.minorticks_off()
+    limit_height(ax, metric)
+    plain(ax, {line["trained"] for line in lines})
 
 def draw_training(rows, keys, against, path):
     """Draws a panel for each key of the logs, over steps or tokens. rows: of results.training."""
@@ -138,10 +135,11 @@ def draw_by_position(rows, path):
     draw_curves(ax, rows, "position", "loss")
     ax.set(xlabel="position, tokens; dashed: as trained", ylabel=results.METRICS["loss"],
            title=f"loss at each position, {rows[0]['split']}")
+    trained = {row["trained"] for row in rows}
     last = max(row["position"] for row in rows)
-    label_lengths(ax, [last // 2**n for n in reversed(range(last.bit_length()))])
+    ax.set_xticks(range(0, math.ceil(last) + max(trained), max(trained)))
     limit_height(ax, "loss")
-    plain(ax, {row["trained"] for row in rows})
+    plain(ax, trained)
     save(figure, path)
 
 def draw_curves(ax, rows, x, y, smooth=1, is_thin=False, marker=""):
@@ -303,7 +301,8 @@ def draw_distances(run, layers, heads, words):
     """Each point is the mean over an eighth of an octave of distances, because single distances
     would be lost in the noise of a logarithmic axis."""
     H, T = layers[min(layers)].shape
-    begins = losses.eighths_of_octaves(T)
+    eighths = {round(2 ** (n / 8)) for n in range(8 * T.bit_length())}
+    begins = sorted(begin for begin in {0, *eighths} if begin < T)
     means = {}
     for i, layer in layers.items():
         parts = layer.tensor_split(begins[1:], 1)  # each (H, distances)

@@ -15,6 +15,7 @@ SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to b
 STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolate` reads
 TOKENS = 131072  # in all stretches together
 LONGEST = 8  # `by_position` reads contexts of this many times the trained length
+POINTS = 32  # and divides their positions into this many groups, because single ones are noisy
 LARGEST_EXPONENT = 700  # the perplexity of a larger loss would overflow
 
 # --- scores of a batch, which train.py uses too ---------------------------------------------------
@@ -149,11 +150,11 @@ def cut(stretches, length):
     return tiles
 
 def by_position(runs, name, tokens):
-    """Returns rows of the mean loss at each position of a context that is LONGEST times the trained
-    length, where a token sees all tokens before it. Positions are grouped into eighths of an
-    octave, and the last position of each group names it. The means are over segments that are
-    spread evenly over the split and hold about `tokens` tokens together. All runs read the same
-    segments. One whose positions end earlier reads their beginnings."""
+    """Returns rows of the mean loss at the positions of a context that is LONGEST times the trained
+    length, where a token sees all tokens before it. Positions are averaged in POINTS groups, and
+    `position` is the mean of a group's. The means are over segments that are spread evenly over the
+    split and hold about `tokens` tokens together. All runs read the same segments. One whose
+    positions end earlier reads their beginnings."""
     splits = {run: run.split(name) for run in runs}  # first, so that a mistake costs no work
     context = LONGEST * max(run.trained for run in runs)
     for split in splits.values():
@@ -161,6 +162,7 @@ def by_position(runs, name, tokens):
         context = min(context, tokens, split.tokens - 1)
     if context < 1:
         raise ValueError(f"eval_tokens={tokens} holds no position; use more")
+    size = math.ceil(context / POINTS)
     rows = []
     for run in runs:
         length = min(context, run.limit)
@@ -168,21 +170,16 @@ def by_position(runs, name, tokens):
         windows = [(start, start + length) for start in starts]
         found = token_losses(run, splits[run], windows)
         sums = torch.stack(list(found.values())).double().sum(0)  # (2, length)
-        begins = eighths_of_octaves(length)
-        for begin, end in zip(begins, [*begins[1:], length]):
+        for begin in range(0, length, size):
+            end = min(begin + size, length)
             loss, targets = sums[:, begin:end].sum(1).tolist()
             if targets:  # a masked stream may have none here
                 rows.append({
                     "run": run.name, "pe": run.pe, "seed": run.config["seed"], "steps": run.step,
-                    "split": name, "trained": run.trained, "position": end, "loss": loss / targets,
+                    "split": name, "trained": run.trained, "position": (begin + 1 + end) / 2,
+                    "loss": loss / targets,
                 })
     return rows
-
-def eighths_of_octaves(length):
-    """Returns where groups of the indices 0..length - 1 begin. Each octave has eight groups, so
-    that they look equally wide on a logarithmic axis. The first groups are single indices."""
-    powers = {round(2 ** (n / 8)) for n in range(8 * length.bit_length())}
-    return sorted(begin for begin in {0, *powers} if begin < length)
 
 # --- how a loss is measured -----------------------------------------------------------------------
 
