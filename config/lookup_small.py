@@ -1,0 +1,39 @@
+"""
+Lookup by content or by position: which methods can do which? About a minute per run on one core.
+
+    python train.py config/lookup_small.py                # PoPE
+    python train.py config/lookup_small.py --pe=rope  # or another of PES; --seed=1 for another seed
+    python sample.py out/lookup_small_pope out/lookup_small_rope \
+        --evaluate=content,position,content_x2,position_x2,content_x3,position_x3
+
+One model learns to answer both kinds of questions, "what is the value of key a?" and "what is the
+value of the item four tokens back?", on the same rows of keys and values (data/lookup.py). The
+token_error of each split is the percentage of wrong answers; always giving the same answer is wrong
+for 75%. Methods without a usable measure of distance fail at the second kind, and methods whose
+positions disturb the match of two keys do worse at the first.
+
+Our choices. This is not an experiment of a paper, although PoPE's question of "what" and "where" is
+behind it. The learning rate is the same for all methods. A base of 100 suits rows of 16 tokens, as
+in pope_indirect_small.py.
+"""
+data = "lookup@train=160000"
+pe = "pope"
+
+n_layer = 2
+n_head = 4
+n_embd = 64
+block_size = 15
+norm = "rmsnorm"
+bias = False
+tie = False
+base = 100.0
+expe_theta = 1 / 30  # 1 / (2 block_size), as in ExPE's small models
+
+batch_size = 64
+max_iters = 2500
+learning_rate = 1e-2
+warmup_iters = 50
+
+eval_interval = 500
+eval_batches = 0
+eval_splits = "content,position"
