@@ -1,6 +1,6 @@
 """
-CARoPE Table 1, GPT-small: 124M parameters on FineWeb-Edu; perplexity at 512 (as trained) and 1024
-tokens.
+CARoPE Table 1, GPT-small: 124M parameters on FineWeb-Edu. Perplexity at 512 tokens, the trained
+length, and at 1024.
 
     python -m data.fineweb_edu
     torchrun --standalone --nproc_per_node=2 train.py config/carope_124m.py
@@ -13,16 +13,24 @@ tokens.
     --pe=learned      21.90     -
     --pe=sinusoidal   22.14     166.18
 
-(Learned positions end at 512, and --extrapolate says so.) The paper also reports 0.76M tokens a
-second for CARoPE and 0.63M for RoPE, though CARoPE computes strictly more. Ours are in the logs:
+Learned positions end at 512, and --extrapolate says so. The paper also reports 0.76M tokens per
+second for CARoPE and 0.63M for RoPE, although CARoPE computes strictly more. Our speeds are in the
+logs:
 
     python sample.py out/carope_124m_{carope,rope} --figure=curves --keys=tokens_per_s
 
-19,000 steps of 524,288 tokens, about one epoch, on two H100s in the paper. It trains on 9.9B tokens
-and keeps 0.1B for evaluation. data/fineweb_edu.py keeps 0.1B for val and as much for test, and
-trains on 9.8B. The paper says 10 heads, which do not divide 768, so we take GPT-2's 12. Its x is
-"the embedding of the token"; ours is each attention's input. Weight decay, betas and dropout
-are GPT-2's as commonly reproduced: 0.1, (0.9, 0.95), none. Memory, 32 sequences a pass: 19 GB.
+The paper says that it trains for 19,000 steps of 524,288 tokens, which is about one epoch, on two
+H100s. It has 9.9B tokens for training and 0.1B for evaluation.
+
+Our choices. data/fineweb_edu.py keeps 0.1B tokens for val and as many for test, so that 9.8B are
+left for training. There are 12 heads, as in GPT-2, because the paper's 10 do not divide 768. The
+paper's x_t is "the embedding of the token", whereas ours is the input of each layer's attention.
+The sinusoidal baseline multiplies the token embeddings by sqrt(768) = 27.7, as in Vaswani et al.;
+the paper does not say whether it does, and --sinusoidal_scale=False leaves the factor out. Weight
+decay, betas and dropout are those with which GPT-2 is usually reproduced (0.1, 0.9 and 0.95, none),
+because the paper says only that they are GPT-2's.
+
+Memory at micro_batch=32 is about 19 GB.
 """
 data = "fineweb_edu"
 pe = "carope"

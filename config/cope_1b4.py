@@ -1,5 +1,6 @@
 """
-CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, RoPE in the others.
+CoPE Figure 5 and Table 12: 1.4B parameters, with CoPE + RoPE in every sixth layer and RoPE in the
+others.
 
     python -m data.c4 --train=364868892 --out=data/c4_llama
     torchrun --nnodes=4 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 \
@@ -8,18 +9,17 @@ CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, R
         train.py config/cope_1b4.py --pe=rope
     python sample.py out/cope_1b4_{cope,rope} --figure=curves --keys=val/loss --against=tokens
 
-Run the torchrun commands on each of four machines; HOST is one of them. The last command draws
-Figure 5 on C4: after 1T tokens the paper's CoPE has about 3% less perplexity than RoPE (0.03 less
-loss). On Wikipedia, CoPE needs 0.6T to reach RoPE's final loss. Here WikiText-103 stands in for it.
-These commands give the end points; for others, copy the run directories during training:
+Run the torchrun commands on each of four machines, one of which is HOST. The last command draws the
+half of Figure 5 that is measured on C4. For the other half, WikiText-103 stands in for the paper's
+Wikipedia. These commands measure the end points only; for the points in between, copy the run
+directories during training:
 
     python -m data.wikitext103 --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wikitext103_llama
     python sample.py out/cope_1b4_{cope,rope} --evaluate=val --data=data/wikitext103_llama
 
-Table 12, accuracy in percent, MMLU with five examples (the paper gives no number for the others).
-The mean of the nine is 47.7 for RoPE, 48.6 for CoPE. Compare acc. For PIQA, HellaSwag, ARC and OBQA
-the harness also prints acc_norm, and the paper does not say which it reports:
+Table 12 has accuracies in percent. MMLU has five examples; the paper gives no number for the other
+tasks. The mean of the nine is 47.7 for RoPE and 48.6 for CoPE:
 
     python sample.py out/cope_1b4_cope out/cope_1b4_rope \
         --tasks=boolq,piqa,social_iqa,hellaswag,winogrande,arc_easy,arc_challenge,openbookqa
@@ -29,16 +29,24 @@ the harness also prints acc_norm, and the paper does not say which it reports:
     RoPE          61.4   73.0  41.2  45.5    60.4   64.3  30.2  25.2  27.8
     CoPE + RoPE   65.8   73.4  41.7  45.4    62.0   66.2  29.7  26.8  26.6
 
-The paper trains on Llama-2's private mix. C4, on which it evaluates, has 0.18T tokens, so 1T reads
-it more than five times. Given: sizes, learning rate 4e-4, context 4096, p_max = 64. The tables are
-per layer and head: the 0.04% of the parameters that the paper adds are 4 layers x 64 positions x
-2048 = 524,288. Llama 2's, as the paper says: 4M tokens a step, cosine to a tenth, warm-up 2000,
-weight decay 0.1, betas 0.9, 0.95 (its AdamW has eps 1e-5, ours PyTorch's 1e-8). Open: the MLP's
-width (5632 gives 1.36B); 64 positions, or 65 if the paper's 64 is the last one.
+The paper says that after 1T tokens CoPE has about 3% less perplexity than RoPE, which is 0.03 less
+loss, and that on Wikipedia it needs 0.6T tokens to reach RoPE's final loss. It gives the sizes, the
+learning rate 4e-4, the context of 4096, p_max = 64, and otherwise Llama 2's settings, which are 4M
+tokens per step, a cosine down to a tenth, 2000 steps of warm-up, weight decay 0.1 and betas of 0.9
+and 0.95. It adds 0.04% of the parameters. These are 4 layers x 64 positions x 2048 = 524,288, so
+that each of the four layers has a table per head.
 
-Memory: weights, gradients and AdamW's two moments take 1.36G x 16 bytes = 22 GB, and a pass over
-one sequence keeps 34 GB when PyTorch computes CoPE, 15 GB for RoPE: 56 and 37 GB in all. Exchanging
-gradients under torchrun takes 5 GB more.
+Our choices. The training data is C4, on which the paper evaluates, because its own is Llama 2's
+private mix. C4 has 0.18T tokens, so that 1T tokens read it more than five times. The MLP is of
+width 5632, which gives 1.36B parameters. There are 64 positions, although there would be 65 if the
+paper's 64 is the last one. q.e is not divided by sqrt(d), as in the paper's Listing 1; its released
+code does divide (--cope_scale_z=True). AdamW's eps is PyTorch's 1e-8, where Llama 2 has 1e-5. In
+Table 12, compare acc: for PIQA, HellaSwag, ARC and OBQA the harness also prints acc_norm, and the
+paper does not say which it reports.
+
+Memory at micro_batch=1 is about 56 GB where PyTorch computes CoPE and 37 GB for RoPE. Of this, 22
+GB are weights, gradients and AdamW's two moments. Exchanging gradients under torchrun takes 5 GB
+more.
 """
 data = "data/c4_llama"
 pe = "rope,rope,rope,rope,rope,cope+rope"

@@ -1,6 +1,6 @@
 """
-CoPE Table 6, code: 20M parameters, Llama-2's architecture and tokenizer; test perplexity and
-millions of parameters.
+CoPE Table 6, code: 20M parameters in Llama 2's architecture and with its tokenizer. Test perplexity
+and millions of parameters.
 
     python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code
     torchrun --standalone --nproc_per_node=8 train.py config/cope_code_20m.py
@@ -12,18 +12,22 @@ millions of parameters.
     --pe=rope       4.1               19.8
     --pe=cope+rope  4.0               20.8
 
-The paper's data, Llama-2's mix of code, are private, so we can match its ranking but not its
-perplexities. Ours have about a sixth of its 100B tokens, read again and again. Given: learning rate
-5e-4, context 4096, 100B tokens. Open, and ours as in Llama 2: 4M tokens a step, cosine to a tenth,
-warm-up 2000, weight decay 0.1, betas 0.9, 0.95.
+For a laptop, see cope_code_small.py.
 
-The paper's 20.8M for CoPE are 4096 x 256 more than RoPE's 19.8M. Two layouts have that size: a
-table per head for the whole model, with as many positions as the context of 4096, or one per layer
-and head with 1024 positions (--cope_shared=False --cope_npos=1024). We take the first: the paper
-names no limit for code.
+The paper says that it trains on 100B tokens of Llama 2's mix of code, with a context of 4096 and a
+learning rate of 5e-4.
 
-Memory: PyTorch keeps 16 GB a sequence for CoPE, 63 GB for the 4 of a pass; --pe=rope needs 2 GB a
-sequence. On a laptop: config/cope_code_small.py.
+Our choices. The paper's data are private, so our runs can match its ranking but not its
+perplexities. Our data have about a sixth of the 100B tokens, which are therefore read again and
+again. The rest is as in Llama 2, with 4M tokens per step, a cosine down to a tenth, 2000 steps of
+warm-up, weight decay 0.1 and betas of 0.9 and 0.95. CoPE has one table per head for the whole
+model, with as many positions as the context, because the paper names no limit for code and its
+20.8M parameters are 4096 x 256 more than RoPE's 19.8M. A table per layer and head with 1024
+positions has the same size (--cope_shared=False --cope_npos=1024). q.e is not divided by sqrt(d),
+as in the paper's Listing 1, whereas its released code does divide (--cope_scale_z=True).
+
+Memory at micro_batch=4 is about 63 GB where PyTorch computes CoPE, which is 16 GB per sequence.
+--pe=rope needs 2 GB per sequence.
 """
 data = "code"
 pe = "cope"

@@ -1,14 +1,15 @@
 """
-CoPE Table 6, code, small: the Python standard library's source as bytes; validation perplexity per
-byte. With its evaluation, a row takes ten to twenty-five minutes on one CPU core.
+CoPE Table 6, code, small: the Python standard library's source as bytes, in models of width 128.
+Perplexity per byte. A run and its evaluation take 10 to 25 minutes on one CPU core.
 
     python train.py config/cope_code_small.py                 # CoPE
     python train.py config/cope_code_small.py --pe=learned    # and so on; --seed=1 for another seed
     python train.py config/cope_code_small.py --pe=rope
     python train.py config/cope_code_small.py --pe=cope+rope
-    python sample.py out/cope_code_small_cope --evaluate=val  # the row: perplexity on all of val
+    python sample.py out/cope_code_small_cope --evaluate=val  # perplexity on all of val
 
-The blocks of cope_code_20m.py (RMSNorm, SwiGLU, no biases), 128 wide, at 256 bytes a sequence.
+Our choices. The blocks are those of cope_code_20m.py (RMSNorm, SwiGLU, no biases), but sequences
+have 256 bytes, and the heads share one table of 64 positions.
 """
 data = "stdlib"
 pe = "cope"

@@ -1,11 +1,11 @@
 """
-CoPE Tables 2 and 8 and Figure 6, Flip-Flop: error in percent of all bits read, mean (deviation) of
-3 seeds.
+CoPE Tables 2 and 8 and Figure 6, Flip-Flop: percentage of read bits predicted wrong, mean
+(deviation) of 3 seeds.
 
     python train.py config/cope_flip_flop.py
     python sample.py out/cope_flip_flop_cope --evaluate=val,sparse,dense
 
-Each row is the first command with these flags. Rows that share a pe each need an --out_dir. The
+Add the flags of a row to the first command. Runs that share a pe need an --out_dir each, and the
 other two seeds are --seed=1338 and --seed=1339.
 
     flags                                                     in distribution   OOD
@@ -31,21 +31,28 @@ Smaller models, one seed, in distribution / OOD:
     --n_embd=128 --n_head=2             0.07 / 16.5    0.02 / 17.3   0.03 / 14.5
     --n_embd=128 --n_layer=2 --n_head=2 19.1 / 28.6    14.4 / 25.2   0.02 / 24.5
 
-A row is the token_error of val and sparse (p_i = 0.98) from the second command, on the test sets of
-Liu et al., 1000 and 100,000 rows. Every 500 steps, training evaluates on about 1000 of each, which
-gives Figure 6. It does not name the slopes of its CoPE with ALiBi; we take ALiBi's own:
+"In distribution" is the token_error of val, 1000 rows, and "OOD" that of sparse, 100,000 rows in
+which 98% of the instructions are "ignore". Training evaluates on about 1000 rows of each every 500
+steps, from which Figure 6 is drawn:
 
     python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves \
         --keys=val/token_error,sparse/token_error
 
-CoPE_MLP has N = 64 hidden units here. The paper also tries 32, 128 and 256 (--cope_mlp_width) but
-prints no values for them. It needs some 17 GB, 65 GB with 256; --micro_batch=4 needs a quarter. The
-other rows need 3 GB at most.
+The paper says that it follows Liu et al., with AdamW at 3e-4 and a linear decay over 10,000 steps.
+CoPE_MLP has N = 64 hidden units; the paper also tries 32, 128 and 256 (--cope_mlp_width), for which
+it prints no values.
 
-Open: we read "8 GPUs with batch size 16" as 16 in all, as in Liu et al., whose warm-up and weight
-decay we use; npos (Listing 1 clamps to npos - 1 = 63, so if the paper's p_max = 64 is the last
-position, npos is 65); what the other layers use beside CoPE_MLP (nothing: nope); how hard attention
-is trained (straight-through).
+Our choices. We read "8 GPUs with batch size 16" as 16 sequences in all, as in Liu et al., whose
+warm-up and weight decay we take as well. There are 64 positions, because Listing 1 clamps to
+npos - 1 = 63; there would be 65 if the paper's p_max = 64 is the last one. q.e is not divided by
+sqrt(d), as in Listing 1; the released code does divide (--cope_scale_z=True). cope_alibi subtracts
+m p_ij, although eq. 10 prints a plus, because a plus would favour distant keys. Figure 6 does not
+name the slopes of its CoPE with ALiBi; we take ALiBi's own. The layers beside the one with CoPE_MLP
+have no encoding, because the paper names none. Hard attention is trained with a straight-through
+gradient, about which the paper is silent.
+
+Memory is about 3 GB at most, except for cope_mlp, which needs 17 GB, or 65 GB with 256 hidden
+units. --micro_batch=4 needs a quarter of that.
 """
 data = "flip_flop"
 pe = "cope"

@@ -1,12 +1,10 @@
 """
-CoPE Tables 6 and 9 and Figures 3, 4, 7, Wikitext-103: perplexity per GPT-2 token, and millions of
-parameters.
+CoPE Tables 6 and 9 and Figures 3, 4 and 7, Wikitext-103: perplexity per GPT-2 token, and millions
+of parameters.
 
     python -m data.wikitext103
     python train.py config/cope_wikitext103.py
     python sample.py out/cope_wikitext103_cope --evaluate=val,test
-
-Each row is the second command with these flags; rows that share a pe each need an --out_dir.
 
     flags                   val     test    parameters
     (none: CoPE)            22.55   23.46   123.7
@@ -20,7 +18,9 @@ Each row is the second command with these flags; rows that share a pe each need 
     --cope_npos=1024        22.46   23.31   123.7
     --pe=cope_alibi         24.16   25.09   123.7
 
-Figure 3 (left), validation perplexity at 1024 to 2560 tokens, on the whole split:
+Add the flags of a row to the second command. Runs that share a pe need an --out_dir each.
+
+Figure 3 (left) is validation perplexity at 1024 to 2560 tokens, here on the whole split:
 
     python sample.py out/cope_wikitext103_{cope,relative} \
         out/cope_wikitext103_relative@rel_capped=True --extrapolate=1,1.5,2,2.5 --eval_tokens=300000
@@ -33,16 +33,25 @@ For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs 
             --eval_interval=3596 --out_dir=out/cope_wikitext103_512_$pe
     done
 
-Figures 4 and 7, from the sep-keys run, on the start of the split, or on a file with --text=FILE:
+Figures 4 and 7 are drawn from the sep-keys run, on the start of the split, or on a file with
+--text=FILE:
 
     python sample.py out/SEP_KEYS_RUN --figure=positions
     python sample.py out/SEP_KEYS_RUN --figure=gates
 
-Given: GPT-2's shape, context 1024, batch 64, 100 epochs (117.8M tokens each, 179,800 steps in all),
-p_max = 64. Open, and ours: the learning rate and its schedule, dropout, AdamW's betas; 64 positions
-(65 if p_max = 64 is the last one, as in the other rows). Ours with sep-keys has 130.7M parameters:
-a 768 x 768 projection and its biases in each layer. Memory, 8 sequences a pass, where PyTorch
-computes CoPE: 35 GB, 40 GB for cope+relative; 10 GB for --pe=learned.
+The paper says that the shape is GPT-2's, with a context of 1024, a batch size of 64, 100 epochs and
+p_max = 64. An epoch has 117.8M GPT-2 tokens, which makes 179,800 steps.
+
+Our choices. The paper gives neither the learning rate and its schedule, nor dropout, nor AdamW's
+betas; ours are below. There are 64 positions, although there would be 65 if p_max = 64 is the last
+one, which also holds for 16 and 1024. q.e is not divided by sqrt(d), as in Listing 1, whereas the
+released code does divide (--cope_scale_z=True). cope_alibi subtracts m p_ij, although eq. 10 prints
+a plus, because a plus would favour distant keys. Sep-keys has 130.74M parameters here, since each
+layer gets a 768 x 768 projection and its biases. The 130.8M of Table 9 are what sep-keys has with a
+table per layer (--cope_shared=False), 130.79M, so the paper may have combined the two.
+
+Memory at micro_batch=8 is about 35 GB where PyTorch computes CoPE, 40 GB for cope+relative, and 10
+GB for --pe=learned.
 """
 data = "wikitext103"
 pe = "cope"

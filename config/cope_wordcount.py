@@ -1,5 +1,5 @@
 """
-CoPE Table 5, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
+CoPE Table 5 and Figures 8 and 9, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
 
     python -m data.wordcount --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wordcount_llama
@@ -11,12 +11,18 @@ CoPE Table 5, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
     out/cope_1b4_cope     0.045   96.0
     out/cope_1b4_rope     0.055   94.8
 
---init_from takes any run, with its weights and model options. The data must have been written with
-its tokenizer. NLL is the loss of val in RUN/results.jsonl, over the tokens of the answer and the
-end; accuracy is 100 - sequence_error, the answers that greedy decoding gets right.
-Llama-3.1-Instruct, not fine-tuned, has 17.1 (8B) and 16.4 (70B).
+--init_from takes any run, with its weights and model options, if the data were written with its
+tokenizer. NLL is the loss of val in RUN/results.jsonl, over the tokens of the answer and the end.
+Accuracy is 100 - sequence_error, the percentage of answers that greedy decoding gets right.
+Llama-3.1-Instruct, which is not fine-tuned, gets 17.1 (8B) and 16.4 (70B).
 
-A trial on a laptop, from the quickstart and any folder of *.txt:
+Figure 8 is drawn from `sentences` and `words` of the set's meta.json, {length: stories}. The points
+of Figure 9 are the splits k1, k2, ..., parts of val with the same k, for each k that has ten
+examples or more:
+
+    python sample.py out/wordcount_cope out/wordcount_rope --evaluate=k1,k2,k3,k4,k5,k10,k15
+
+A trial on a laptop starts from the quickstart and any folder of *.txt:
 
     python -m data.wordcount --stories=FOLDER --tokenizer=bytes --length=2048 \
         --out=data/wordcount_bytes
@@ -25,17 +31,15 @@ A trial on a laptop, from the quickstart and any folder of *.txt:
         --eval_interval=100 --out_dir=out/wordcount_trial
     python sample.py out/wordcount_trial    # answers, marked right or wrong
 
-The paper fine-tunes on 1.5B tokens, learning rate 1e-4, dropout 0.1, 262,144 tokens a step, context
-4096, "other parameters" as in pre-training: cosine to a tenth and 2,000 steps of warm-up, here a
-third of the run. Open, and ours: NLL is the mean over the answer's tokens; examples are packed into
-rows of 4096. Figure 8: `sentences` and `words` of the set's meta.json, {length: stories}. Figure 9
-(splits k1, k2, ... of val, for each k with ten examples or more):
+The paper says that it fine-tunes on 1.5B tokens, with a learning rate of 1e-4, dropout 0.1, 262,144
+tokens per step and a context of 4096, and that "other parameters" are as in pre-training. These are
+a cosine down to a tenth and 2000 steps of warm-up, which is a third of this run.
 
-    python sample.py out/wordcount_cope out/wordcount_rope --evaluate=k1,k2,k3,k4,k5,k10,k15
+Our choices. NLL is the mean over the tokens of the answer, and examples are packed into rows of
+4096 tokens, because the paper specifies neither.
 
-Memory of a 1.4B model at one sequence a pass: 58 GB where PyTorch computes CoPE, 38 GB for RoPE.
-Exchanging gradients under torchrun takes 5 GB more. Each process also reads the 16 GB of
---init_from into RAM.
+Memory at micro_batch=1 is about 58 GB where PyTorch computes CoPE and 38 GB for RoPE. Exchanging
+gradients under torchrun takes 5 GB more. Each process also reads the 16 GB of --init_from into RAM.
 """
 data = "data/wordcount_llama"
 block_size = 4096

@@ -1,5 +1,5 @@
 """
-CoPE Table 5, WordCount-hard: as cope_wordcount.py, with three stories to a sample. NLL, and
+CoPE Table 5, WordCount-hard: as cope_wordcount.py, with three stories per example. NLL, and
 accuracy in percent.
 
     python -m data.wordcount --join=3 --tokenizer=hf-internal-testing/llama-tokenizer \
@@ -12,8 +12,9 @@ accuracy in percent.
     out/cope_1b4_cope     0.18    77.7
     out/cope_1b4_rope     0.24    66.9
 
-Llama-3.1-Instruct, not fine-tuned, has 8.4 (8B) and 3.4 (70B). The rest of cope_wordcount.py
-applies here.
+Llama-3.1-Instruct, which is not fine-tuned, gets 8.4 (8B) and 3.4 (70B).
+
+What the paper says, our choices and the memory are those of cope_wordcount.py.
 """
 from config.cope_wordcount import *  # noqa: F403
 

@@ -1,6 +1,6 @@
 """
-ExPE Tables 1 and 4, small: 135M parameters on FineWeb-Edu; loss at 1, 2, 4 times the trained length
-of 512.
+ExPE Tables 1 and 4, small: 135M parameters on FineWeb-Edu. Loss at 1, 2 and 4 times the trained
+length of 512.
 
     python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 \
         --out=data/fineweb_edu_mistral
@@ -13,12 +13,11 @@ of 512.
     --pe=exqpe     2.86   2.83   3.35   0.93
     --pe=rope      2.89   3.80   4.95   1
 
-The last column is relative: RoPE's time is 1. Ours, in ms a step, is in the logs:
+The last column is relative to RoPE's time. Our own times, in ms per step, are in the logs:
 
     python sample.py out/expe_135m_{expe,exqpe,rope} --figure=curves --keys=ms
 
-Table 4, accuracy. The paper gives neither the number of examples nor whether it is acc or acc_norm,
-and for "ARC" it cites ConceptARC. Compare acc, with ARC-challenge:
+Table 4 has accuracies as fractions:
 
     python sample.py out/expe_135m_expe out/expe_135m_exqpe out/expe_135m_rope \
         --tasks=hellaswag,mmlu,arc_challenge,arc_easy
@@ -28,10 +27,18 @@ and for "ARC" it cites ConceptARC. Compare acc, with ARC-challenge:
     expe    0.28       0.26   0.24   0.29
     exqpe   0.27       0.26   0.24   0.29
 
-Llama 3's blocks: RMSNorm, SwiGLU (2048 wide, which gives 135M with separate input and output
-embeddings), no biases. Llama 3 shares keys among heads; the paper gives one number of heads, so
-each has its own. 10B tokens (train has 9.8B) in steps of half a million. The tokenizer is gated: it
-asks for a Hugging Face login. Memory, 32 sequences a pass: 16 GB.
+The paper says that it uses Llama 3's architecture on 10B tokens, 9.8B of them for training, in
+steps of half a million tokens, and Mistral's tokenizer. That tokenizer is gated, so downloading it
+needs a Hugging Face login.
+
+Our choices. Every head has keys of its own, although Llama 3 shares keys among heads, because the
+paper gives only one number of heads. The MLP is of width 2048, which gives 135M parameters with
+separate input and output embeddings. The positions are written after the block's norm, because the
+norm would change them. For Table 4, compare the harness's acc without examples and take
+ARC-challenge for "ARC": the paper gives neither the metric nor the number of examples, and it cites
+ConceptARC.
+
+Memory at micro_batch=32 is about 16 GB.
 """
 data = "data/fineweb_edu_mistral"
 pe = "expe"

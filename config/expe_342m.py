@@ -1,5 +1,5 @@
 """
-ExPE Tables 1, 3 and 4, medium: 342M parameters on FineWeb-Edu; loss at 1 to 16 times the trained
+ExPE Tables 1, 3 and 4, medium: 342M parameters on FineWeb-Edu. Loss at 1 to 16 times the trained
 length of 512.
 
     python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 \
@@ -15,8 +15,8 @@ length of 512.
     ExPE, positions halved         2.76   2.71   2.68   2.98   5.65
     ExQPE, positions halved        2.74   2.69   2.65   2.76   4.98
 
-(Halved: expe_scale=0.5 at test time, without training.) Table 4, accuracy; compare acc, see
-expe_135m.py:
+The positions of the last two are halved at test time, without training, by expe_scale=0.5. Table 4
+has accuracies as fractions:
 
     python sample.py out/expe_342m_{expe,exqpe,rope} out/expe_342m_{expe,exqpe}@expe_scale=0.5 \
         --tasks=hellaswag,mmlu,arc_challenge,arc_easy
@@ -28,8 +28,11 @@ expe_135m.py:
     exqpe           0.32       0.26   0.25   0.31
     exqpe, halved   0.32       0.26   0.25   0.31
 
-As expe_135m.py, with tied embeddings and an MLP 2816 wide, which gives 342M. Memory, 32 sequences a
-pass: 33 GB.
+The paper says that the medium models tie the embeddings; the rest is as in expe_135m.py.
+
+Our choices are those of expe_135m.py, with an MLP of width 2816, which gives 342M parameters.
+
+Memory at micro_batch=32 is about 33 GB.
 """
 from config.expe_135m import *  # noqa: F403
 

@@ -1,5 +1,6 @@
 """
-PoPE Tables 4, 5 and 8 and Figures 2, 3, 4: 124M parameters on OpenWebText; validation perplexity.
+PoPE Tables 4, 5 and 8 and Figures 2, 3 and 4: 124M parameters on OpenWebText. Validation
+perplexity.
 
     python -m data.openwebtext
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py
@@ -8,33 +9,42 @@ PoPE Tables 4, 5 and 8 and Figures 2, 3, 4: 124M parameters on OpenWebText; vali
     flags                   perplexity
     (none: PoPE)            21.33
     --pe=rope               21.55
-    --pope_softplus=False   21.57
+    --pope_mu=identity      21.57
+    --pope_mu=relu          21.55
     --pope_delta=none       21.42
 
-(The last two need --out_dir=..., as their pe is PoPE's.) Figure 2, perplexity at 1024 to 10,240
-tokens on all of PG-19's test books (--eval_tokens is more than they hold), stays flat for PoPE and
-explodes for RoPE:
+The last three need an --out_dir of their own, because their pe is PoPE's too. ReLU in place of
+softplus is a row of the paper's later version.
+
+Figure 2 is perplexity at 1024 to 10,240 tokens on all of PG-19's test books, which have fewer
+tokens than --eval_tokens:
 
     python -m data.pg19
     python sample.py out/pope_124m_pope out/pope_124m_rope --data=pg19 --split=test \
         --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
-Two runs that continue RoPE's belong beside it: YaRN, 500 steps at 4096 tokens, and DroPE
-(arXiv:2512.12167), without any encoding for a hundredth of the training or less. The schedules are
-ours:
+The later version adds two runs that are fine-tuned at 4096 tokens, RoPE with YaRN and PoPE as it
+is:
 
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
         --init_from=out/pope_124m_rope --out_dir=out/pope_124m_yarn \
         --pe=rope --rope_scaling=yarn --rope_factor=4 --rope_trained=1024 --block_size=4096 \
-        --micro_batch=4 --max_iters=500 --warmup_iters=50
+        --micro_batch=4 --max_iters=500 --warmup_iters=20 --learning_rate=6e-5 --schedule=constant
+    torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
+        --init_from=out/pope_124m_pope --out_dir=out/pope_124m_tuned --block_size=4096 \
+        --micro_batch=4 --max_iters=500 --warmup_iters=20 --learning_rate=6e-5 --schedule=constant
+    python sample.py out/pope_124m_yarn out/pope_124m_tuned --data=pg19 --split=test \
+        --extrapolate=0.25,0.5,1,1.5,2,2.5 --eval_tokens=20000000
+
+Without any training, out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 stretches RoPE. DroPE
+(arXiv:2512.12167) belongs beside these runs as well; it continues RoPE's run without any encoding,
+for a hundredth of the training or less:
+
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
         --init_from=out/pope_124m_rope --out_dir=out/pope_124m_drope \
         --pe=nope --max_iters=1000 --warmup_iters=100
 
-(The YaRN run's trained length is 4096: use --extrapolate=0.25,1,2,2.5.) Without training,
-out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 stretches RoPE at test time.
-
-Table 5, zero-shot accuracy in percent; the last column is the mean of the six:
+Table 5 has zero-shot accuracies in percent, with the mean of the six in the last column:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope \
         --tasks=lambada_openai,blimp,cbt,hellaswag,piqa,arc_easy
@@ -43,20 +53,26 @@ Table 5, zero-shot accuracy in percent; the last column is the mean of the six:
     RoPE    28.74    77.55  38.80  29.55      60.28  37.08  45.33
     PoPE    27.67    77.75  44.43  29.18      59.58  38.52  46.19
 
-Compare acc. For HellaSwag, PIQA and ARC-E the harness also prints acc_norm, which divides by the
-length of the answer; the paper says only "accuracy".
-
-Figures 3 and 4, which frequencies queries and keys use, mean over the heads and ten of
-Shakespeare's sonnets. Which ten is open. Put each into its own file; without --text, ten stretches
-of the split are read. The paper draws a heat map; we draw lines, a panel for each layer:
+Figures 3 and 4 show which frequencies queries and keys use, as a mean over the heads and ten of
+Shakespeare's sonnets, each of which has to be put into its own file. (Without --text, ten segments
+of the split are read.) Where the paper draws a heat map, we draw lines, with one panel per layer:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency \
         --text=$(echo sonnets/*.txt | tr ' ' ,)
 
-The paper's runs take 12.3 (PoPE) and 11.2 (RoPE) hours on four RTX 3090. It says nothing about
-biases: RMSNorm is its only change to a GPT, and a GPT has biases; 124M fits either way. Open, and
-ours: no biases, tied embeddings. Memory, 16 sequences a pass: 21 GB for PoPE and 18 GB for RoPE;
---micro_batch=8 fits a 24 GB GPU with room to spare.
+The paper says that its runs take 12.3 hours (PoPE) and 11.2 hours (RoPE) on four RTX 3090, and that
+in Figure 2 the perplexity of PoPE remains largely stable whereas RoPE's explodes. The later version
+trains YaRN and the tuned PoPE for 500 steps of 64 sequences, with 20 steps of warm-up and a
+learning rate of 6e-5 that does not decay.
+
+Our choices. There are no biases and the embeddings are tied. The paper mentions neither; the only
+change to GPT that it names is RMSNorm, and both choices are compatible with the 124M parameters
+that it reports. The schedule of DroPE is ours. The paper does not say which ten sonnets it reads,
+nor which accuracy it reports where the harness prints two (HellaSwag, PIQA and ARC-E); compare acc
+rather than acc_norm, which divides by the length of the answer.
+
+Memory at micro_batch=16 is about 21 GB for PoPE and 18 GB for RoPE, so a 24 GB GPU needs
+micro_batch=8.
 """
 data = "openwebtext"
 pe = "pope"

@@ -1,14 +1,16 @@
 """
-PoPE Table 1, Indirect Indexing, small: strings of 6 to 8 of 8 letters and shifts of -1, 0, +1
+PoPE Table 1, Indirect Indexing, small: strings of 6 to 8 of 8 letters, and shifts of -1, 0 and +1
 instead of -15 to +15.
 
     python train.py config/pope_indirect_small.py                # PoPE
     python train.py config/pope_indirect_small.py --pe=rope      # RoPE; --seed=1 for another seed
     python sample.py out/pope_indirect_small_pope --split=test
 
-The last evaluation is the row: the token_error of test, 10,000 rows. Copying the queried letter,
-right only when the shift is 0, gets 66% wrong. A base of 100 suits the 15 positions; with the usual
-10000, most frequencies would hardly turn.
+The last line of training has the token_error of test, 10,000 rows. Copying the letter that is asked
+about, which is right only if the shift is 0, gets 66% wrong.
+
+Our choices. A base of 100 suits the 15 positions, because most of the frequencies of the usual
+10000 would hardly rotate.
 """
 data = "indirect_indexing@letters=8,shortest=6,longest=8,shift=1,train=500000,val=1000"
 pe = "pope"

@@ -5,8 +5,9 @@ Three minutes on a laptop: 0.8M parameters learn the Python standard library's s
     python train.py config/quickstart.py --pe=rope    # any other name of PES in model.py
     python sample.py out/quickstart_pope out/quickstart_rope --extrapolate=1,2,4,8
 
-Not from a paper: PoPE's architecture (RMSNorm) and its claim (trained short, tested long) at the
-smallest size that shows it.
+Our choices. This is not an experiment of a paper. It has PoPE's architecture, which is GPT with
+RMSNorm, at the smallest size that shows PoPE's claim, which is to be trained on short sequences and
+to work on long ones.
 """
 data = "stdlib"
 pe = "pope"

@@ -1,14 +1,16 @@
 """
-Recall, a needle in a haystack: one pair among 30 fillers, then among up to 510. 15 to 35 seconds on
-one core.
+Recall, a needle in a haystack: one key-value pair among 30 fillers, then among up to 510. A run
+takes 15 to 35 seconds on one core.
 
     python train.py config/recall_small.py              # PoPE
     python train.py config/recall_small.py --pe=rope  # or another of PES; --seed=1 for another seed
     python sample.py out/recall_small_pope out/recall_small_rope --evaluate=val,x2,x4,x8,x16
 
-A row is the token_error of each split; guessing gets 90% wrong. With one pair, a model can ignore
-the key. Four take two steps, finding the key and then its value, which RoPE, PoPE and ALiBi did
-not learn from 100,000 rows. More pairs, for a GPU:
+The token_error of each split is the percentage of wrong values; guessing gets 90% wrong.
+
+Our choices. With one pair, a model can ignore the key. Four pairs take two steps, which are to find
+the key and then the value beside it, and RoPE, PoPE and ALiBi did not learn that from 100,000 rows.
+More pairs need a GPU:
 
     python train.py config/recall_small.py --out_dir=out/recall_pope \
         --data=recall@length=256,pairs=16,queries=4,train=4000000 \
