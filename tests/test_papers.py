@@ -256,7 +256,7 @@ def test_memory_in_the_readme(name, monkeypatch):
     logits = sequences * length(cfg) * cfg.vocab_size
     expected = (16 * parameters(cfg) + kept_by_autograd(cfg, monkeypatch) + 6 * logits) / 1e9
     assert float(row["memory, GB"]) == pytest.approx(expected, rel=0.1, abs=0.1)
-    assert row["sequences a pass"] == str(sequences)
+    assert row["sequences per pass"] == str(sequences)
     assert expected + 4 * parameters(cfg) / 1e9 < 72  # torchrun's share too, with a margin to 80
 
 def test_readme_names_every_config():
