@@ -3,6 +3,7 @@ eval/small.csv, which `sample.py --report` writes."""
 import collections
 import csv
 import importlib
+import math
 import re
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import model
 import train
 
 LOSSES = [(f"val {times}x", "loss") for times in (1, 2, 4, 8)] + [("val 8x", "window_loss")]
+LOOKUP = ["content", "position", "content_x2", "position_x2", "content_x3", "position_x3"]
 TABLES = {  # config: its columns, decimals
     "quickstart": (LOSSES, 3),
     "recall_small": ([(split, "token_error") for split in ("val", "x2", "x4", "x8", "x16")], 1),
     "copy_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
     "addition_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
+    "lookup_small": ([(split, "token_error") for split in LOOKUP], 1),
 }
 SMALL = [  # config, its splits, metric, decimals
     ("cope_flip_flop_small", ("val", "sparse"), "token_error", 1),
@@ -32,11 +35,14 @@ SMALL = [  # config, its splits, metric, decimals
 ]
 
 def read(name, config):
-    """{pe: {(split, metric): [value, ...]}} of one config."""
+    """{pe: {(split, metric): [value, ...]}} of one config. Options of a run at test time belong to
+    the key: "rope@rope_scaling=ntk,rope_factor=8"."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
     for line in csv.DictReader(Path(f"eval/{name}.csv").read_text("utf-8").splitlines()):
         if line["config"] == f"config/{config}.py":
-            found[line["pe"]][line["split"], line["metric"]].append(float(line["value"]))
+            _, at, options = line["run"].partition("@")
+            row = found[line["pe"] + at + options]
+            row[line["split"], line["metric"]].append(float(line["value"]))
     return found
 
 def cell(values, decimals):
@@ -51,9 +57,9 @@ def expected(config):
     columns, decimals = TABLES[config]
     rows = []
     for pe, values in read("results", config).items():
-        seeds = {len(values[column]) for column in columns}
+        seeds = {len(values[column]) for column in columns} - {0}  # 0: it cannot go there
         assert len(seeds) == 1, f"{config} {pe}: some columns have fewer seeds"
-        last = values[columns[-1] if decimals == 1 else columns[-2]]
+        last = values[columns[-1] if decimals == 1 else columns[-2]] or [math.inf]
         cells = [cell(values[column], decimals) for column in columns]
         rows.append((sum(last) / len(last), f"| `{pe}` | {seeds.pop()} | {' | '.join(cells)} |"))
     return [row for _, row in sorted(rows)]
@@ -80,6 +86,21 @@ def test_small_runs(config, splits, metric, decimals):
         flag = "" if pe == default else f" --pe={pe}"
         row = f"| {cells} | {seeds} | `{config}.py{flag}` |"
         assert sum(line.endswith(row) for line in table) == 1
+
+def positions_apart(pe, l, theta):
+    """How many of 8,192 positions differ in what `pe` writes into l dimensions in bfloat16."""
+    cfg = model.GPTConfig(n_head=1, n_embd=128, expe_l=l, expe_theta=theta)
+    x = torch.zeros(1, 8192, 128, dtype=torch.bfloat16)
+    written, _ = model.PES[pe](cfg).inputs(x, x, torch.arange(8192))
+    return len(written[0, :, :l].unique(dim=0))
+
+def test_positions_in_bfloat16():
+    """ExPE section 2.3 counts numbers, not positions; this counts positions."""
+    text = Path("eval/README.md").read_text("utf-8")
+    for l in (1, 8, 24, 96):
+        expe = [positions_apart("expe", l, theta) for theta in (1 / 1000, 1 / 2048, 1 / 3000)]
+        cells = [f"{n:,}" for n in (*expe, positions_apart("exqpe", l, 1 / 2048))]
+        assert f"| {l} | {' | '.join(cells)} |" in text.splitlines()
 
 def test_python_blocks(stream, tmp_path, monkeypatch):
     """README's method trains, and its five lines load a run, call it and generate."""
