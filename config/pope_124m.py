@@ -60,9 +60,10 @@ of the split are read.) Where the paper draws a heat map, we draw lines, with on
     python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency \
         --text=$(echo sonnets/*.txt | tr ' ' ,)
 
-The paper says that its runs take 12.3 hours (PoPE) and 11.2 hours (RoPE) on four RTX 3090, and that
-in Figure 2 the perplexity of PoPE remains largely stable whereas RoPE's explodes. The later version
-trains YaRN and the tuned PoPE for 500 steps of 64 sequences, with 20 steps of warm-up and a
+The paper says that its runs take 12.3 hours (PoPE) and 11.2 hours (RoPE) on four RTX 3090. In
+Figure 2, it claims strong extrapolation for PoPE up to ten times the trained length, which remains
+largely stable over the model sizes, where RoPE degrades more the larger the model is. The later
+version trains YaRN and the tuned PoPE for 500 steps of 64 sequences, with 20 steps of warm-up and a
 learning rate of 6e-5 that does not decay.
 
 Our choices. There are no biases and the embeddings are tied. The paper mentions neither; the only

@@ -6,6 +6,7 @@ from test_tasks import read, uniform
 
 from data import lookup
 
+
 def answers(row, items):
     """The kind, the distance and the value of each question of a row, found by reading it."""
     found = []

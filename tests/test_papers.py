@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
-from model import PES, GPT, GPTConfig
+from model import GPT, PES, GPTConfig
 from train import TrainConfig
 
 VOCABULARY = {  # where a config leaves it to the data
