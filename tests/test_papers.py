@@ -53,6 +53,7 @@ GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
     ("cope_wikitext103", ["--pe=cope+relative"], "123.7"),
     ("cope_wikitext103", ["--cope_gates=values"], "123.7"),
     ("cope_wikitext103", ["--cope_shared=False"], "123.7"),
+    ("cope_wikitext103", ["--cope_gates=sep-keys", "--cope_shared=False"], "130.8"),
     ("cope_wikitext103", ["--cope_npos=16"], "123.7"),
     ("cope_wikitext103", ["--cope_npos=1024"], "123.7"),
     ("cope_wikitext103", ["--pe=cope_alibi"], "123.7"),
@@ -63,7 +64,8 @@ GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
     ("expe_135m", ["--pe=exqpe"], "135"), ("expe_342m", ["--pe=rope"], "342"),
     ("carope_124m", [], "124"), ("carope_124m", ["--pe=rope"], "124"),
     ("carope_124m", ["--pe=learned"], "124"), ("carope_124m", ["--pe=sinusoidal"], "124"),
-    ("pope_124m", [GPT2, "--pope_softplus=False"], "124"),
+    ("pope_124m", [GPT2, "--pope_mu=identity"], "124"),
+    ("pope_124m", [GPT2, "--pope_mu=relu"], "124"),
     ("pope_124m", [GPT2, "--pope_delta=none"], "124"), ("pope_253m", [GPT2, "--pe=rope"], "253"),
     ("expe_35m", ["--pe=rope"], "35"), ("expe_35m", ["--pe=sinusoidal"], "35"),
     ("expe_135m", ["--pe=rope"], "135"), ("expe_342m", ["--pe=exqpe"], "342"),
@@ -160,7 +162,7 @@ def test_tokens_of_the_papers(name, tokens):
 def test_defaults_of_the_papers():
     """The configs rely on them: PoPE section 3, CoPE Listing 1, ExPE sections 2.1 and 2.3, T5."""
     cfg = GPTConfig()
-    assert (cfg.base, cfg.pope_softplus, cfg.pope_delta) == (10_000, True, "zero")
+    assert (cfg.base, cfg.pope_mu, cfg.pope_delta) == (10_000, "softplus", "zero")
     assert (cfg.cope_npos, cfg.cope_gates) == (64, "keys")
     assert (cfg.cope_scale_z, cfg.cope_shared) == (False, True)
     assert (cfg.expe_l, cfg.expe_S, cfg.expe_theta, cfg.expe_theta2) == (0, 0, 2**-11, 2**-4)
