@@ -33,8 +33,8 @@ The paper says that its runs take 38.7 hours (PoPE) and 36.5 hours (RoPE) on eig
 Our choices are those of pope_124m.py. They make 772M parameters, and biases would make 773M. 774M
 is the size of GPT-2, which also has learned positions.
 
-Memory at micro_batch=8 is about 44 GB for PoPE and 36 GB for RoPE. Exchanging gradients under
-torchrun takes 3 GB more.
+Memory at micro_batch=8 is about 44 GB for PoPE and 36 GB for RoPE. Under torchrun, exchanging
+gradients takes 3 GB more.
 """
 from config.pope_124m import *  # noqa: F403
 

@@ -71,6 +71,23 @@ def test_table(config):
     assert rows and lines[start : start + len(rows)] == rows
     assert not lines[start + len(rows)].startswith("|")
 
+def rows_of_initial_values():
+    """The rows of README's table of initial values in counting."""
+    found = collections.defaultdict(list)
+    for line in csv.DictReader(Path("eval/counting_init.csv").read_text("utf-8").splitlines()):
+        found["released" in line["run"], line["split"]].append(float(line["value"]))
+    rows = []
+    for released, name in ((False, "ours"), (True, "the released code's")):
+        values = [found[released, split] for split in ("test", "pass100", "pass10")]
+        (seeds,) = {len(column) for column in values}
+        rows.append(f"| {name} | {seeds} | {' | '.join(cell(column, 1) for column in values)} |")
+    return rows
+
+def test_initial_values():
+    lines = Path("eval/README.md").read_text("utf-8").splitlines()
+    start = lines.index(rows_of_initial_values()[0])
+    assert lines[start : start + 2] == rows_of_initial_values()
+
 @pytest.mark.parametrize("config, splits, metric, decimals", SMALL)
 def test_small_runs(config, splits, metric, decimals):
     text = Path("config/README.md").read_text("utf-8").splitlines()
