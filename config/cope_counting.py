@@ -34,9 +34,10 @@ embeddings share one table. In our blocks, that is 3,295,488 parameters for one 
 Our choices. Four things differ from the released code. Its blocks are post-norm with ReLU, where
 ours are pre-norm with GELU. It also drops out the hidden layer of the MLP. It starts embeddings and
 absolute positions with a deviation of 256^-0.5 = 0.0625, the relative table with 64^-0.5 = 0.125,
-and linear layers with PyTorch's default, where ours all start with 0.02. It ends an epoch with a
+and linear layers with PyTorch's default, where ours all start with 0.02; at a small size, its
+values make the relative encoding worse rather than better (eval/README.md). It ends an epoch with a
 smaller batch, where ours continues into the next epoch. The paper does not say how long it trains
-on fewer programs; for Figure 2, we take as many steps as for 10,000.
+on fewer programs, so for Figure 2 we take as many steps as for 10,000.
 
 Memory is about 9.8 GB for CoPE and 4 GB for relative.
 """
