@@ -1111,7 +1111,3 @@ def choose(name, value, options):
         near = difflib.get_close_matches(value, options, len(options), 0)
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(near)}")
     return value
-
-def refuse(wrong, message):  # until its callers have changed
-    if wrong:
-        raise ValueError(message)

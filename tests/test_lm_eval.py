@@ -187,5 +187,5 @@ def test_no_harness(run, monkeypatch):
     assert line.startswith("ModuleNotFoundError: ") and line.endswith("; pip install lm_eval")
 
 def test_no_text(net):
-    with pytest.raises(ValueError, match="need a model of text, but this one's data set has no sep"):
+    with pytest.raises(ValueError, match="need a model of text, but this one's data set has no"):
         Model(net, BYTES | dict(separator=None))

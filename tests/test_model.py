@@ -603,8 +603,10 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(norm="batchnorm"), "norm='batchnorm' is unknown; choose one of layernorm, rmsnorm"),
     (dict(mlp="relu"), "mlp='relu' is unknown"),
     (dict(rope_scaling="cubic"), "rope_scaling='cubic' is unknown"),
-    (dict(pe="rope", rope_factor=4.0), "rope_scaling='none' with rope_factor=4.0 does nothing; set both"),
-    (dict(pe="rope", rope_scaling="yarn"), "rope_scaling='yarn' with rope_factor=1.0 does nothing"),
+    (dict(pe="rope", rope_factor=4.0),
+     "rope_scaling='none' with rope_factor=4.0 does nothing; set both"),
+    (dict(pe="rope", rope_scaling="yarn"),
+     "rope_scaling='yarn' with rope_factor=1.0 does nothing"),
     (dict(pe="t5", t5_max_distance=16), "t5_buckets=32 must be 4 or more, and half of it less than "
                                "t5_max_distance=16"),
     (dict(cope_gates="queries"), "cope_gates='queries' is unknown"),
