@@ -1,9 +1,9 @@
 """
-A GPT whose positional encoding (PE) is chosen by one option: GPTConfig(pe="pope"), pe="cope+rope".
+A GPT whose positional encoding (PE) is one option, as in GPT(GPTConfig(pe="cope+rope")).
 
-This file is meant to be read from top to bottom. It holds the options, the hooks through which a
-method can act, a plain GPT that calls the hooks, and then the methods themselves, one small class
-each, with the table PES that names them. In this picture of one forward pass, the hooks are in
+This file is meant to be read from top to bottom, and the table PES near its end names all methods.
+It holds the options, the hooks through which a method can act, a plain GPT that calls the hooks,
+and then the methods, one small class each. In this picture of one forward pass, the hooks are in
 capitals:
 
     positions -> ANGLES, which all layers share
@@ -18,18 +18,18 @@ capitals:
 
 Three more hooks act outside a forward pass: `check` refuses options that make no sense,
 `clamp_parameters` acts after each step of the optimizer, and `kernel_arguments` is for kernels.py.
-No hook does anything unless a method overrides it, so pe="nope" is the GPT without the capitals.
+No hook does anything unless a method overrides it, so pe="nope" is a plain GPT.
 
 Shapes    B  sequences in the batch
-          T  new tokens, each of which asks one query; t of them where a function gets only some
+          T  new tokens, each with one query; t of them where a function gets only some
           S  keys, those of the cached and of the new tokens; s where a function gets only some
           C  n_embd, the width of the residual stream
           H  n_head, the number of heads
           d  C / H, the width of a head
-Symbols   i is the position of a query and j that of a key. c numbers dimensions, or pairs of them,
-          and theta_c is the frequency of number c. Otherwise each class keeps its paper's symbols
+Symbols   i is the position of a query and j that of a key. c indexes dimensions, or pairs of them,
+          and theta_c is the frequency of that one. Otherwise each class keeps its paper's symbols
 
-A comment such as `# (B, H, T, d)` is the shape of what its line computes.
+A comment such as `# (B, H, T, d)` gives the shape of what its line computes.
 """
 import difflib
 import math
@@ -40,7 +40,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-CHUNK = 128  # queries that attention takes at a time where a method adds a bias to the logits
+CHUNK = 128  # Attention.chunked takes at most this many queries at a time
 
 @dataclass
 class GPTConfig:
@@ -53,26 +53,26 @@ class GPTConfig:
     n_head: int = 12  # attention heads per block (H)
     n_embd: int = 768  # width of the residual stream (C)
     dropout: float = 0.0  # on embeddings, attention weights and both branches of a block
-    bias: bool = True  # biases in linear layers and LayerNorms
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before each branch
+    bias: bool = True  # biases in linear layers (but never in lm_head) and LayerNorms
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # before each branch and before lm_head
     hard_attention: bool = False  # all weight on the largest logit (CoPE appendix C, an ablation)
     mlp: Literal["gelu", "swiglu"] = "gelu"  # the kind of MLP
     mlp_width: int = 0  # hidden width; 0: 4 C (gelu), 8/3 C rounded up to a multiple of 64 (swiglu)
     tie: bool = True  # the output layer uses the token embeddings' weights
-    pe: str = "learned"  # a name of PES; a+b: both in a layer; a,b,c: a pattern over the layers
+    pe: str = "learned"  # a key of PES; a+b: both in each layer; a,b,c: the layers take turns
 
     # sinusoidal, rope, carope, pope
-    base: float = 10000.0  # theta_c = base^(-c/n), n: d/2 in (ca)rope, d in pope, C/2 in sinusoidal
+    base: float = 10000.0  # theta_c = base^(-c/n); each class says what n is
     # sinusoidal
     sinusoidal_scale: bool = True  # multiply the token embeddings by sqrt(C) (Vaswani, not ExPE)
     # rope
     rope_fraction: float = 1.0  # the fraction of each head's dimensions that is rotated
-    rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # at test time: how to read ...
-    rope_factor: float = 1.0  # ... this many times the trained length
+    rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # to read longer texts
+    rope_factor: float = 1.0  # rope_scaling: how many times the trained length they have
     rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
     # pope
-    pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # makes q and k magnitudes
-    pope_delta: Literal["zero", "uniform", "none"] = "zero"  # start of the phase; none: no phase
+    pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
+    pope_delta: Literal["zero", "uniform", "none"] = "zero"  # start of delta; none: no delta
     # relative
     rel_max: int = 0  # number of distances that have a vector; 0: block_size
     rel_capped: bool = False  # longer distances reuse the last vector, rather than add nothing
@@ -83,7 +83,7 @@ class GPTConfig:
     # alibi
     alibi_fraction: float = 1.0  # the fraction of the heads that have a slope; the others have none
     # cope, cope_mlp, cope_alibi
-    cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q is dotted with, for gates
+    cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q meets in the gates
     # cope, cope_mlp
     cope_npos: int = 64  # number of positions; p is clamped to npos - 1
     cope_scale_z: bool = False  # divide q.e by sqrt(d) too (official code; Listing 1 does not)
@@ -103,22 +103,24 @@ class GPTConfig:
     expe_v: bool = False  # write positions into the input of the values too
     expe_once: bool = False  # only before the first block, rather than in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
-    expe_learned: Literal["no", "random", "init"] = "no"  # train S, theta; init: from those above
-    expe_scale: float = 1.0  # at test time: scale positions, but not S; 0.5 fits twice the length
+    expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: from above
+    expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the length
 
 class PE(nn.Module):
     """The base of all methods. A method overrides the hooks through which it acts.
 
-    The model makes one instance for each layer that uses the method. shared_from is the instance
-    of the first such layer, and None in that layer itself, so parameters can be shared with it. An
-    nn.Linear or nn.Embedding that is created here gets GPT-2's initialisation and weight decay,
-    like any other. A bare nn.Parameter keeps the value that __init__ gives it, and does not decay.
+    The model makes one instance for each layer that uses the method. shared_from is the instance in
+    the first such layer, so that later layers can share its parameters. In the first layer it is
+    None. An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation and weight
+    decay, like any other. A bare nn.Parameter keeps the value that __init__ gives it, and does not
+    decay. Parameters may be bfloat16, so a hook that computes in float32 has to cast them.
 
-    Two hooks get a dict named cache. It belongs to this instance, and what a hook stores there is
-    there again in the next call while tokens are generated. Otherwise it is always empty.
+    `rotate` and `per_key` get a dict named cache, which is the method's own in each layer. While
+    tokens are generated, what a hook stores in it is available in the next call. Otherwise the dict
+    is new and empty in each forward pass.
     """
-    kind = None  # on what the effect depends: absolute (i, j) | relative (i - j) | contextual
-    has_kernel = False  # whether kernels.attention can compute what it does to the logits
+    kind = None  # for pictures, what the effect depends on: absolute | relative | contextual
+    has_kernel = False  # True: kernels.attention serves its logit_bias, or its wide q and k (pope)
 
     def __init__(self, cfg, shared_from=None):
         super().__init__()
@@ -132,13 +134,14 @@ class PE(nn.Module):
 
     def angles(self, x, pos):
         """Returns what `rotate` needs to know about the positions pos (T,) of the new tokens, such
-        as angles or their cosines and sines. This is called once per forward pass, and all layers
-        share the result. x (B, T, C) only gives the dtype and the device."""
+        as angles or their cosines and sines. This is called once per forward pass, on the first
+        layer's instance, and all layers share the result. x (B, T, C) is used only for its dtype
+        and device."""
         return pos
 
     def embed(self, x, pos):
-        """Returns the token embeddings x (B, T, C), changed or not. This is called once, before the
-        first block, and not in every layer."""
+        """Returns the token embeddings x (B, T, C), changed or not. This is called once per forward
+        pass, on the first layer's instance."""
         return x
 
     def inputs(self, x_qk, x_v, pos):
@@ -147,20 +150,21 @@ class PE(nn.Module):
         return x_qk, x_v
 
     def rotate(self, q, k, x, angles, cache):
-        """Returns q and k with their positions in them, so that q.k depends on positions. q and k
-        are (B, H, T, d), and the results may be wider. x (B, T, C) is the attention's input. The
-        layer's cache keeps these rotated keys, so no key is rotated twice."""
+        """Returns q and k with positions encoded in them, so that q.k depends on positions. q and
+        k are (B, H, T, d), and the results may be wider (2d in PoPE). x (B, T, C) is the
+        attention's input. Attention caches the rotated keys, so no key is rotated twice."""
         return q, k
 
     def per_key(self, x, k, v, cache):
         """Returns a tensor (B, H, S, ..) with what logit_bias must know about each key. k, which is
         rotated, and v hold all S tokens. x (B, T, C) holds only the new ones, so anything that is
-        computed from x has to be cached here."""
+        computed from x has to be cached here. The default, k, is for methods that need nothing."""
         return k
 
     def logit_bias(self, q, logits, i, j, per_key):
-        """Returns what to add to the logits, in any shape that broadcasts to (B, H, t, s) and in
-        at_least_float32(q). It must be finite in the future (j > i), where the mask adds -inf.
+        """Returns what to add to the logits, in any shape that broadcasts to (B, H, t, s) and of
+        dtype at_least_float32(q). It must be finite for keys in the future (j > i) too, because
+        the mask adds -inf there and inf - inf is NaN.
 
             q         (B, H, t, d)   some of the queries, before rotation
             logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after rotation
@@ -171,14 +175,15 @@ class PE(nn.Module):
         return 0.0
 
     def kernel_arguments(self, q, per_key):
-        """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. This is
-        only called if has_kernel. q and per_key are those of logit_bias, for all T tokens."""
+        """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. It is
+        called only if has_kernel and there is a logit_bias. q and per_key are those of logit_bias,
+        for all T tokens."""
 
     def clamp_parameters(self):
-        """Moves parameters back into their bounds, after each step of the optimizer."""
+        """Called after each step of the optimizer, to move parameters back into their bounds."""
 
 def overrides(method, hook):
-    """True if the method, a class, has a hook of its own."""
+    """True if the class of a method overrides this hook."""
     return getattr(method, hook) is not getattr(PE, hook)
 
 # --- a plain GPT ----------------------------------------------------------------------------------
@@ -198,7 +203,7 @@ def scaled_dot_products(q, k, d):
     return (q @ k.mT).to(at_least_float32(q)) * d**-0.5
 
 def extend_cache(cache, name, new):
-    """Appends new (B, H, T, ..) to the tensor of that name and returns it all, (B, H, S, ..)."""
+    """Appends new (B, H, T, ..) to the tensor of that name. Returns the whole, (B, H, S, ..)."""
     if name in cache:
         new = torch.cat((cache[name], new), 2)
     cache[name] = new
@@ -220,8 +225,9 @@ class Attention(nn.Module):
         self.use_triton = False  # set by GPT.use_kernels where a kernel serves this layer
 
     def forward(self, x, pos, angles, cache=None):
-        """Returns what the block adds to its stream, (B, T, C). x (B, T, C) is the block's normed
-        input. angles is from GPT.angles. cache is this layer's dict, to which this call adds."""
+        """Returns what the block adds to the residual stream, (B, T, C). x (B, T, C) is the
+        block's normed input, and angles is from GPT.angles. The new keys and values are added to
+        cache, this layer's dict."""
         operands = self.encode(x, pos, angles, {} if cache is None else cache)
         y = self.attend(*operands)  # (B, H, T, d)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
@@ -231,13 +237,14 @@ class Attention(nn.Module):
         """Calls the hooks that act on all tokens at once. Returns the arguments of `textbook`."""
         x_qk = x_v = x
         for pe in self.pes:
-            x_qk, x_v = pe.inputs(x_qk, x_v, pos)  # expe, exqpe
+            x_qk, x_v = pe.inputs(x_qk, x_v, pos)  # only expe and exqpe change anything
         q, k = self.c_qk(x_qk).chunk(2, -1)
         q, k = split_heads(q, self.H), split_heads(k, self.H)  # (B, H, T, d)
         v = split_heads(self.c_v(x_v), self.H)
         unrotated_q = q
         for name, pe in zip(self.names, self.pes):
-            q, k = pe.rotate(q, k, x, angles[name], cache.setdefault(name, {}))  # at most one acts
+            # only rope, carope and pope change anything, and `check` allows one of them per layer
+            q, k = pe.rotate(q, k, x, angles[name], cache.setdefault(name, {}))
         k = extend_cache(cache, "k", k)  # (B, H, S, d), or of width 2d after PoPE
         v = extend_cache(cache, "v", v)  # (B, H, S, d)
         per_key = []  # one tensor for each of bias_pes
@@ -246,7 +253,7 @@ class Attention(nn.Module):
                 per_key.append(pe.per_key(x, k, v, cache[name]))
         i = pos[:, None]  # (T, 1)
         S = k.size(2)
-        j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)  # the last query has the last key
+        j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)  # the last key is the last query's
         return q, k, v, unrotated_q, i, j, per_key
 
     def textbook(self, q, k, v, unrotated_q, i, j, per_key):
@@ -273,29 +280,29 @@ class Attention(nn.Module):
         return self.fused(q, k, v)
 
     def chunked(self, q, k, v, unrotated_q, i, j, per_key):
-        """`textbook` for one chunk of queries after the other, because the T x S matrix of all of
-        them may not fit in memory. It is equal because no query depends on another. Keys that come
-        after a chunk's last query are left out, since the mask would remove them."""
-        q, k, v, unrotated_q = (y.contiguous() for y in (q, k, v, unrotated_q))  # once for all
+        """`textbook` on one chunk of queries at a time, because the T x S matrix of all queries
+        may not fit in memory. The result is the same, because no query depends on another. Keys
+        after a chunk's last query are left out, because the mask would remove them."""
+        q, k, v, unrotated_q = (y.contiguous() for y in (q, k, v, unrotated_q))  # once
         T, S = q.size(2), k.size(2)
         n = math.ceil(T / CHUNK)  # the number of chunks
         if torch.compiler.is_compiling():
             # torch.compile unrolls this loop, so the number of chunks has to be the same for all
-            # lengths. With 4 chunks, 6 of the 16 blocks of the matrix lie in the future
-            n = 4
+            # lengths. With 4 chunks, 6 of 16 parts of the matrix are never computed
+            n = 4 if T >= 4 else 1
         results = []
         for c in range(n):
             rows = slice(T * c // n, T * (c + 1) // n)
             seen = slice(0, S - T + rows.stop)  # the keys up to the chunk's last query
             seen_per_key = []
-            for every_key in per_key:  # in a comprehension, torch.compile would make `seen` fixed
+            for every_key in per_key:  # a comprehension would make torch.compile fix `seen`
                 seen_per_key.append(every_key[:, :, seen])
             results.append(self.textbook(q[:, :, rows], k[:, :, seen], v[:, :, seen],
                                          unrotated_q[:, :, rows], i[rows], j[seen], seen_per_key))
         return torch.cat(results, 2)
 
     def fused(self, q, k, v):
-        """`textbook` without a bias, which PyTorch computes without storing the T x S matrix."""
+        """`textbook` without a bias. PyTorch's fused kernels do not store the T x S logits."""
         T, S, d = q.size(2), k.size(2), v.size(3)
         if q.size(3) > d:
             # After PoPE, q and k are wider than v. Flash attention needs equal widths (and is also
@@ -311,8 +318,8 @@ class Attention(nn.Module):
         return y[..., :d]
 
     def triton(self, q, k, v, unrotated_q, i, j, per_key):
-        """`textbook` in a Triton kernel, which does not store the T x S matrix either. It is equal
-        for the biases that kernel_arguments can describe."""
+        """`textbook` in a Triton kernel, which does not store the logits either. The result is
+        the same up to rounding, for biases that kernel_arguments can describe."""
         import kernels
 
         arguments = {}
@@ -325,8 +332,9 @@ class Attention(nn.Module):
         return kernels.attention(q, k, v, **arguments, dropout=dropout)
 
 def harden(weights):
-    """Puts all weight on the largest, but keeps the gradient of the softmax. This straight-through
-    estimator is our choice, because the paper does not say how it trains hard attention."""
+    """Puts all weight on the key with the largest, but keeps the gradient of the softmax. This
+    straight-through estimator is our choice, because the paper does not say how it trains hard
+    attention."""
     hard = F.one_hot(weights.argmax(-1), weights.size(-1))
     return hard + weights - weights.detach()
 
@@ -338,7 +346,7 @@ class MLP(nn.Module):
         if cfg.mlp_width:
             width = cfg.mlp_width
         elif self.gated:
-            width = 64 * math.ceil(cfg.n_embd / 24)
+            width = 64 * math.ceil(8 * cfg.n_embd / 3 / 64)
         else:
             width = 4 * cfg.n_embd
         self.c_fc = nn.Linear(cfg.n_embd, 2 * width if self.gated else width, bias=cfg.bias)
@@ -375,7 +383,7 @@ class GPT(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         check(cfg)
-        if cfg.vocab_size < 1:  # train.py calls `check` with 0, before it has read the data
+        if cfg.vocab_size < 1:  # not in `check`, which train.py calls before it has read the data
             raise ValueError(f"vocab_size={cfg.vocab_size} must be positive")
         self.cfg = cfg
         self.first_instance = {}  # name -> the PE of that name in the first layer that uses it
@@ -389,7 +397,7 @@ class GPT(nn.Module):
                 self.first_instance.setdefault(name, pe)
                 pes.append(pe)
             blocks.append(Block(cfg, names, pes))
-        # the number of positions that the model knows
+        # the longest input that the model can encode
         self.limit = cfg.block_size if "learned" in self.first_instance else math.inf
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
         self.h = nn.ModuleList(blocks)
@@ -397,7 +405,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         if cfg.tie:
             self.lm_head.weight = self.wte.weight
-        # all Linear and Embedding layers start as in GPT-2, and so do those inside a PE
+        # all Linear and Embedding layers start as in GPT-2, including those inside a PE
         for name, layer in self.named_modules():
             if isinstance(layer, (nn.Linear, nn.Embedding)):
                 std = 0.02
@@ -416,25 +424,25 @@ class GPT(nn.Module):
 
         idx       (B, T) token ids
         targets   (B, T) the ids that follow them, or -1 where there is no loss. With targets, the
-                  logits are (B, T, V), V = vocab_size, and the loss is the mean over all targets in
-                  nats, or 0 if all are -1. Without targets, the logits are only those of the last
-                  token (B, 1, V), and the loss is None
+                  logits are (B, T, V), V = vocab_size, and the loss is the mean in nats over the
+                  targets that are not -1, or 0 if there are none. Without targets, the logits are
+                  only those of the last token (B, 1, V), and the loss is None
         cache     from new_cache(). It holds the tokens before idx, and this call appends idx
-        return_logits   False returns None in place of the logits. Training does that, because under
-                  torch.compile an output that needs a gradient costs a (B, T, V) tensor of zeros
+        return_logits   with targets, False returns None in place of the logits. Training does so,
+                  because torch.compile would fill a (B, T, V) gradient with zeros for them
         """
         begin = 0
         if cache is not None and "k" in cache[0]:
             begin = cache[0]["k"].size(2)  # the number of cached tokens
         end = begin + idx.size(1)
         if end > self.limit:
-            raise ValueError(f"pe={self.cfg.pe!r} has {self.limit} positions, got {end}; "
-                             "shorten the input, or use a larger block_size or another pe")
+            raise ValueError(f"pe={self.cfg.pe!r} has {self.limit} positions, but the input "
+                             f"needs {end}; shorten it, or use a larger block_size or another pe")
         pos = torch.arange(begin, end, device=idx.device)
         x = self.wte(idx)
         angles = self.angles(x, pos)
         for pe in self.first_instance.values():
-            x = pe.embed(x, pos)  # learned, sinusoidal; expe and exqpe with expe_once
+            x = pe.embed(x, pos)  # learned, sinusoidal, and expe with expe_once
         x = F.dropout(x, self.cfg.dropout, self.training)
         for layer, block in enumerate(self.h):
             x = block(x, pos, angles, None if cache is None else cache[layer])
@@ -448,13 +456,14 @@ class GPT(nn.Module):
         return logits if return_logits else None, loss
 
     def new_cache(self):
-        """Returns an empty cache, one dict per layer, for keys, values and what a PE must keep."""
+        """Returns an empty cache, a dict for each layer. After a forward pass, one may look like
+        {"k": keys, "v": values, "fox": {"sums": ...}}, with a dict for each method."""
         return [{} for _ in self.h]
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
-        """Appends max_new_tokens sampled tokens to idx (B, T). temperature=0 decodes greedily. Call
-        model.eval() first, because dropout would otherwise disturb the result."""
+        """Returns idx (B, T) followed by max_new_tokens new ones. temperature=0 decodes greedily.
+        Call model.eval() first, because dropout would otherwise disturb the result."""
         cache = self.new_cache()
         new = idx
         for _ in range(max_new_tokens):
@@ -479,7 +488,7 @@ class GPT(nn.Module):
         return torch.optim.AdamW(groups, learning_rate, betas, fused=device_type in ("cuda", "cpu"))
 
     def clamp_parameters(self):
-        """Must be called after each step of the optimizer, to keep pope's delta in its bounds."""
+        """Must be called after each step of the optimizer, because pope's delta has bounds."""
         for block in self.h:
             for pe in block.attn.pes:
                 pe.clamp_parameters()
@@ -495,13 +504,14 @@ class GPT(nn.Module):
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12, length=0):
         """Returns the model FLOPs utilization, the fraction of the peak FLOP/s (by default an
         A100's) that is reached when fwdbwd_per_iter sequences of `length` tokens (0: block_size)
-        take dt seconds. A token takes 6 N + 12 L C T FLOPs (PaLM appendix B)."""
+        take dt seconds. A token takes 6 N + 12 L C T FLOPs, for N parameters and L layers (PaLM
+        appendix B)."""
         T = length or self.cfg.block_size
         per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
 
     def use_kernels(self, dtype):
-        """Makes each layer use the Triton kernel of kernels.py if that serves the layer's methods.
+        """Makes each layer use the Triton kernel of kernels.py if it supports the layer's methods.
         Call this after the model has moved to its device. dtype is that of q, k and v, so
         autocast's if autocast is on. Returns a line that says what the layers run, and why."""
         import kernels
@@ -582,16 +592,17 @@ class RoPE(PE):
     equivalent up to a permutation). With rope_fraction < 1, only that fraction of the dimensions is
     rotated, so n is smaller, and the others carry no position (GPT-NeoX arXiv:2204.06745).
 
-    rope_scaling changes the frequencies of a trained model, to let it read `factor` times the
+    rope_scaling changes the frequencies of a trained model, to let it read rope_factor times the
     trained length (YaRN arXiv:2309.00071 section 3 describes all three ways):
 
-        linear   divides every frequency by factor, so no angle is larger than in training
-        ntk      raises the base, which divides the lowest frequency by factor but leaves the
-                 highest, which tells neighbours apart, as it was
-        yarn     divides the frequency of a pair by factor if the pair makes at most one full
-                 rotation within the trained length, because further on it would meet new angles. A
-                 pair with 32 or more has met them all, so its frequency stays. In between, the two
-                 are blended in proportion to the rotations (deployed code often blends over c)
+        linear   divides every frequency by the factor, so no angle is larger than in training
+        ntk      raises the base. This divides the lowest frequency by the factor and leaves the
+                 highest, which tells neighbours apart, unchanged
+        yarn     divides the frequency of a pair by the factor if the pair makes at most one full
+                 rotation within the trained length, because it would meet new angles beyond it. A
+                 pair that makes 32 or more has met every angle many times, so it keeps its
+                 frequency. In between, the frequency is interpolated linearly in the number of
+                 rotations (deployed code often does so over c). yarn also scales cos and sin
     """
     kind = "relative"
 
@@ -630,7 +641,7 @@ class RoPE(PE):
         if scaling == "yarn":
             trained = self.cfg.rope_trained or self.cfg.block_size
             rotations = trained * theta / (2 * math.pi)
-            kept = ((rotations - 1) / (32 - 1)).clamp(0, 1)  # gamma; the paper's alpha 1, beta 32
+            kept = ((rotations - 1) / (32 - 1)).clamp(0, 1)  # gamma; alpha = 1, beta = 32
             theta = theta * (kept + (1 - kept) / factor)
         return theta
 
@@ -641,8 +652,8 @@ class RoPE(PE):
         if self.cfg.rope_scaling == "yarn":
             gain = 0.1 * math.log(self.cfg.rope_factor) + 1  # sharpens the softmax (YaRN eq. 22)
             table = gain * table
-        # This changes nothing, but torch.compile stores what as_strided reads. It would otherwise
-        # compute the table anew for each q and k, because it fuses cheap operations with their use
+        # as_strided does nothing here, except that torch.compile stores what it reads. Otherwise
+        # the cheap cosines would be fused into each use of the table, and computed anew there
         return table.as_strided(table.shape, table.stride())
 
     def rotate(self, q, k, x, angles, cache):
@@ -650,8 +661,9 @@ class RoPE(PE):
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 def most_precise_dtype(x):
-    """float64, or float32 on Apple's GPUs, which lack float64. Gates are added up over thousands of
-    tokens, and the products behind them would otherwise be rounded to TF32 in training."""
+    """float64, or float32 on Apple's GPUs, which lack float64. carope and
+    fox use it where they add up over thousands of tokens, and for the small products with W, which
+    training on a GPU would otherwise round to TF32."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 class CARoPE(PE):
@@ -670,7 +682,7 @@ class CARoPE(PE):
         super().__init__(cfg)
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
         target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
-        self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1), without overflow
+        self.b = target + math.log(-math.expm1(-target))  # its inverse ln(e^target - 1), stable
 
     @staticmethod
     def check(cfg):
@@ -691,7 +703,8 @@ class CARoPE(PE):
             phi = (log_f.mT[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
         if "phi" in cache:
             phi = phi + cache["phi"]
-        # modulo 2 pi, because a large phase would lose precision
+        # Older keys are rotated already, so the last phase is enough. It is kept modulo 2 pi,
+        # because a large phase would lose precision
         cache["phi"] = phi[:, :, -1:].to(precise) % (2 * math.pi)
         cos, sin = phi.cos(), phi.sin()
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
@@ -705,8 +718,8 @@ class PoPE(PE):
     [mu cos, mu sin] of width 2d (eq. 6, 7, 9).
 
     delta (H, d) is learned and stays in [-2 pi, 0], because clamp_parameters moves it back after
-    each step. A clamp in the forward pass would freeze it, since it has no gradient past a bound.
-    """
+    each step. Clamping in the forward pass would freeze a delta that has crossed a bound,
+    because the gradient of the clamp is zero there."""
     kind = "relative"
     has_kernel = True
 
@@ -762,9 +775,9 @@ class Relative(PE):
         return bias
 
 class T5(PE):
-    """`t5`: adds a learned number per head and bucket of distances (T5 arXiv:1910.10683 section
-    2.1). Half of the buckets hold one distance each, and the widths of the others grow
-    exponentially. All layers share one table."""
+    """`t5`: adds to the logit a learned number per head and bucket of distances (T5
+    arXiv:1910.10683 section 2.1). Half of the buckets hold one distance each, and the widths of the
+    others grow exponentially. All layers share one table."""
     kind = "relative"
 
     def __init__(self, cfg, shared_from=None):
@@ -802,9 +815,9 @@ def alibi_slopes(H, x):
     return 2.0 ** -exponent.view(H, 1, 1)
 
 class ALiBi(PE):
-    """`alibi`: adds -m_h (i - j), so that attention decays with distance, with a fixed slope m_h
-    per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, the slopes go to that
-    fraction of the heads, the first ones, and the other heads have no position."""
+    """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
+    slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only the first
+    heads, that fraction of all, have a slope, and the others have no position."""
     kind = "relative"
     has_kernel = True
 
@@ -813,12 +826,13 @@ class ALiBi(PE):
         heads = round(cfg.alibi_fraction * cfg.n_head)
         if not 1 <= heads <= cfg.n_head:
             raise ValueError(f"alibi_fraction={cfg.alibi_fraction} gives a slope to {heads} of "
-                             f"{cfg.n_head} heads; use more than 0 and at most 1")
+                             f"{cfg.n_head} heads; it must give one to 1 to {cfg.n_head}")
 
     def slopes(self, x):
         """Returns m_h, (H, 1, 1)."""
         heads = round(self.cfg.alibi_fraction * self.H)
-        return F.pad(alibi_slopes(heads, x), (0, 0, 0, 0, 0, self.H - heads))
+        without = torch.zeros(self.H - heads, 1, 1, device=x.device, dtype=at_least_float32(x))
+        return torch.cat((alibi_slopes(heads, x), without))
 
     def logit_bias(self, q, logits, i, j, per_key):
         return -self.slopes(q) * (i - j)
@@ -832,8 +846,8 @@ class ALiBi(PE):
 
 class FoX(PE):
     """`fox`: adds sum_{l=j+1..i} log f_l, where f_l = sigmoid(x_l W + b) is the forget gate that
-    token l has in each head (FoX arXiv:2503.02130 section 3). This is an ALiBi whose slopes depend
-    on content, because each token's gate decides how much of the earlier context to forget. x is
+    token l has in each head (FoX arXiv:2503.02130 section 3). It is like ALiBi with slopes that
+    depend on content: each token's gate decides how much of the earlier context is kept. x is
     the attention's input. W and b start as in the authors' code, which makes f about 1/2."""
     kind = "contextual"
     has_kernel = True
@@ -854,15 +868,16 @@ class FoX(PE):
         return extend_cache(cache, "sums", sums)
 
     def logit_bias(self, q, logits, i, j, sums):
-        """The sum over l = j+1..i is a difference of two running sums. Both are first reduced by
-        the sum at the first of these queries, because float32 is precise for small numbers."""
+        """The sum over l = j+1..i is a difference of two running sums. The sum at the
+        first of these queries is subtracted from both before they are rounded to float32, whose
+        error grows with the number."""
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
         sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
         return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
 
     def kernel_arguments(self, q, sums):
-        """Minus the sum at the key is enough, because softmax drops the sum at the query, which all
-        its keys share."""
+        """A bias of minus the running sum at each key is enough, because softmax drops the sum at
+        the query, which is a constant for all keys."""
         return dict(key_bias=-sums.to(at_least_float32(q)))
 
 class CoPE(PE):
@@ -873,7 +888,8 @@ class CoPE(PE):
     as (d, npos) or (H, d, npos), and between two integers q_i.e is interpolated linearly (CoPE
     arXiv:2405.18719 eq. 3-8 and Listing 1; eq. 3 omits sqrt(d)).
 
-    As in Listing 1, gates from keys reuse the layer's logits, which are rotated in `cope+rope`. The
+    As in Listing 1, cope_gates="keys" reuses the layer's logits, which come from rotated q and k in
+    `cope+rope`. The
     product q.e takes q before rotation, because it would otherwise depend on absolute positions."""
     kind = "contextual"
     has_kernel = True
@@ -889,6 +905,7 @@ class CoPE(PE):
         check_positive(cfg, "cope_npos", "cope_mlp_width")
 
     def add_parameters(self, shared_from):
+        """Creates e. The variants below replace it by parameters that no layers share."""
         shape = (self.d, self.cfg.cope_npos)
         if self.cfg.cope_per_head:
             shape = (self.H, *shape)
@@ -922,7 +939,7 @@ class CoPE(PE):
         z = self.z(q).to(at_least_float32(q))
         z_next = torch.cat((z[..., 1:], z[..., -1:]), -1)  # z at the next integer
         p = p.clamp(max=self.cfg.cope_npos - 1)
-        below = p.long().clamp_(min=0)  # NaN becomes a negative index; p.frac() keeps it as NaN
+        below = p.long().clamp_(min=0)  # a NaN may become negative; frac() keeps the NaN
         return torch.lerp(z.gather(-1, below), z_next.gather(-1, below), p.frac())
 
     def z(self, q):
@@ -956,8 +973,9 @@ class CoPE_MLP(CoPE):
         return (hidden @ u[..., None])[..., 0].to(at_least_float32(q))  # (B, H, t, s)
 
 class CoPE_ALiBi(CoPE):
-    """`cope_alibi`: adds -m_h p_ij, which is ALiBi with CoPE's position as the distance, without
-    the clamp (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
+    """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's position as the
+    distance, without the clamp (CoPE eq. 10, which prints +m, although that would favour distant
+    keys)."""
     has_kernel = False
 
     def add_parameters(self, shared_from):
@@ -998,7 +1016,7 @@ class ExPE(PE):
                              "dimensions; change expe_l")
 
     def constant(self, value):
-        """Returns a number of the config or, if it is learned, a parameter."""
+        """Returns the value or, if it is learned, a parameter that starts there or at random."""
         if self.cfg.expe_learned == "no":
             return value
         if self.cfg.expe_learned == "random":
@@ -1006,7 +1024,8 @@ class ExPE(PE):
         return nn.Parameter(torch.tensor(value))
 
     def growth(self, i, c):
-        """Returns the values minus S, (T, l), of positions i (T, 1) and dimensions c (l,)."""
+        """Returns the values minus S, (T, l) or (T, 1), of positions i (T, 1) and dimensions c
+        (l,)."""
         return self.expe_theta * (i if self.cfg.expe_same else i + c)
 
     def overwrite(self, x, pos):
@@ -1041,7 +1060,9 @@ class ExQPE(ExPE):
     def growth(self, i, c):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
 
-PES = {  #                   acts on        learns                       cache  when longer
+# cache: numbers per token and head (*: d more with sep-keys). The last column is about the loss on
+# text past the trained length, in eval/README.md
+PES = {  #                   acts on        learns                       cache  past that length
     "nope": NoPE,  #             nowhere        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
@@ -1057,7 +1078,7 @@ PES = {  #                   acts on        learns                       cache  
     "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  holds
     "expe": ExPE,  #             input of q, k  nothing, or S and theta       2d   degrades
     "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   degrades
-}  # cache: numbers per token and head; *: d more with sep-keys. eval/README.md has the losses
+}
 
 # --- the checks -----------------------------------------------------------------------------------
 
@@ -1067,8 +1088,8 @@ def pe_pattern(cfg):
     return [mix.split("+") for mix in cfg.pe.split(",")]
 
 def check(cfg):
-    """Raises ValueError for a GPTConfig that makes no sense. What concerns one method is checked in
-    its class, and only if pe names it."""
+    """Raises ValueError for a GPTConfig that makes no sense. Most options of a method are checked
+    in its class, and only if pe names it."""
     check_positive(cfg, "block_size", "n_layer", "n_head", "n_embd", "base")
     check_choices(cfg)
     if cfg.n_embd % cfg.n_head:
@@ -1077,7 +1098,7 @@ def check(cfg):
     pattern = pe_pattern(cfg)
     if len(pattern) > cfg.n_layer:
         raise ValueError(f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but "
-                         f"n_layer={cfg.n_layer}; shorten it")
+                         f"n_layer={cfg.n_layer}; shorten the pattern")
     for names in pattern:
         for name in names:
             choose("pe", name, PES)
@@ -1088,12 +1109,13 @@ def check(cfg):
         if len(rotating) > 1:
             raise ValueError(f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q and k "
                              "of one layer; keep one of them")
-    if cfg.rope_scaling != "none" and not any("rope" in names for names in pattern):
+    methods = [PES[name] for names in pattern for name in names]
+    if cfg.rope_scaling != "none" and not any(issubclass(pe, RoPE) for pe in methods):
         raise ValueError(f"rope_scaling={cfg.rope_scaling!r} would do nothing, because pe="
-                         f"{cfg.pe!r} has no rope; leave it out")
+                         f"{cfg.pe!r} has no rope; leave out rope_scaling")
 
 def check_choices(cfg):
-    """Raises ValueError for a field of a dataclass whose value is not one of its Literal's."""
+    """Raises ValueError for a dataclass field whose value is not among those of its Literal."""
     for field in fields(cfg):
         if get_origin(field.type) is Literal:
             choose(field.name, getattr(cfg, field.name), get_args(field.type))

@@ -197,6 +197,16 @@ def test_one_graph_serves_many_lengths(pe):
         assert error(compiled(idx, idx)[0], full(net, idx)) < 1e-5
     assert len(graphs) == 2
 
+@pytest.mark.parametrize("pe", ["fox", "cope+rope"])
+def test_compiled_decoding(pe):
+    """One token at a time, of which no four chunks can be made."""
+    torch._dynamo.reset()
+    net, idx = build("nope", pe=pe, n_layer=1), tokens(2, 6)
+    compiled, cache = torch.compile(net, backend="eager"), net.new_cache()
+    with torch.no_grad():
+        got = [compiled(token, token, cache)[0] for token in idx.split([3, 1, 2], 1)]
+    assert error(torch.cat(got, 1), full(net, idx)) < 1e-5
+
 @pytest.mark.parametrize("device, backend", [  # to machine code takes a CPU a minute
     ("cpu", "aot_eager_decomp_partition"),
     pytest.param("cuda", "inductor", marks=[pytest.mark.gpu, pytest.mark.skipif(
@@ -211,7 +221,7 @@ def test_compiled_gradients(device, backend):
         assert (a - b).abs().max() < 1e-4
 
 def test_learned_positions_end():
-    with pytest.raises(ValueError, match="has 16 positions, got 17; shorten the input"):
+    with pytest.raises(ValueError, match="has 16 positions, but the input needs 17; shorten"):
         gpt(pe="rope,learned")(tokens(1, 17))
 
 # --- attention ------------------------------------------------------------------------------------
@@ -595,7 +605,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(pe="cope+roap"), "pe='roap' is unknown; choose one of rope, "),
     (dict(pe="rope,pope+rope"), "pe='rope,pope+rope': pope and rope would both rotate q and k of "
                                 "one layer; keep one of them"),
-    (dict(pe="rope,rope,rope+pope"), "is a pattern of 3 layers, but n_layer=2; shorten it"),
+    (dict(pe="rope,rope,rope+pope"), "is a pattern of 3 layers, but n_layer=2; shorten the"),
     (dict(n_head=5), "n_embd=32 is not divisible by n_head=5; change one of them"),
     (dict(pe="carope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
     (dict(base=0.0), "base=0.0 must be positive"),
