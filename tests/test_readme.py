@@ -4,7 +4,10 @@ import collections
 import csv
 import importlib
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +136,13 @@ def test_python_blocks(stream, tmp_path, monkeypatch):
     assert found["logits"].shape == (1, 1, 29) and found["loss"] is None
     assert found["tokens"].shape == (1, 44)
     assert found["checkpoint"].keys() == {"config", "meta", "step"} and not found["model"].training
+
+def test_the_walk_runs(tmp_path):
+    """As a script, from an empty folder. CoPE counts words from the end of its sentence."""
+    pytest.importorskip("matplotlib")
+    there = os.environ | dict(PYTHONPATH=os.getcwd(), MPLBACKEND="Agg")
+    done = subprocess.run([sys.executable, "-m", "eval.walk"], cwd=tmp_path, env=there, text=True,
+                          check=True, capture_output=True)
+    assert "can count words\n88877777777766655444433222211111100000\n" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "walk_length.png", "walk_logits.png"]
