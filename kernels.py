@@ -1,10 +1,10 @@
 """
 An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory.
 
-One kernel serves four methods. PoPE is plain attention over vectors of width 2d, which model.py
-rotates before it calls us. ALiBi and FoX add a bias to the logit of each key. CoPE counts. The
-methods also combine, as in `pope+fox`. This docstring derives what the kernels compute. The
-functions that they share come next, then the three kernels, and last how they are launched.
+One kernel serves four methods, and combinations such as `pope+fox`. PoPE is plain attention over
+vectors of width 2d, which model.py rotates before it calls us. ALiBi and FoX add a bias to the
+logit of each key. CoPE counts. After this derivation come the functions that the kernels share, the
+three kernels, and how they are launched.
 
 Attention. i is a query, j and t are keys, d is the width of a head. dX is the gradient of the loss
 with respect to X, and o multiplies entry by entry. The logits S are -inf where j > i.
@@ -27,8 +27,8 @@ row. So the kernels take only b_j, the key_bias, and its gradient is
 The second sum is the gradient of the b_i that was dropped. It is a row sum of dS, so it would be 0
 in exact arithmetic. We subtract it nevertheless, because rounding leaves a small number in its
 place. FoX adds up db_j over all tokens that follow a gate, and these numbers would add up with it.
-In a simulation of bfloat16 at T = 1024, with gates near 1/2, the gradient of FoX's gates is off by
-4.4% without the second sum, and with it by 0.2%, which is also the error of dense attention.
+With gates near 1/2, T = 1024 and bfloat16, the gradient of the gates would be off by 4.4% without
+the second sum (simulated). With it, it is off by 0.21%, and that of dense attention by 0.20%.
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). The bias of a logit depends on how many of the keys
 j to i the query counts. z_i = q_i e has npos entries, which are the bias at integer positions.
@@ -98,7 +98,7 @@ counted, all keys left of the mask are treated so. The tile of queries i0 .. i0 
        +--------------------+----------------------+-------------+
                             <------------------------------------  attention_forward sums gates
        --------------------------------------------------------->  attention_backward_q sums dp
-       <-------------------                                        .. then forward takes these
+       ------------------->                                        attention_forward, afterwards
 
 attention_backward_kv has a tile of keys j0 .. j0 + N - 1 and visits the queries that see it. Each
 tile of queries stopped to count at a key of its own, so counted and plain tiles may alternate:
@@ -116,8 +116,8 @@ sums are exact. Gradients ignore the rounding. A gate below 1/4096 counts as 0. 
 attention, which runs on CPUs and decodes with a cache, has exact gates, so it agrees with a model
 trained here only up to this rounding. Two kernels may round one gate to neighbours; then p differs
 by 1/2048. Against exact gates in float64, rounding costs 0.13 .. 0.24% of o, 0.24 .. 0.6% of dz and
-6 .. 13% of the gates' gradients (T = 1024, npos = 64, normal q, k and z, mean gates of 0.5 .. 0.02).
-PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
+6 .. 13% of the gates' gradients, if T = 1024, npos = 64, q, k and z are normal, and the mean gate
+is 0.5 .. 0.02. PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
 
 Limits. There are as many queries as keys, because PyTorch decodes. B H may be 65,535, and offsets
 within a head must fit 32 bits. There are no atomics, so the same input gives the same bits, and
@@ -143,8 +143,7 @@ except ImportError:  # this module still imports, so that why_not can name what 
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it when it is imported
 ASM = constexpr(not INTERPRET)  # the interpreter cannot run inline assembly
-LOG2E = constexpr(math.log2(math.e))
-LN2 = constexpr(math.log(2))
+LOG2E, LN2 = constexpr(math.log2(math.e)), constexpr(math.log(2))
 
 # --- shared by all kernels ------------------------------------------------------------------------
 # A program takes M queries or N keys of head bh = 0 .. B H - 1. q and k have width D; v and the
@@ -324,14 +323,14 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
         here = valid[:, None]
         has_run = here & (c <= first_run[:, None])
         next_has_run = here & (c < first_run[:, None])
-        previous_has_run = here & (c > 0) & (c <= first_run[:, None] + 1)
+        previous_has_run = here & (c > 0) & (c - 1 <= first_run[:, None])
         at = run_ends + (row[:, None] * NPOS + c) * 2
         lower = tl.load(at, mask=has_run, other=0.0)
         lower -= tl.load(at + 2, mask=next_has_run, other=0.0)
         upper = tl.load(at - 1, mask=previous_has_run, other=0.0)
         upper_c = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
-        dz_c = dz + dz_row[:, None] * NPOS + c
-        tl.store(dz_c, lower + upper - upper_c, mask=here & (c < NPOS))
+        at = dz + dz_row[:, None] * NPOS + c
+        tl.store(at, lower + upper - upper_c, mask=here & (c < NPOS))
 
 # --- the kernels ----------------------------------------------------------------------------------
 # inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; and z_pairs. The last four may be
@@ -339,8 +338,9 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
 # counted, and no gate_q that the gates reuse the logits
 
 @triton.jit
-def attention_forward(inputs, saved, seed, T, H, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
-                      DV: constexpr, M: constexpr, N: constexpr):
+def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: constexpr,
+                      NPOS: constexpr, DROPOUT: constexpr, D: constexpr, DV: constexpr,
+                      M: constexpr, N: constexpr):
     """Computes o of one tile of queries. CoPE takes tiles of keys leftwards from the diagonal until
     every row is saturated, and then the remaining keys from left to right, as plain attention.
 
@@ -348,17 +348,15 @@ def attention_forward(inputs, saved, seed, T, H, NPOS: constexpr, DROPOUT: const
     o_residual, which is what rounding removed from o (rowsum(dO o O) needs both), units_total
     (B, H, T), the sum of each row's gates, and saturated (B H, tiles), how many keys were plain."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
-    tl.static_assert(D <= 2 * DV)
-    COUNTS: constexpr = inputs[6] is not None
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
+    COUNTS: constexpr = z_pairs is not None
     o, lse, o_residual, units_total, saturated = saved
     scale: constexpr = LOG2E * DV**-0.5
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first balance the load
     i = tile * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
     q_tile = load(q, bh, H, i, T, D)
-    row_max = tl.full((M,), -1e30, tl.float32)
-    row_sum = tl.zeros((M,), tl.float32)
+    row_max, row_sum = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
     remaining = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. remaining - 1
@@ -366,6 +364,7 @@ def attention_forward(inputs, saved, seed, T, H, NPOS: constexpr, DROPOUT: const
 
     # 1. the keys that are counted, from right to left, and first those under the mask
     if COUNTS:
+        tl.static_assert(M == QUERIES, "the backward passes rely on where each tile stopped")
         z_pairs += bh * T * NPOS
         if gate_q is not None:
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
@@ -426,8 +425,8 @@ def attention_forward(inputs, saved, seed, T, H, NPOS: constexpr, DROPOUT: const
 def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
                          KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
                          DV: constexpr, M: constexpr, N: constexpr):
-    """Computes dq, dgate_q and dz of one tile of queries. It takes tiles of keys from left to right,
-    and positions fall from units_total. saved was filled by attention_forward.
+    """Computes dq, dgate_q and dz of one tile of queries. It takes tiles of keys from left to
+    right, and positions fall from units_total. saved was filled by attention_forward.
 
     grads: dq, dgate_q, dz and dkey_bias. The latter gets minus the row sums of dS, to which
     attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO o O);
@@ -435,8 +434,8 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     tile and the sum of dp to its left, all for attention_backward_kv; run_ends (heads, T, npos, 2)
     are lower[c] and upper[c] of each row. heads are those from `first` on that share scratch."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
-    COUNTS: constexpr = inputs[6] is not None
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
+    COUNTS: constexpr = z_pairs is not None
     o, lse, o_residual, units_total, saturated = saved
     dq, dgate_q, dz, dkey_bias = grads
     do_dot_o, units_right_at, dp_left_at, run_ends = scratch
@@ -464,7 +463,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     end = tl.cdiv(tl.minimum(tile * M + M, T), N)
     bounds = (0, diagonal, diagonal, end)  # of the parts PLAIN, COUNTED and MASKED
     if COUNTS:
-        tl.static_assert(QUERIES % M == 0, "forward stopped to count at one key for all M queries")
+        tl.static_assert(QUERIES % M == 0, "all M queries stopped counting at the same key")
         tl.static_assert(KEYS % N == 0, "carried sums are stored at whole tiles")
         z_pairs += bh * T * NPOS
         run_ends += slot * T * NPOS * 2
@@ -476,8 +475,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
             acc_gate = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
         dp_left = tl.zeros((M,), tl.float32)
-        lower_left = tl.zeros((M,), tl.float32)
-        upper_left = tl.zeros((M,), tl.float32)
+        lower_left, upper_left = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
         n_plain = tl.load(saturated + bh * tl.cdiv(T, QUERIES) + tile * M // QUERIES) // N
         bounds = (0, n_plain, diagonal, end)
 
@@ -513,7 +511,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                 suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N)
                 p = units_right[:, None] + round_to_int(suffix)
                 column = clamp(p, NPOS) >> BITS
-                next_column = clamp(p - round_to_int(units), NPOS) >> BITS  # of the key to the right
+                next_column = clamp(p - round_to_int(units), NPOS) >> BITS  # of the next key
                 bias, slope, w = look_up(z_pairs, row[:, None], clamp(p, NPOS), NPOS, q_tile.dtype)
                 # dS, and its sums for dz
                 ds = tl.exp2(s + bias * LOG2E - row_lse[:, None]) * (dprob - row_do_o[:, None])
@@ -555,8 +553,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     which these keys were plain. Tiles are transposed, (N, M). grads: dk, dv, dgate_k and dkey_bias.
     scratch was filled by attention_backward_q."""
     tl.static_assert(N % M == 0, "the mask must end where a tile of queries ends")
-    COUNTS: constexpr = inputs[6] is not None
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
+    COUNTS: constexpr = z_pairs is not None
     o, lse, o_residual, units_total, saturated = saved
     dk, dv, dgate_k, dkey_bias = grads
     do_dot_o, units_right_at, dp_left_at, run_ends = scratch
@@ -575,8 +573,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     if key_bias is not None:
         bias_tile = load_bias(key_bias, bh, j, T)
     if COUNTS:
-        tl.static_assert(QUERIES % M == 0, "forward stopped to count at one key for all M queries")
-        tl.static_assert(N == KEYS)
+        tl.static_assert(QUERIES % M == 0, "all M queries stopped counting at the same key")
+        tl.static_assert(N == KEYS, "attention_backward_q stores the sums of such tiles")
         z_pairs += bh * T * NPOS
         saturated += bh * tl.cdiv(T, QUERIES)
         tables = (slot * tl.num_programs(0) + tl.program_id(0)) * T
@@ -658,84 +656,54 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
 
 # --- launching ------------------------------------------------------------------------------------
 # The attention is a pair of PyTorch operators, forward and backward, made by custom_op because
-# triton_op does not take the CPU tensors of the interpreter. An operator cannot return None, so a
-# tensor without elements stands for one that is absent. fake_... allocate the results, and tell
-# torch.compile their shapes
+# triton_op does not take the CPU tensors of the interpreter. fake_... allocate the results, and
+# tell torch.compile their shapes
 
-# If it counts, attention_forward takes QUERIES at a time, and stops to count at one key for all of
-# them, and attention_backward_kv takes KEYS, for each of which it needs the sums that were carried
-QUERIES, KEYS = 64, 64
+QUERIES = 64  # M of attention_forward if it counts. It stops to count at one key for all of them
+KEYS = 64  # N of attention_backward_kv if it counts. For each tile it needs the carried sums
+KERNELS = attention_forward, attention_backward_q, attention_backward_kv
+# (M, N, warps, stages) of each, chosen by counting instructions. A warp needs 16 rows, or tensor
+# cores do the same work twice. Two programs should fit on a multiprocessor, so that one computes
+# while the other loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline it
+TILES = {
+    "narrow": ((128, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),  # a v of width up to 64
+    "narrow, small chip": ((128, 32, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),
+    "wide": ((128, 32, 8, 2), (64, 32, 4, 2), (32, 64, 4, 2)),  # a v of width up to 128
+    "float32": ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),  # only tests use it
+    "counting": ((QUERIES, 64, 4, 1), (64, 32, 4, 1), (32, KEYS, 4, 1)),
+}
+
+def is_small(device):
+    """True for an RTX 3090, 4090 and others with 100 KB of shared memory; an A100 has 164 KB."""
+    small = (8, 6), (8, 9), (12, 0), (12, 1)  # compute capabilities
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) in small
 
 @functools.cache
 def counting(kernel):
-    """Returns the kernel compiled once for all T. By default, Triton compiles a kernel anew if T is
-    1 or a multiple of 16. Plain attention then needs fewer registers, but attention_backward_q of
-    CoPE needs more, and Triton 3.6 and 3.8 fail to compile CoPE's loops for T = 1."""
+    """Returns the kernel compiled only once for all T. By default, Triton compiles a kernel anew if
+    T is 1 or a multiple of 16. Plain attention then needs fewer registers, but CoPE's backward_q
+    needs more, and Triton 3.6 and 3.8 fail to compile CoPE's loops for T = 1."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
 
 def choose(kernel, q, v, npos, dropout):
-    """Returns the kernel to launch, its constants and its options. npos is 0 if it does not count."""
-    name = kernel.__name__
+    """Returns the kernel to launch, with its constants and options. npos is 0 if nothing counts."""
     if npos:
         tiles = TILES["counting"]
-        kernel = counting(kernel)
     elif q.dtype == torch.float32:
         tiles = TILES["float32"]
     elif v.size(3) > 64:
         tiles = TILES["wide"]
-    elif chip(q.device) in SMALL_CHIPS:
+    elif is_small(q.device):
         tiles = TILES["narrow, small chip"]
     else:
         tiles = TILES["narrow"]
-    M, N, warps, stages = tiles[name]
-    options = dict(NPOS=npos, DROPOUT=dropout, D=q.size(3), DV=v.size(3), M=M, N=N,
-                   num_warps=warps, num_stages=stages)
-    if name != "attention_forward":
-        options |= dict(QUERIES=QUERIES, KEYS=KEYS)
-    return kernel, options
-
-# Compute capabilities of GPUs such as the RTX 3090 and 4090, whose multiprocessors have 100 KB of
-# shared memory rather than 164 KB or more. Two programs fit there if each takes less than half
-SMALL_CHIPS = (8, 6), (8, 9), (12, 0), (12, 1)
-
-def chip(device):
-    """Returns the compute capability of a GPU, or that of an H100 for the interpreter."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
-
-# (M, N, warps, stages). Chosen by counting instructions. A warp needs 16 rows, or the tensor cores
-# do the same work twice. Two programs share a multiprocessor, so that one computes while the other
-# loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline look-ups
-TILES = {
-    "narrow": {  # heads of v up to a width of 64
-        "attention_forward": (128, 64, 4, 2),
-        "attention_backward_q": (64, 64, 4, 2),
-        "attention_backward_kv": (64, 64, 4, 2),
-    },
-    "narrow, small chip": {
-        "attention_forward": (128, 32, 4, 2),
-        "attention_backward_q": (64, 32, 4, 2),
-        "attention_backward_kv": (32, 64, 4, 2),
-    },
-    "wide": {  # up to 128
-        "attention_forward": (128, 32, 8, 2),
-        "attention_backward_q": (64, 32, 4, 2),
-        "attention_backward_kv": (32, 64, 4, 2),
-    },
-    "float32": {  # which only tests use
-        "attention_forward": (32, 32, 8, 1),
-        "attention_backward_q": (32, 32, 8, 1),
-        "attention_backward_kv": (32, 32, 8, 1),
-    },
-    "counting": {
-        "attention_forward": (QUERIES, 64, 4, 1),
-        "attention_backward_q": (64, 32, 4, 1),
-        "attention_backward_kv": (32, KEYS, 4, 1),
-    },
-}
+    M, N, warps, stages = tiles[KERNELS.index(kernel)]
+    options = dict(QUERIES=QUERIES, KEYS=KEYS, NPOS=npos, DROPOUT=dropout, D=q.size(3),
+                   DV=v.size(3), M=M, N=N, num_warps=warps, num_stages=stages)
+    return counting(kernel) if npos else kernel, options
 
 def strided(x):
-    """Returns a tensor (B, H, T, d) as the kernels take it: (pointer, strides of batch, head and
-    token), or None."""
+    """Returns (B, H, T, d) as (pointer, strides of batch, head and token), or None for None."""
     if x is None:
         return None
     if x.stride(-1) != 1:
@@ -747,32 +715,30 @@ def empty_heads(x):
     return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 def present(x):
-    """Returns None for a tensor without elements, which stands for one that is absent."""
+    """An operator cannot return None, so a tensor without elements stands for one."""
     return x if x.numel() else None
 
 def launch(kernel, grid, inputs, *args, **options):
-    """Runs a kernel on the device of q, which need not be the current one."""
+    """Runs a kernel on q's device, which need not be the current one."""
     q = inputs[0][0]
     if triton.__version__ is None or not (INTERPRET or q.is_cuda):
-        raise ValueError(f"q is on {q.device}; the Triton kernels need an NVIDIA GPU and Triton, or "
+        raise ValueError(f"q is on {q.device}; the kernels need Triton and an NVIDIA GPU, or "
                          "TRITON_INTERPRET=1 in the environment, which interprets them on a CPU")
-    options["enable_fp_fusion"] = True  # s * scale - row_max in one instruction, in all versions
-    with torch.cuda.device_of(q):
-        kernel[grid](inputs, *args, **options)
+    with torch.cuda.device_of(q):  # fusion makes s * scale - row_max one instruction
+        kernel[grid](inputs, *args, **options, enable_fp_fusion=True)
 
 def pack(z):
     """Packs each z[c] with its right neighbour into one int32. The last column needs no neighbour,
     because a clamped position is an integer. float32, which only tests use, becomes float16."""
-    if z.dtype == torch.float32:
-        z = z.half()
+    z = z.half() if z.dtype == torch.float32 else z
     return torch.stack((z, F.pad(z[..., 1:], (0, 1))), -1).view(torch.int32).squeeze(-1)
 
 def free_memory(device):
     """Returns the bytes that a new tensor could take."""
     if device.type != "cuda":
         return 2**30
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 def kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs):
     return (strided(q), strided(k), strided(v), key_bias, strided(gate_q), strided(gate_k), z_pairs)
@@ -792,17 +758,15 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
     saved = strided(o), lse, strided(o_residual), units_total, saturated
     kernel, options = choose(attention_forward, q, v, npos, dropout)
-    grid = math.ceil(T / options["M"]), B * H
-    launch(kernel, grid, inputs, saved, seed, T, H, **options)
+    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, saved, seed, T, H, **options)
     return results
 
 @forward_op.register_fake
 def fake_forward(q, k, v, key_bias, z, *_):
     B, H, T, _ = q.shape
     lse = q.new_empty(B, H, T, dtype=torch.float32)
-    absent = 0
     if z is None:
-        return [empty_heads(v), lse, *(q.new_empty(absent) for _ in range(4))]
+        return [empty_heads(v), lse, *(q.new_empty(0) for _ in range(4))]
     units_total = torch.empty_like(lse, dtype=torch.int32)
     saturated = units_total.new_empty(B * H, math.ceil(T / QUERIES))
     z_pairs = units_total.new_empty(z.shape)
@@ -813,7 +777,8 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
                 gate_q: Optional[Tensor], gate_k: Optional[Tensor], seed: Tensor,
                 saved: list[Tensor], dropout: float, bias_learns: bool) -> list[Tensor]:
     """saved: what forward_op returned. Returns dq, dk, dv, dkey_bias, dz, dgate_q and dgate_k."""
-    results = fake_backward(do, q, k, v, key_bias, gate_q, gate_k, seed, saved, dropout, bias_learns)
+    results = fake_backward(do, q, k, v, key_bias, gate_q, gate_k, seed, saved, dropout,
+                            bias_learns)
     dq, dk, dv, dkey_bias, dz, dgate_q, dgate_k = map(present, results)
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, saved)
     B, H, T, _ = q.shape
@@ -824,9 +789,8 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
         tiles = math.ceil(T / KEYS)
         bytes_per_head = 8 * T * (tiles + npos)
         heads = min(B * H, max(1, free_memory(q.device) // 4 // bytes_per_head))
-        units_right_at = units_total.new_empty(heads, tiles, T)
-        dp_left_at = lse.new_empty(heads, tiles, T)
-        scratch = do_dot_o, units_right_at, dp_left_at, lse.new_empty(heads, T, npos, 2)
+        scratch = (do_dot_o, units_total.new_empty(heads, tiles, T),
+                   lse.new_empty(heads, tiles, T), lse.new_empty(heads, T, npos, 2))
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
     saved = strided(o), lse, strided(o_residual), units_total, saturated
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
@@ -845,7 +809,6 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
 def fake_backward(do, q, k, v, key_bias, gate_q, gate_k, seed, saved, dropout, bias_learns):
     def heads_like(x):
         return do.new_empty(0) if x is None else empty_heads(x)
-
     dkey_bias = torch.empty_like(key_bias) if bias_learns else do.new_empty(0)
     dz = do.new_empty(saved[-1].shape)  # like z_pairs, which may be absent
     return [*map(heads_like, (q, k, v)), dkey_bias, dz, heads_like(gate_q), heads_like(gate_k)]
@@ -857,73 +820,60 @@ def save_inputs(ctx, inputs, output):
 
 def differentiate(ctx, grads):
     q, k, v, key_bias, gate_q, gate_k, seed, *saved = ctx.saved_tensors
-    bias_learns = ctx.needs_input_grad[3]
     found = backward_op(grads[0], q, k, v, key_bias, gate_q, gate_k, seed, saved, ctx.dropout,
-                        bias_learns)
+                        ctx.needs_input_grad[3])
     return *map(present, found), None, None
 
 forward_op.register_autograd(differentiate, setup_context=save_inputs)
 
-def require(x, name, shape, dtype):
-    if x.shape != shape or x.dtype != dtype:
-        raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; it must be {tuple(shape)} {dtype}")
-
 def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
     """Raises a ValueError if the tensors do not fit together, or are too large for the kernels."""
     B, H, T, D = q.shape
-    require(k, "k", q.shape, q.dtype)
-    require(v, "v", (B, H, T, v.size(-1)), q.dtype)
     d = v.size(-1)
+    npos = 0 if z is None else z.size(-1)
+    given = dict(k=k, v=v, key_bias=key_bias, z=z, gate_q=gate_q, gate_k=gate_k)
+    widths = dict(k=[D], v=[d], key_bias=[], z=[npos], gate_q=[d], gate_k=[d])
+    for name, x in given.items():
+        shape = B, H, T, *widths[name]
+        dtype = torch.float32 if name == "key_bias" else q.dtype
+        if x is not None and (x.shape != shape or x.dtype != dtype):
+            raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; it must be {shape} {dtype}")
     if not 16 <= d <= 128 or not d <= D <= 2 * d:
-        raise ValueError(f"heads of width {D} (q, k) and {d} (v) have no kernel; v must have a width "
-                         "of 16 to 128, and q and k at least the same, and at most twice")
+        raise ValueError(f"q and k have width {D}, and v has width {d}; choose 16 to 128 for v, "
+                         "and for q and k at least that and at most twice as much")
+    if z is not None and npos < 2:
+        raise ValueError(f"z is {tuple(z.shape)}; it must have 2 columns or more")
+    if (gate_q is None) != (gate_k is None):
+        raise ValueError("only one of gate_q and gate_k was given; give both, or neither")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
     if B * H > 65535:
         raise ValueError(f"{B} sequences of {H} heads are more than the 65535 heads that a launch "
                          "can hold; use fewer sequences at a time")
-    if key_bias is not None:
-        require(key_bias, "key_bias", (B, H, T), torch.float32)
-    for name, gate in (("gate_q", gate_q), ("gate_k", gate_k)):
-        if gate is not None:
-            require(gate, name, v.shape, q.dtype)
-    if (gate_q is None) != (gate_k is None):
-        raise ValueError("only one of gate_q and gate_k was given; give both, or neither")
-    reach = T * D * H  # o and the gradients hold the heads of a token side by side
-    if z is not None:
-        if z.size(-1) < 2:
-            raise ValueError(f"z is {tuple(z.shape)}; it must have 2 columns or more")
-        require(z, "z", (B, H, T, z.size(-1)), q.dtype)
-        reach = max(reach, T * 2 * z.size(-1), T * math.ceil(T / KEYS))
+    # The largest offsets into a head: of inputs; of o and the gradients, which hold the heads of a
+    # token side by side; of run_ends; and of the tables of carried sums
     strides = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None]
-    if max(reach, T * max(strides)) >= 2**31:
+    if T * max(*strides, D * H, 2 * npos, math.ceil(T / KEYS) if npos else 0) >= 2**31:
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
-
-def draw_seed(x, dropout):
-    """int64 (1,), or (0,) without dropout, by PyTorch's generator, so that torch.manual_seed makes
-    dropout reproducible."""
-    return torch.randint(2**62, (1 if dropout else 0,), device=x.device)
 
 def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
     """Causal attention with logits q.k / sqrt(d), differentiable in all tensors.
 
-    q, k      (B, H, T, D) after any rotation; float16 or bfloat16 (float32 for tests); d <= D <= 2d,
-              as PoPE's q and k have width 2d
-    v         (B, H, T, d), 16 <= d <= 128
+    q, k      (B, H, T, D) after any rotation; float16 or bfloat16 (float32 for tests)
+    v         (B, H, T, d), 16 <= d <= 128, and d <= D <= 2d, as PoPE's q and k have width 2d
     key_bias  (B, H, T) in float32 is added to the logits of each key, as in ALiBi and FoX
-    z         (B, H, T, npos), npos >= 2, turns CoPE on: q @ e of the q before rotation, in any dtype
+    z         (B, H, T, npos), npos >= 2, turns CoPE on: q @ e, of the q before rotation
     gate_q    (B, H, T, d), and gate_k likewise: the gates are sigmoids of gate_q.gate_k / sqrt(d).
               Without them they are sigmoids of the layer's own logits, as in Listing 1
     dropout   the fraction of attention weights that are set to 0, drawn anew by every call
-    returns   o like v
-
-    Raises ValueError if shapes or dtypes do not fit, or if the input is too large."""
+    returns   o like v. Raises ValueError if shapes or dtypes do not fit, or if it is too large"""
     if z is not None:
         z = z.to(q.dtype)
     check(q, k, v, key_bias, z, gate_q, gate_k, dropout)
     if key_bias is not None:
         key_bias = key_bias.contiguous()
-    seed = draw_seed(q, dropout)
+    # PyTorch's generator draws the seed, so that torch.manual_seed makes dropout reproducible
+    seed = torch.randint(2**62, (1 if dropout else 0,), device=q.device)
     return forward_op(q, k, v, key_bias, z, gate_q, gate_k, seed, dropout)[0]
 
 def why_not(names, d, device, dtype):

@@ -241,8 +241,8 @@ def measure_attention(bench, f, method, x, largest_error):
     return result
 
 def implementations(bench, T):
-    """Yields the name of each implementation, what makes it (which may fail) with its arguments, the
-    method whose result it computes, and its inputs."""
+    """Yields the name of each implementation, what makes it (which may fail) with its arguments,
+    the method whose result it computes, and its inputs."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def triton(method):
