@@ -667,7 +667,7 @@ KERNELS = attention_forward, attention_backward_q, attention_backward_kv
 # while the other loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline it
 TILES = {
     "narrow": ((128, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),  # a v of width up to 64
-    "narrow, small chip": ((128, 32, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),
+    "narrow, small chip": ((128, 32, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),  # for PoPE
     "wide": ((128, 32, 8, 2), (64, 32, 4, 2), (32, 64, 4, 2)),  # a v of width up to 128
     "float32": ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),  # only tests use it
     "counting": ((QUERIES, 64, 4, 1), (64, 32, 4, 1), (32, KEYS, 4, 1)),
@@ -693,7 +693,7 @@ def choose(kernel, q, v, npos, dropout):
         tiles = TILES["float32"]
     elif v.size(3) > 64:
         tiles = TILES["wide"]
-    elif is_small(q.device):
+    elif q.size(3) > 64 and is_small(q.device):
         tiles = TILES["narrow, small chip"]
     else:
         tiles = TILES["narrow"]
