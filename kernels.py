@@ -604,8 +604,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                 valid = i < T
                 causal = i[None, :] >= j[:, None]
                 q_tile = load(q, bh, H, i, T, D)
-                row_lse = tl.load(lse + i, mask=valid, other=float("inf"))
                 s = matmul(k_tile, tl.trans(q_tile)) * scale  # (N, D) x (D, M) -> (N, M)
+                row_lse = tl.load(lse + i, mask=valid, other=float("inf"))
                 gate_logit = s
                 if key_bias is not None:
                     s += bias_tile[:, None]
@@ -627,10 +627,10 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                     prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
                 prob = mask_future(prob, causal, part == MASKED)
                 do_tile = load(do, bh, H, i, T, DV)
-                kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
-                acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
                 dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
+                kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
+                acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
                 row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
                 ds = prob * (dprob - row_do_o[None, :])
                 if dkey_bias is not None:

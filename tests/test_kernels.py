@@ -713,7 +713,8 @@ def check_compiled(target, fn, args, options):
     (90, "cope, separate", 128, 1024, 0.0), (90, "cope", 64, 1, 0.0), (90, "pope+fox", 64, 1, 0.0),
     (86, "pope+fox", 64, 1024, 0.0), (86, "cope", 64, 1024, 0.0), (86, "fox", 64, 1024, 0.0),
     # 1000 is no multiple of a tile, or of 16
-    (80, "pope", 64, 1000, 0.1), (80, "cope", 64, 1000, 0.1), (80, "fox", 128, 1000, 0.0)])
+    (80, "pope", 64, 1000, 0.1), (80, "cope", 64, 1000, 0.1), (80, "fox", 128, 1000, 0.0),
+    (80, "pope", 128, 1024, 0.0)])
 def test_compiles_for(target, method, d, T, share, monkeypatch):
     from triton.runtime import driver
 
