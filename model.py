@@ -18,7 +18,9 @@ capitals:
 
 Three more hooks act outside a forward pass: `check` refuses options that make no sense,
 `clamp_parameters` acts after each step of the optimizer, and `kernel_arguments` is for kernels.py.
-No hook does anything unless a method overrides it, so pe="nope" is a plain GPT.
+No hook does anything unless a method overrides it, so pe="nope" is a plain GPT. With
+pe="cope+rope", four hooks act: RoPE overrides ANGLES and ROTATE, which together rotate q and k, and
+CoPE overrides PER_KEY and LOGIT_BIAS, which turn counts of keys into a bias.
 
 Shapes    B  sequences in the batch
           T  new tokens, each with one query; t of them where a function gets only some
@@ -243,7 +245,7 @@ class Attention(nn.Module):
         v = split_heads(self.c_v(x_v), self.H)
         unrotated_q = q
         for name, pe in zip(self.names, self.pes):
-            # only rope, carope and pope change anything, and `check` allows one of them per layer
+            # only rope, carope and pope change anything, and a layer has at most one of them
             q, k = pe.rotate(q, k, x, angles[name], cache.setdefault(name, {}))
         k = extend_cache(cache, "k", k)  # (B, H, S, d), or of width 2d after PoPE
         v = extend_cache(cache, "v", v)  # (B, H, S, d)
@@ -661,9 +663,9 @@ class RoPE(PE):
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 def most_precise_dtype(x):
-    """float64, or float32 on Apple's GPUs, which lack float64. carope and
-    fox use it where they add up over thousands of tokens, and for the small products with W, which
-    training on a GPU would otherwise round to TF32."""
+    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox use it where they add
+    up over thousands of tokens, and for the small products with W, which training on a GPU would
+    otherwise round to TF32."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 class CARoPE(PE):
@@ -868,9 +870,9 @@ class FoX(PE):
         return extend_cache(cache, "sums", sums)
 
     def logit_bias(self, q, logits, i, j, sums):
-        """The sum over l = j+1..i is a difference of two running sums. The sum at the
-        first of these queries is subtracted from both before they are rounded to float32, whose
-        error grows with the number."""
+        """The sum over l = j+1..i is a difference of two running sums. The sum at the first of
+        these queries is subtracted from both before they are rounded to float32, because the error
+        of float32 grows with the number."""
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
         sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
         return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
@@ -889,8 +891,8 @@ class CoPE(PE):
     arXiv:2405.18719 eq. 3-8 and Listing 1; eq. 3 omits sqrt(d)).
 
     As in Listing 1, cope_gates="keys" reuses the layer's logits, which come from rotated q and k in
-    `cope+rope`. The
-    product q.e takes q before rotation, because it would otherwise depend on absolute positions."""
+    `cope+rope`. The product q.e takes q before rotation, because it would otherwise depend on
+    absolute positions."""
     kind = "contextual"
     has_kernel = True
 
