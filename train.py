@@ -103,7 +103,8 @@ def main(argv):
     log = Log(cfg, processes)
     before = resume(cfg, raw_model, optimizer, train, processes)
     step, best = before["step"], before["best"]
-    log.start_wandb(cfg, before["wandb"])
+    x, y = get_batch(step)
+    log.start(cfg, before["wandb"], x.size(1))
 
     def save():
         if processes.rank == 0:
@@ -121,9 +122,6 @@ def main(argv):
 
     # training
     stop_signal = StopSignal(processes)
-    x, y = get_batch(step)
-    log.record(config=asdict(cfg), length=x.size(1), device=processes.device_name,
-               torch=torch.__version__)
     n = cfg.micro_batch or len(x)
     logged = None  # when the last log line was printed
     pauses = 0.0  # seconds since then that were not training
@@ -419,11 +417,15 @@ class Log:
 
     def __init__(self, cfg, processes):
         self.writes = processes.rank == 0
+        self.device_name = processes.device_name
         self.file = open_log(cfg.out_dir) if self.writes else None
         self.wandb_run = None
         self.wandb_id = None
 
-    def start_wandb(self, cfg, wandb_id):
+    def start(self, cfg, wandb_id, length):
+        """Records the settings, and opens the W&B run, or continues the one with this id."""
+        self.record(config=asdict(cfg), length=length, device=self.device_name,
+                    torch=torch.__version__)
         if self.writes and cfg.wandb_project:
             import wandb
             self.wandb_run = wandb.init(
@@ -476,7 +478,6 @@ def evaluate(model, split, cfg, processes, stop_signal):
     starts = split.windows(cfg.block_size, count)
     n = cfg.micro_batch or cfg.batch_size // processes.world
     sums = torch.zeros(5, dtype=torch.float64)
-    shown = time.monotonic()
     model.eval()
     for i in range(0, len(starts), processes.world * n):
         mine = starts[i + processes.rank * n :][:n]
@@ -485,9 +486,6 @@ def evaluate(model, split, cfg, processes, stop_signal):
             sums += error_sums(model, x, y)
         if stop_signal.heard():
             return None
-        if time.monotonic() - shown > 10:
-            shown = time.monotonic()
-            processes.say(f"evaluating {split.split}: window {i + len(mine):,} of {len(starts):,}")
     model.train()
     return scores(processes.sum(sums), split.meta["loss"] == "mask")
 
