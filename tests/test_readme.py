@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import oracles
 import pytest
 import torch
 from conftest import TINY
@@ -123,19 +125,19 @@ def test_positions_in_bfloat16():
         assert f"| {l} | {' | '.join(cells)} |" in text.splitlines()
 
 def test_python_blocks(stream, tmp_path, monkeypatch):
-    """README's method trains, and its five lines load a run, call it and generate."""
-    method, usage = re.findall(r"```python\n(.*?)```", Path("README.md").read_text("utf-8"), re.S)
+    """README's method trains, and its attention with PoPE has the weights of the equation."""
+    method, attention = re.findall(r"```python\n(.*?)```", Path("README.md").read_text("utf-8"), re.S)
     exec(method, vars(model))
     monkeypatch.setitem(model.PES, "slope", model.Slope)
     run = tmp_path / "a"
     train.main([f"--data={stream}", f"--out_dir={run}", *TINY, "--max_iters=3", "--pe=slope"])
     assert (torch.load(run / "ckpt.pt")["model"]["h.0.attn.pes.0.m"] != 0).all()
     found = {}
-    usage = usage.replace("out/quickstart_pope", str(run)).replace('list(b"def ")', "[1, 2, 3, 4]")
-    exec(usage, found)
-    assert found["logits"].shape == (1, 1, 29) and found["loss"] is None
-    assert found["tokens"].shape == (1, 44)
-    assert found["checkpoint"].keys() == {"config", "meta", "step"} and not found["model"].training
+    exec(attention.replace("q, k = pope", "q0, k0, v0 = q, k, v\nq, k = pope"), found)
+    q, k, v = (found[name][1, 2].double().numpy() for name in ("q0", "k0", "v0"))
+    scores = oracles.pope_scores(q, k, range(len(q)), [0.0] * q.shape[1], found["pope"].cfg)
+    weights = torch.from_numpy(np.where(np.tri(len(q)), scores, -np.inf)).softmax(-1)
+    assert (found["y"][1, 2] - weights @ torch.from_numpy(v)).abs().max() < 1e-5
 
 def test_the_walk_runs(tmp_path):
     """As a script, from an empty folder. CoPE counts words from the end of its sentence."""
