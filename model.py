@@ -305,7 +305,8 @@ class Attention(nn.Module):
 
     def fused(self, q, k, v):
         """`textbook` without a bias. PyTorch's fused kernels do not store the T x S logits."""
-        T, S, d = q.size(2), k.size(2), v.size(3)
+        T, S = q.size(2), k.size(2)
+        d = v.size(3)
         if q.size(3) > d:
             # After PoPE, q and k are wider than v. Flash attention needs equal widths (and is also
             # faster on CPUs), so v gets columns of zeros, which are cut off the result
@@ -455,7 +456,9 @@ class GPT(nn.Module):
         y = targets.flatten()
         total = F.cross_entropy(logits.flatten(0, 1), y, ignore_index=-1, reduction="sum")
         loss = total / (y != -1).sum().clamp(min=1)
-        return logits if return_logits else None, loss
+        if not return_logits:
+            logits = None
+        return logits, loss
 
     def new_cache(self):
         """Returns an empty cache, a dict for each layer. After a forward pass, one may look like
@@ -770,7 +773,8 @@ class Relative(PE):
         R = len(self.a)
         distance = i - j  # (t, s)
         z = scaled_dot_products(q, self.a, self.d)  # (B, H, t, R), the bias at every distance
-        index = distance.clamp(0, R - 1).expand(*q.shape[:2], -1, -1)  # (B, H, t, s)
+        B, H = q.shape[:2]
+        index = distance.clamp(0, R - 1).expand(B, H, -1, -1)  # (B, H, t, s)
         bias = z.gather(-1, index)
         if not self.cfg.rel_capped:
             bias = bias.masked_fill(distance >= R, 0.0)
