@@ -119,7 +119,11 @@ class PE(nn.Module):
 
     `rotate` and `per_key` get a dict named cache, which is the method's own in each layer. While
     tokens are generated, what a hook stores in it is available in the next call. Otherwise the dict
-    is new and empty in each forward pass.
+    is new and empty in each forward pass. It lies in the layer's cache, which in a layer of
+    `fox+rope` is {"k": rotated keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
+
+    The optimizer may move a parameter to any value, so a method that needs a positive one computes
+    it, for instance as a softplus, or moves it back in clamp_parameters.
     """
     kind = None  # for pictures, what the effect depends on: absolute | relative | contextual
     has_kernel = False  # True: kernels.attention serves its logit_bias, or its wide q and k (pope)
@@ -177,16 +181,17 @@ class PE(nn.Module):
         return 0.0
 
     def kernel_arguments(self, q, per_key):
-        """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. It is
-        called only if has_kernel and there is a logit_bias. q and per_key are those of logit_bias,
-        for all T tokens."""
+        """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. They are
+        either key_bias (B, H, T), to add to the logits of each key, or CoPE's z, and gate_q and
+        gate_k if its gates do not reuse the logits. This is called only if has_kernel and there is
+        a logit_bias. q and per_key are those of logit_bias, for all T tokens."""
 
     def clamp_parameters(self):
         """Called after each step of the optimizer, to move parameters back into their bounds."""
 
-def overrides(method, hook):
-    """True if the class of a method overrides this hook."""
-    return getattr(method, hook) is not getattr(PE, hook)
+def overrides(cls, hook):
+    """True if cls, the class of a method, overrides the hook of this name."""
+    return getattr(cls, hook) is not getattr(PE, hook)
 
 # --- a plain GPT ----------------------------------------------------------------------------------
 
@@ -246,7 +251,8 @@ class Attention(nn.Module):
         unrotated_q = q
         for name, pe in zip(self.names, self.pes):
             # only rope, carope and pope change anything, and a layer has at most one of them
-            q, k = pe.rotate(q, k, x, angles[name], cache.setdefault(name, {}))
+            own_cache = cache.setdefault(name, {})
+            q, k = pe.rotate(q, k, x, angles[name], own_cache)
         k = extend_cache(cache, "k", k)  # (B, H, S, d), or of width 2d after PoPE
         v = extend_cache(cache, "v", v)  # (B, H, S, d)
         per_key = []  # one tensor for each of bias_pes
@@ -255,7 +261,8 @@ class Attention(nn.Module):
                 per_key.append(pe.per_key(x, k, v, cache[name]))
         i = pos[:, None]  # (T, 1)
         S = k.size(2)
-        j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)  # the last key is the last query's
+        # pos need not start at 0, but the last key always belongs to the last query
+        j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)
         return q, k, v, unrotated_q, i, j, per_key
 
     def textbook(self, q, k, v, unrotated_q, i, j, per_key):
@@ -285,7 +292,8 @@ class Attention(nn.Module):
         """`textbook` on one chunk of queries at a time, because the T x S matrix of all queries
         may not fit in memory. The result is the same, because no query depends on another. Keys
         after a chunk's last query are left out, because the mask would remove them."""
-        q, k, v, unrotated_q = (y.contiguous() for y in (q, k, v, unrotated_q))  # once
+        # a matrix product would copy what is not contiguous, and do so again for each chunk
+        q, k, v, unrotated_q = (y.contiguous() for y in (q, k, v, unrotated_q))
         T, S = q.size(2), k.size(2)
         n = math.ceil(T / CHUNK)  # the number of chunks
         if torch.compiler.is_compiling():
@@ -297,7 +305,7 @@ class Attention(nn.Module):
             rows = slice(T * c // n, T * (c + 1) // n)
             seen = slice(0, S - T + rows.stop)  # the keys up to the chunk's last query
             seen_per_key = []
-            for every_key in per_key:  # a comprehension would make torch.compile fix `seen`
+            for every_key in per_key:  # with a comprehension, each length would be compiled anew
                 seen_per_key.append(every_key[:, :, seen])
             results.append(self.textbook(q[:, :, rows], k[:, :, seen], v[:, :, seen],
                                          unrotated_q[:, :, rows], i[rows], j[seen], seen_per_key))
@@ -432,7 +440,7 @@ class GPT(nn.Module):
                   only those of the last token (B, 1, V), and the loss is None
         cache     from new_cache(). It holds the tokens before idx, and this call appends idx
         return_logits   with targets, False returns None in place of the logits. Training does so,
-                  because torch.compile would fill a (B, T, V) gradient with zeros for them
+                  because each output of compiled code costs a gradient of its shape, (B, T, V) here
         """
         begin = 0
         if cache is not None and "k" in cache[0]:
@@ -461,8 +469,7 @@ class GPT(nn.Module):
         return logits, loss
 
     def new_cache(self):
-        """Returns an empty cache, a dict for each layer. After a forward pass, one may look like
-        {"k": keys, "v": values, "fox": {"sums": ...}}, with a dict for each method."""
+        """Returns an empty cache, a dict for each layer. PE says what forward passes store."""
         return [{} for _ in self.h]
 
     @torch.no_grad()
@@ -657,8 +664,8 @@ class RoPE(PE):
         if self.cfg.rope_scaling == "yarn":
             gain = 0.1 * math.log(self.cfg.rope_factor) + 1  # sharpens the softmax (YaRN eq. 22)
             table = gain * table
-        # as_strided does nothing here, except that torch.compile stores what it reads. Otherwise
-        # the cheap cosines would be fused into each use of the table, and computed anew there
+        # as_strided changes nothing, but torch.compile writes what goes into it to memory, so the
+        # cosines are computed once. Otherwise each use of the table would compute them anew
         return table.as_strided(table.shape, table.stride())
 
     def rotate(self, q, k, x, angles, cache):
@@ -666,9 +673,9 @@ class RoPE(PE):
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 def most_precise_dtype(x):
-    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox use it where they add
-    up over thousands of tokens, and for the small products with W, which training on a GPU would
-    otherwise round to TF32."""
+    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox multiply x by their W
+    in it, because training on a GPU would otherwise round that small product to TF32. fox also adds
+    up its gates in it, and carope keeps the phase in it from one decoded token to the next."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 class CARoPE(PE):
@@ -908,10 +915,11 @@ class CoPE(PE):
 
     @staticmethod
     def check(cfg):
-        check_positive(cfg, "cope_npos", "cope_mlp_width")
+        check_positive(cfg, "cope_npos")
 
     def add_parameters(self, shared_from):
-        """Creates e. The variants below replace it by parameters that no layers share."""
+        """Creates e. The two variants of CoPE below create other parameters, which no layers
+        share."""
         shape = (self.d, self.cfg.cope_npos)
         if self.cfg.cope_per_head:
             shape = (self.H, *shape)
@@ -945,7 +953,7 @@ class CoPE(PE):
         z = self.z(q).to(at_least_float32(q))
         z_next = torch.cat((z[..., 1:], z[..., -1:]), -1)  # z at the next integer
         p = p.clamp(max=self.cfg.cope_npos - 1)
-        below = p.long().clamp_(min=0)  # a NaN may become negative; frac() keeps the NaN
+        below = p.long().clamp_(min=0)  # gather refuses the negative integer that NaN may become
         return torch.lerp(z.gather(-1, below), z_next.gather(-1, below), p.frac())
 
     def z(self, q):
@@ -963,6 +971,10 @@ class CoPE_MLP(CoPE):
     q_i . W2' gelu(W1 p_ij / npos + b1) (CoPE appendix C). The paper gives only N. GELU, the clamp
     of p and the division by npos are our choices."""
     has_kernel = False
+
+    @staticmethod
+    def check(cfg):
+        check_positive(cfg, "cope_npos", "cope_mlp_width")
 
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width
@@ -1057,7 +1069,8 @@ class ExQPE(ExPE):
     """`exqpe`: ExPE with the values S + theta_1 c + theta_2 n_c, where n_c is how many of the
     positions 0..i are congruent to c modulo l. Only one dimension changes from one position to the
     next, so its step theta_2 can be large enough for low precision (ExPE section 2.3). Eq. 5 is
-    garbled. We keep from it that position 0 already adds theta_2 to dimension 0."""
+    garbled, so n_c is our reading of it. As in eq. 5, position 0 already adds theta_2 to dimension
+    0."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
         theta2 = self.constant(cfg.expe_theta2)

@@ -89,6 +89,7 @@ def build(case, **changes):
                 p.add_(0.1 * torch.randn_like(p))
             else:
                 p.normal_(std=0.3)
+    net.clamp_parameters()
     return net
 
 def tokens(B, T, seed=0):
