@@ -16,11 +16,12 @@ capitals:
                 x, k, v -> PER_KEY -> all that LOGIT_BIAS must know about each key
                 softmax(q.k / sqrt(d) + LOGIT_BIAS + causal mask) v -> c_proj
 
-Three more hooks act outside a forward pass: `check` refuses options that make no sense,
-`clamp_parameters` acts after each step of the optimizer, and `kernel_arguments` is for kernels.py.
-No hook does anything unless a method overrides it, so pe="nope" is a plain GPT. With
-pe="cope+rope", four hooks act: RoPE overrides ANGLES and ROTATE, which together rotate q and k, and
-CoPE overrides PER_KEY and LOGIT_BIAS, which turn counts of keys into a bias.
+Three more hooks are not in the picture: `check` refuses options that make no sense,
+`clamp_parameters` acts after each step of the optimizer, and `kernel_arguments` describes
+LOGIT_BIAS to kernels.py. No hook does anything unless a method overrides it, so pe="nope" is a
+plain GPT. With pe="cope+rope", four of the hooks in the picture act: RoPE overrides ANGLES and
+ROTATE, which together rotate q and k, and CoPE overrides PER_KEY and LOGIT_BIAS, which turn counts
+of keys into a bias.
 
 Shapes    B  sequences in the batch
           T  new tokens, each with one query; t of them where a function gets only some
@@ -29,7 +30,8 @@ Shapes    B  sequences in the batch
           H  n_head, the number of heads
           d  C / H, the width of a head
 Symbols   i is the position of a query and j that of a key. c indexes dimensions, or pairs of them,
-          and theta_c is the frequency of that one. Otherwise each class keeps its paper's symbols
+          and theta_c is the frequency of dimension or pair c. Otherwise each class keeps its
+          paper's symbols
 
 A comment such as `# (B, H, T, d)` gives the shape of what its line computes.
 """
@@ -42,7 +44,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-CHUNK = 128  # Attention.chunked takes at most this many queries at a time
+CHUNK = 128  # Attention.chunked takes at most this many queries at a time, unless compiled
 
 @dataclass
 class GPTConfig:
@@ -64,17 +66,17 @@ class GPTConfig:
     pe: str = "learned"  # a key of PES; a+b: both in each layer; a,b,c: the layers take turns
 
     # sinusoidal, rope, carope, pope
-    base: float = 10000.0  # theta_c = base^(-c/n); each class says what n is
+    base: float = 10000.0  # sets the frequencies theta_c; each class gives its formula
     # sinusoidal
-    sinusoidal_scale: bool = True  # multiply the token embeddings by sqrt(C) (Vaswani, not ExPE)
+    sinusoidal_scale: bool = True  # scale token embeddings by sqrt(C) (Vaswani does, ExPE does not)
     # rope
     rope_fraction: float = 1.0  # the fraction of each head's dimensions that is rotated
     rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # to read longer texts
-    rope_factor: float = 1.0  # rope_scaling: how many times the trained length they have
+    rope_factor: float = 1.0  # rope_scaling: the length of those texts / the trained length
     rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
     # pope
     pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
-    pope_delta: Literal["zero", "uniform", "none"] = "zero"  # start of delta; none: no delta
+    pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
     # relative
     rel_max: int = 0  # number of distances that have a vector; 0: block_size
     rel_capped: bool = False  # longer distances reuse the last vector, rather than add nothing
@@ -85,7 +87,7 @@ class GPTConfig:
     # alibi
     alibi_fraction: float = 1.0  # the fraction of the heads that have a slope; the others have none
     # cope, cope_mlp, cope_alibi
-    cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q meets in the gates
+    cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q is dotted with in the gates
     # cope, cope_mlp
     cope_npos: int = 64  # number of positions; p is clamped to npos - 1
     cope_scale_z: bool = False  # divide q.e by sqrt(d) too (official code; Listing 1 does not)
@@ -105,7 +107,7 @@ class GPTConfig:
     expe_v: bool = False  # write positions into the input of the values too
     expe_once: bool = False  # only before the first block, rather than in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
-    expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: from above
+    expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: start as above
     expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the length
 
 class PE(nn.Module):
@@ -117,16 +119,17 @@ class PE(nn.Module):
     decay, like any other. A bare nn.Parameter keeps the value that __init__ gives it, and does not
     decay. Parameters may be bfloat16, so a hook that computes in float32 has to cast them.
 
-    `rotate` and `per_key` get a dict named cache, which is the method's own in each layer. While
-    tokens are generated, what a hook stores in it is available in the next call. Otherwise the dict
-    is new and empty in each forward pass. It lies in the layer's cache, which in a layer of
-    `fox+rope` is {"k": rotated keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
+    `rotate` and `per_key` get a dict named cache, of which each method has its own in each layer.
+    While tokens are generated, what a hook stores in it is available in the next call. Otherwise
+    the dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
+    layer of `fox+rope` is {"k": rotated keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
 
-    The optimizer may move a parameter to any value, so a method that needs a positive one computes
-    it, for instance as a softplus, or moves it back in clamp_parameters.
+    The optimizer may move a parameter to any value, so a method that needs a value within bounds
+    either computes it from a parameter, for instance as its softplus, or moves the parameter back
+    in clamp_parameters.
     """
-    kind = None  # for pictures, what the effect depends on: absolute | relative | contextual
-    has_kernel = False  # True: kernels.attention serves its logit_bias, or its wide q and k (pope)
+    kind = None  # the kind of encoding, for plots: absolute | relative | contextual
+    has_kernel = False  # True: kernels.attention supports its logit_bias or its wide q and k (pope)
 
     def __init__(self, cfg, shared_from=None):
         super().__init__()
@@ -182,9 +185,10 @@ class PE(nn.Module):
 
     def kernel_arguments(self, q, per_key):
         """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. They are
-        either key_bias (B, H, T), to add to the logits of each key, or CoPE's z, and gate_q and
-        gate_k if its gates do not reuse the logits. This is called only if has_kernel and there is
-        a logit_bias. q and per_key are those of logit_bias, for all T tokens."""
+        either key_bias (B, H, T), to add to the logits of each key, or CoPE's z, along with
+        gate_q and gate_k if its gates do not reuse the logits. This is called only if has_kernel is
+        True and the method overrides logit_bias. q and per_key are those of logit_bias, for all T
+        tokens."""
 
     def clamp_parameters(self):
         """Called after each step of the optimizer, to move parameters back into their bounds."""
@@ -267,8 +271,8 @@ class Attention(nn.Module):
 
     def textbook(self, q, k, v, unrotated_q, i, j, per_key):
         """Attention as the papers write it. The queries at positions i (t, 1) attend to the keys at
-        positions j (s,). This function defines the model, and whatever follows it in this class
-        computes the same in less time or memory."""
+        positions j (s,). This function is the definition, and the methods below it compute the
+        same result in less time or memory."""
         logits = scaled_dot_products(q, k, self.d)  # (B, H, t, s)
         bias = torch.where(j > i, -math.inf, 0.0)  # the causal mask (t, s)
         for pe, its_per_key in zip(self.bias_pes, per_key):
@@ -343,9 +347,9 @@ class Attention(nn.Module):
         return kernels.attention(q, k, v, **arguments, dropout=dropout)
 
 def harden(weights):
-    """Puts all weight on the key with the largest, but keeps the gradient of the softmax. This
-    straight-through estimator is our choice, because the paper does not say how it trains hard
-    attention."""
+    """Puts all weight on the key with the largest weight, but keeps the gradient of the softmax.
+    This straight-through estimator is our choice, because the CoPE paper does not say how it trains
+    hard attention."""
     hard = F.one_hot(weights.argmax(-1), weights.size(-1))
     return hard + weights - weights.detach()
 
@@ -439,8 +443,9 @@ class GPT(nn.Module):
                   targets that are not -1, or 0 if there are none. Without targets, the logits are
                   only those of the last token (B, 1, V), and the loss is None
         cache     from new_cache(). It holds the tokens before idx, and this call appends idx
-        return_logits   with targets, False returns None in place of the logits. Training does so,
-                  because each output of compiled code costs a gradient of its shape, (B, T, V) here
+        return_logits   with targets, False returns None in place of the logits. Training passes
+                  False, because compiled code allocates a gradient for each of its outputs, and the
+                  logits' would be (B, T, V)
         """
         begin = 0
         if cache is not None and "k" in cache[0]:
@@ -469,12 +474,13 @@ class GPT(nn.Module):
         return logits, loss
 
     def new_cache(self):
-        """Returns an empty cache, a dict for each layer. PE says what forward passes store."""
+        """Returns an empty cache, a dict for each layer. The docstring of the class PE says what
+        forward passes store in it."""
         return [{} for _ in self.h]
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
-        """Returns idx (B, T) followed by max_new_tokens new ones. temperature=0 decodes greedily.
+        """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily.
         Call model.eval() first, because dropout would otherwise disturb the result."""
         cache = self.new_cache()
         new = idx
@@ -524,8 +530,9 @@ class GPT(nn.Module):
 
     def use_kernels(self, dtype):
         """Makes each layer use the Triton kernel of kernels.py if it supports the layer's methods.
-        Call this after the model has moved to its device. dtype is that of q, k and v, so
-        autocast's if autocast is on. Returns a line that says what the layers run, and why."""
+        Call this after the model has moved to its device. dtype is that of q, k and v, which is
+        autocast's dtype if autocast is on. Returns a line that says what the layers run, and
+        why."""
         import kernels
 
         labels = []
@@ -539,7 +546,7 @@ class GPT(nn.Module):
             elif dense:
                 reason = "its bias has no kernel"
             elif not helped:
-                reason = "PyTorch's fused attention serves it"
+                reason = "PyTorch's fused attention handles it"
             else:
                 reason = kernels.why_not(helped, attn.d, self.wte.weight.device, dtype)
             attn.use_triton = reason is None
@@ -598,11 +605,12 @@ def rotate_pairs(x, cos, sin):
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), -1).to(x.dtype)
 
 class RoPE(PE):
-    """`rope`: rotates the pair (c, c + n) of q and of k by the angle i theta_c, where theta_c =
-    base^(-c/n), c = 0..n-1, n = d/2. The product q.k then depends on positions only through the
-    distance i - j (RoPE arXiv:2104.09864 eq. 16; the paper pairs adjacent dimensions, which is
-    equivalent up to a permutation). With rope_fraction < 1, only that fraction of the dimensions is
-    rotated, so n is smaller, and the others carry no position (GPT-NeoX arXiv:2204.06745).
+    """`rope`: rotates the pair (c, c + n) of q by the angle i theta_c and that of k by j theta_c,
+    where theta_c = base^(-c/n), c = 0..n-1, n = d/2. The product q.k then depends on positions only
+    through the distance i - j (RoPE arXiv:2104.09864 eq. 16; the paper pairs adjacent dimensions,
+    which is equivalent up to a permutation). With rope_fraction < 1, only that fraction of the
+    dimensions is rotated, so n is smaller, and the others carry no position (GPT-NeoX
+    arXiv:2204.06745).
 
     rope_scaling changes the frequencies of a trained model, to let it read rope_factor times the
     trained length (YaRN arXiv:2309.00071 section 3 describes all three ways):
@@ -611,10 +619,11 @@ class RoPE(PE):
         ntk      raises the base. This divides the lowest frequency by the factor and leaves the
                  highest, which tells neighbours apart, unchanged
         yarn     divides the frequency of a pair by the factor if the pair makes at most one full
-                 rotation within the trained length, because it would meet new angles beyond it. A
-                 pair that makes 32 or more has met every angle many times, so it keeps its
-                 frequency. In between, the frequency is interpolated linearly in the number of
-                 rotations (deployed code often does so over c). yarn also scales cos and sin
+                 rotation within the trained length, because it would otherwise meet new angles
+                 beyond that length. A pair that makes 32 or more has met every angle many times, so
+                 it keeps its frequency. In between, the frequency is interpolated linearly in the
+                 number of rotations (deployed code often interpolates linearly in c instead). yarn
+                 also scales cos and sin
     """
     kind = "relative"
 
@@ -637,7 +646,7 @@ class RoPE(PE):
 
     @staticmethod
     def rotated_width(cfg):
-        """2n, how many dimensions of a head are rotated"""
+        """Returns 2n, the number of dimensions of each head that are rotated."""
         return round(cfg.rope_fraction * cfg.n_embd / cfg.n_head)
 
     def theta(self, x):
@@ -664,7 +673,7 @@ class RoPE(PE):
         if self.cfg.rope_scaling == "yarn":
             gain = 0.1 * math.log(self.cfg.rope_factor) + 1  # sharpens the softmax (YaRN eq. 22)
             table = gain * table
-        # as_strided changes nothing, but torch.compile writes what goes into it to memory, so the
+        # as_strided changes nothing, but torch.compile writes its input to memory, so the
         # cosines are computed once. Otherwise each use of the table would compute them anew
         return table.as_strided(table.shape, table.stride())
 
@@ -673,17 +682,18 @@ class RoPE(PE):
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 def most_precise_dtype(x):
-    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox multiply x by their W
-    in it, because training on a GPU would otherwise round that small product to TF32. fox also adds
-    up its gates in it, and carope keeps the phase in it from one decoded token to the next."""
+    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox compute x W in this
+    dtype, because training on a GPU would otherwise compute this small product in TF32. fox also
+    uses it to add up its log gates, and carope to keep the phase from one decoded token to the
+    next."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 class CARoPE(PE):
     """`carope`: RoPE whose frequencies depend on content. Each token x_t sets one frequency per
     head, f(x_t) = 1 / (softplus(x_t W + b) + 1), and the angle of pair c is the running sum
     phi_c(i) = sum_{t<=i} f(x_t)^c, c = 0..d/2-1 (CARoPE arXiv:2507.23083 section 2). Pair 0 does
-    not depend on content, because f^0 = 1. The paper takes "the embedding of the token" as x, and
-    we take the attention's input.
+    not depend on content, because f^0 = 1. The paper takes "the embedding of the token" as x,
+    whereas we take the attention's input.
 
     The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
     constant b: with W = 0 it gives f = base^(-2/d), and the powers f^c are then RoPE's
@@ -694,7 +704,7 @@ class CARoPE(PE):
         super().__init__(cfg)
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
         target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
-        self.b = target + math.log(-math.expm1(-target))  # its inverse ln(e^target - 1), stable
+        self.b = target + math.log(-math.expm1(-target))  # a stable form of ln(e^target - 1)
 
     @staticmethod
     def check(cfg):
@@ -829,8 +839,8 @@ def alibi_slopes(H, x):
 
 class ALiBi(PE):
     """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
-    slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only the first
-    heads, that fraction of all, have a slope, and the others have no position."""
+    slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only that
+    fraction of the heads, the first ones, have a slope, and the others ignore positions."""
     kind = "relative"
     has_kernel = True
 
@@ -839,7 +849,7 @@ class ALiBi(PE):
         heads = round(cfg.alibi_fraction * cfg.n_head)
         if not 1 <= heads <= cfg.n_head:
             raise ValueError(f"alibi_fraction={cfg.alibi_fraction} gives a slope to {heads} of "
-                             f"{cfg.n_head} heads; it must give one to 1 to {cfg.n_head}")
+                             f"{cfg.n_head} heads; that number must be from 1 to {cfg.n_head}")
 
     def slopes(self, x):
         """Returns m_h, (H, 1, 1)."""
@@ -882,8 +892,8 @@ class FoX(PE):
 
     def logit_bias(self, q, logits, i, j, sums):
         """The sum over l = j+1..i is a difference of two running sums. The sum at the first of
-        these queries is subtracted from both before they are rounded to float32, because the error
-        of float32 grows with the number."""
+        these queries is subtracted from both before they are rounded to float32, because the
+        rounding error grows with the size of the number."""
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
         sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
         return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
@@ -1042,8 +1052,8 @@ class ExPE(PE):
         return nn.Parameter(torch.tensor(value))
 
     def growth(self, i, c):
-        """Returns the values minus S, (T, l) or (T, 1), of positions i (T, 1) and dimensions c
-        (l,)."""
+        """Returns what the values add to S before expe_scale, (T, l) or (T, 1), for positions i
+        (T, 1) and dimensions c (l,)."""
         return self.expe_theta * (i if self.cfg.expe_same else i + c)
 
     def overwrite(self, x, pos):
@@ -1079,10 +1089,10 @@ class ExQPE(ExPE):
     def growth(self, i, c):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
 
-# cache: numbers per token and head (*: d more with sep-keys). The last column is about the loss on
-# text past the trained length, in eval/README.md
+# cache: numbers per token and head (*: d more with sep-keys). The last column says how the loss
+# behaves on text past the trained length, as measured in eval/README.md
 PES = {  #                   acts on        learns                       cache  past that length
-    "nope": NoPE,  #             nowhere        nothing                       2d   degrades
+    "nope": NoPE,  #             nothing        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
     "rope": RoPE,  #             q, k           nothing                       2d   degrades
