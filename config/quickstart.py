@@ -2,7 +2,7 @@
 Three minutes on a laptop: 0.8M parameters learn the Python standard library's source, byte by byte.
 
     python train.py config/quickstart.py              # PoPE
-    python train.py config/quickstart.py --pe=rope    # any other name of PES in model.py
+    python train.py config/quickstart.py --pe=rope    # or another name of PES in model.py
     python sample.py out/quickstart_pope out/quickstart_rope --extrapolate=1,2,4,8
 
 Our choices. This is not an experiment of a paper. It has PoPE's architecture, which is GPT with
