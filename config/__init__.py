@@ -30,7 +30,7 @@ RANGES = {int: (0, INT_LIMIT), float: (-sys.float_info.max, math.inf)}
 
 NANOGPT = {  # keys that only nanoGPT has, and what to do instead
     "always_save_checkpoint": "leave it out, because ckpt.pt is always saved",
-    "backend": "leave it out, because GPUs use nccl and CPUs use gloo",
+    "backend": "leave it out, because it is nccl on GPUs and gloo on CPUs",
     "dataset": "use --data",
     "decay_lr": "use --schedule=constant for no decay",
     "eval_iters": "use --eval_batches",
@@ -102,7 +102,7 @@ def type_and_range(cls, key, where):
     if get_origin(kind) is Annotated:
         return get_args(kind)
     if get_origin(kind) is Literal:
-        kind = str  # model.check_choices knows which
+        kind = str  # model.check_choices checks the choice
     low, high = RANGES.get(kind, (None, None))
     return kind, low, high
 

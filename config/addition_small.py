@@ -1,5 +1,5 @@
 """
-Addition, trained on numbers of up to 2 digits and tested on up to 8. The units come first. A run
+Addition, trained on numbers of up to 2 digits and tested on up to 8, with the units first. A run
 takes a minute on one core.
 
     python train.py config/addition_small.py              # PoPE

@@ -14,7 +14,7 @@ The other two seeds are --seed=1338 and --seed=1339. The first command gives the
 columns, which are the token_error of test, pass100 and pass10 in its last lines, 1000 programs
 each. Always answering 10 gets 81% of test wrong.
 
-Figure 2 plots the error on val against the number of training programs. Its points:
+Figure 2 plots the error on val against the number of training programs. These runs are its points:
 
     for n in 2000 3000 5000 10000; do for pe in cope relative; do
         python train.py config/cope_counting.py --data=counting@train=$n --eval_splits=val \

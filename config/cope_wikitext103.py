@@ -40,12 +40,12 @@ and p_max = 64. Its numbers of parameters imply GPT-2's vocabulary, in which an 
 tokens, so that 100 epochs are 179,800 steps.
 
 Our choices. The paper gives neither the learning rate and its schedule, nor dropout, nor AdamW's
-betas and weight decay; ours are below, or train.py's defaults. There are 64 positions, although
-there would be 65 if p_max = 64 is the last one, which also holds for 16 and 1024. q.e is not
-divided by sqrt(d) (see cope_flip_flop.py). cope_alibi subtracts m p_ij, although eq. 10 prints a
-plus, because a plus would favour distant keys. Sep-keys has 130.74M parameters here, since each
-layer gets a 768 x 768 projection and its biases. With a table per layer (--cope_shared=False) it
-has 130.79M, which is the 130.8M of Table 9, so the paper may have combined the two.
+betas and weight decay; ours are below, or train.py's defaults. We read p_max = 64 as 64 positions
+rather than 65 (0 to 64), and 16 and 1024 alike. q.e is not divided by sqrt(d) (see
+cope_flip_flop.py). cope_alibi subtracts m p_ij, although eq. 10 prints a plus, because a plus would
+favour distant keys. Sep-keys has 130.74M parameters here, since each layer gets a 768 x 768
+projection and its biases. With a table per layer (--cope_shared=False) it has 130.79M, which is the
+130.8M of Table 9, so the paper may have combined the two.
 
 Memory at micro_batch=8 is about 35 GB where PyTorch computes CoPE, 40 GB for cope+relative, and 10
 GB for --pe=learned.

@@ -17,9 +17,9 @@ trained length of 512.
     --expe_learned=random                     7.33   7.34   7.61   1.6
     --expe_once=True                          4.43   4.82   6.18   1
 
-The paper says that it trains on one A40, in float32, on 600M tokens. The sinusoidal baseline does
-not scale the token embeddings (eq. 13). It contradicts itself about ExPE at four times the length,
-where the loss is 3.88 in Table 2 and 4.26 in Table 7.
+The paper says that it trains on one A40, in float32, on 600M tokens. Its sinusoidal baseline does
+not scale the token embeddings (eq. 13). The paper contradicts itself about ExPE at four times the
+length, where the loss is 3.88 in Table 2 and 4.26 in Table 7.
 
 Our choices. The paper does not say how long it trains. We take one epoch of the 600M tokens, which
 is 2289 steps of 512 sequences, with a cosine schedule. GELU, LayerNorm and biases are GPT's. The

@@ -19,8 +19,8 @@ The commands for Table 5 and Figure 2 are those of pope_124m.py, with this file'
 
 The paper says that its runs take 38.7 hours (PoPE) and 36.5 hours (RoPE) on eight V100.
 
-Our choices are those of pope_124m.py. They give 772M parameters, and biases would give 773M. The
-paper's 774M is the size of GPT-2, which also has learned positions.
+Our choices are those of pope_124m.py. They give 772M parameters, and biases would give 773M. GPT-2
+of this shape has 774M, because it also has learned positions.
 
 Memory at micro_batch=8 is about 44 GB for PoPE and 36 GB for RoPE.
 """

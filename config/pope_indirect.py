@@ -23,9 +23,9 @@ The paper says that its runs take 0.70 hours (PoPE) and 0.62 hours (RoPE) on an 
 the sequence length is 40.
 
 Our choices. Rows have up to 48 characters, because 40 letters and the question do not fit into 40.
-The letter is one for which the target stays inside the string, because the paper does not say what
-happens otherwise (see data/indirect_indexing.py). There are no biases (see pope_124m.py), and the
-embeddings are not tied.
+The letter is drawn from those whose target lies inside the string, because the paper does not say
+what happens otherwise (see data/indirect_indexing.py). There are no biases (see pope_124m.py), and
+the embeddings are not tied.
 
 Memory is about 1.3 GB.
 """
