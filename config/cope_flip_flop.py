@@ -46,7 +46,7 @@ does not name the slopes of its CoPE with ALiBi; we take ALiBi's own. Where only
 CoPE_MLP, the others have no encoding, because the paper names none. Hard attention is trained with
 a straight-through gradient; the paper does not say how it trains it.
 
-Memory is about 3 GB at most, except for cope_mlp, which needs 17 GB, or 4 GB with --micro_batch=4.
+Memory is about 2 GB, but 17 GB for cope_mlp in all layers, or 4 GB at --micro_batch=4.
 """
 data = "flip_flop"
 pe = "cope"
