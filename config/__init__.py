@@ -3,9 +3,9 @@ Reads options. The defaults of a dataclass come first, then a config file, then 
 
     cfg = load(TrainConfig, sys.argv[1:])    # e.g. ["config/quickstart.py", "--pe=rope"]
 
-A config file is plain assignments. It may begin with `from config.pope_124m import *`, and then say
-only what differs. Every key is a field of the dataclass, with its type and a comment, and --help
-prints them all. An unknown key and a value of a wrong type or out of range raise ValueError.
+A config file consists of plain assignments. It may begin with `from config.pope_124m import *` and
+then say only what differs. The keys are the fields of the dataclass, and --help prints them with
+their comments. An unknown key, or a value of a wrong type or out of range, raises ValueError.
 
     python -m config config/cope_flip_flop.py    # prints the commands for all rows of its table
 """
@@ -20,8 +20,8 @@ import runpy
 import sys
 from typing import Annotated, Literal, get_args, get_origin
 
-# The types of keys that have a range: the type, the smallest value, and the first one beyond. The
-# other numbers are finite, and the other integers are sizes, counts or seeds, of 0 or more
+# Each of these is a type, the smallest value of a key, and the first value beyond its range. Other
+# numbers must be finite, and other integers are sizes, counts or seeds, which are not negative
 INT_LIMIT = 2**63
 AtLeast1 = Annotated[int, 1, INT_LIMIT]
 AtLeast0 = Annotated[float, 0, math.inf]
@@ -29,15 +29,15 @@ Below1 = Annotated[float, 0, 1]
 RANGES = {int: (0, INT_LIMIT), float: (-sys.float_info.max, math.inf)}
 
 NANOGPT = {  # keys that only nanoGPT has, and what to do instead
-    "always_save_checkpoint": "leave it out, ckpt.pt is always saved",
-    "backend": "leave it out, it is nccl on GPUs and gloo on CPUs",
+    "always_save_checkpoint": "leave it out, because ckpt.pt is always saved",
+    "backend": "leave it out, because it is nccl on GPUs and gloo on CPUs",
     "dataset": "use --data",
     "decay_lr": "use --schedule=constant for no decay",
     "eval_iters": "use --eval_batches",
     "eval_only": "evaluate a run with python sample.py RUN --evaluate=val",
-    "gradient_accumulation_steps": "use --micro_batch; --batch_size is that of a whole step",
+    "gradient_accumulation_steps": "use --micro_batch; --batch_size is for a whole step",
     "init_from": "a run directory is given without a flag: python sample.py out/...",
-    "lr_decay_iters": "use --max_iters, where the decay always ends",
+    "lr_decay_iters": "use --max_iters, because the decay always ends there",
     "out_dir": "a run directory is given without a flag: python sample.py out/...",
     "start": 'use --prompt; for a file, --prompt="$(cat FILE)"',
     "wandb_log": "use --wandb_project, which turns it on",
@@ -45,7 +45,8 @@ NANOGPT = {  # keys that only nanoGPT has, and what to do instead
 
 def load(cls, argv, **given):
     """Returns an instance of the dataclass cls from the words of a command line. `given` holds
-    defaults that come before those of the config file. The field `config` becomes its path."""
+    values that replace defaults, and that a config file and flags replace in turn. The field
+    `config` becomes the path of the config file."""
     if "--help" in argv or "-h" in argv:
         print_help(cls)
         sys.exit()
@@ -72,7 +73,7 @@ def load(cls, argv, **given):
     return cls(**values)
 
 def suggested_value(cls, flag, next_word):
-    """Returns what may be meant as the value of a flag that has none."""
+    """Returns the value that was probably meant, for a flag that has none."""
     if type_and_range(cls, flag[2:], flag)[0] is bool:
         return "True"
     if next_word.startswith("--"):
@@ -80,7 +81,7 @@ def suggested_value(cls, flag, next_word):
     return next_word
 
 def assignments(path):
-    """Returns the names that a config file assigns, without those that begin with an underscore."""
+    """Returns {name: value} of what a config file assigns, except names that begin with _."""
     if not os.path.isfile(path) or not path.endswith(".py"):
         here = os.path.dirname(os.path.abspath(__file__))
         files = [f"config/{name}" for name in sorted(glob.glob("[a-z]*.py", root_dir=here))]
@@ -101,13 +102,14 @@ def type_and_range(cls, key, where):
     if get_origin(kind) is Annotated:
         return get_args(kind)
     if get_origin(kind) is Literal:
-        kind = str  # model.check_choices knows which
+        kind = str  # model.check_choices checks the choice
     low, high = RANGES.get(kind, (None, None))
     return kind, low, high
 
 def typed(cls, key, value, where):
-    """Returns the value as the type of the field `key`. Text is read as a Python literal unless the
-    field is a str. `where` is named in the ValueError for another type or a value out of range."""
+    """Returns the value, with the type of the field `key`. Text is read as a Python literal unless
+    the field is a str. Raises ValueError, which names `where`, if the value has another type or is
+    out of range."""
     kind, low, high = type_and_range(cls, key, where)
     read = value
     try:
@@ -118,7 +120,7 @@ def typed(cls, key, value, where):
         if kind is float and type(read) is int:
             read = float(read)
     except (ValueError, SyntaxError, TypeError, OverflowError):
-        pass  # it is not a literal, which the next check reports
+        pass  # this is not a literal, and the check of the type below reports it
     if kind is int and type(read) is float and read.is_integer():
         read = int(read)  # 1e3 for 1000
     if type(read) is not kind:
@@ -144,9 +146,9 @@ def usage(cls):
     return "\n".join([sys.modules[cls.__module__].__doc__.strip(), "", cls.__doc__, "", *rows])
 
 def print_help(cls):
-    """Prints the usage. A reader such as `head` may close the pipe before its end."""
+    """Prints the usage, even if a reader such as `head` closes the pipe before the end."""
     try:
         print(usage(cls), flush=True)
     except BrokenPipeError:
-        # Python flushes once more when it ends, which would fail as well
+        # Python flushes stdout again when it exits, and that would fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,9 +4,9 @@ Prints the commands that train every run behind the tables of a config file, for
     python -m config config/cope_flip_flop.py
     python -m config config/cope_flip_flop.py | bash    # trains them one after the other
 
-The tables are those of the file's docstring whose heading begins with `flags`. Each of their rows
-begins with flags, and so may their columns. The seeds are the default and all that the docstring
-names, unless the paragraph above a table says that it is of one seed.
+It reads the tables in the file's docstring whose heading begins with `flags`. Each of their rows
+begins with flags, and the heading of a column may be a flag too. Each run is repeated for all seeds
+that the docstring names, unless the paragraph above the table says that it is of one seed.
 """
 import ast
 import itertools
@@ -33,8 +33,8 @@ def runs(docstring):
         above = paragraph
 
 def command(path, flags):
-    """Returns the command that trains with a config file and these flags. The run directory is
-    named after all of them, as in out/cope_flip_flop_n_layer=2_rope_seed1338."""
+    """Returns the command that trains with a config file and these flags. The run directory has all
+    of them in its name, as in out/cope_flip_flop_n_layer=2_rope_seed1338."""
     options = {"pe": config.assignments(path)["pe"]}
     options.update(flag[2:].split("=") for flag in flags)
     pe = options.pop("pe")

@@ -1,22 +1,16 @@
 """
-Addition, trained on numbers of up to 2 digits and tested on up to 8. The units come first. A run
+Addition, trained on numbers of up to 2 digits and tested on up to 8, with the units first. A run
 takes a minute on one core.
 
     python train.py config/addition_small.py              # PoPE
-    python train.py config/addition_small.py --pe=rope  # or another of PES; other seeds: --seed=1
-    python sample.py out/addition_small_pope out/addition_small_rope --evaluate=val,x1.5,x2,x3,x4
+    python train.py config/addition_small.py --pe=rope    # or another of PES; other seeds: --seed=1
+    python sample.py out/addition_small_{pope,rope} --evaluate=val,x1.5,x2,x3,x4
 
 The token_error of each split is the percentage of wrong digits, and sequence_error that of wrong
-sums. Always answering 0 gets 71% of val wrong, and 80% to 86% of the longer splits. There are
-10,100 sums of up to 2 digits, of which train holds nine tenths and val draws from the others.
-Therefore val shows whether a method adds such numbers, and the longer splits show whether it adds
-longer ones. With `task=addition` the digits are written in reading order. A larger run, for a GPU:
+sums. Always answering 0 gets 71% of val wrong, and 80% to 86% of the longer splits. Val draws from
+the tenth of the sums that train does not have.
 
-    python train.py config/addition_small.py --out_dir=out/addition_pope \
-        --data=strings@task=reversed_addition,longest=16,train=4000000 \
-        --block_size=50 --n_layer=4 --n_embd=256 --batch_size=512 --max_iters=8000
-
-Our choices. A base of 100 suits rows of 9 tokens, as in pope_indirect_small.py.
+Our choices. The base is 100, because rows have 9 tokens (see pope_indirect_small.py).
 """
 data = "strings@task=reversed_addition,longest=2,train=192000"
 pe = "pope"
@@ -28,7 +22,7 @@ block_size = 8
 norm = "rmsnorm"
 bias = False
 tie = False
-base = 100.0  # for rows of 9 tokens, as in pope_indirect_small.py
+base = 100.0
 expe_theta = 1 / 16  # 1 / (2 block_size), as in ExPE's small models
 
 batch_size = 64

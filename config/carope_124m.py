@@ -6,6 +6,7 @@ length, and at 1024.
     torchrun --standalone --nproc_per_node=2 train.py config/carope_124m.py
     python sample.py out/carope_124m_{carope,rope,learned,sinusoidal} \
         --extrapolate=1,2 --split=test --eval_tokens=10000000
+    python sample.py out/carope_124m_{carope,rope} --figure=curves --keys=tokens_per_s  # speed
 
     flags             512       1024
     (none: CARoPE)    21.23     21.39
@@ -13,24 +14,20 @@ length, and at 1024.
     --pe=learned      21.90     -
     --pe=sinusoidal   22.14     166.18
 
-Learned positions end at 512, and --extrapolate says so. The paper also reports 0.76M tokens per
-second for CARoPE and 0.63M for RoPE, although CARoPE computes strictly more. Our speeds are in the
-logs:
-
-    python sample.py out/carope_124m_{carope,rope} --figure=curves --keys=tokens_per_s
-
 The paper says that it trains for 19,000 steps of 524,288 tokens, which is about one epoch, on two
-H100s. It has 9.9B tokens for training and 0.1B for evaluation.
+H100 GPUs. It has 9.9B tokens for training and 0.1B for evaluation. It reports 0.76M tokens per
+second for CARoPE and 0.63M for RoPE, which is surprising, because CARoPE computes strictly more.
 
 Our choices. data/fineweb_edu.py keeps 0.1B tokens for val and as many for test, so that 9.8B are
 left for training. There are 12 heads, as in GPT-2, because the paper's 10 do not divide 768. The
 paper's x_t is "the embedding of the token", whereas ours is the input of each layer's attention.
-The sinusoidal baseline multiplies the token embeddings by sqrt(768) = 27.7, as in Vaswani et al.;
-the paper does not say whether it does, and --sinusoidal_scale=False leaves the factor out. Weight
-decay, betas and dropout are those with which GPT-2 is usually reproduced (0.1, 0.9 and 0.95, none),
-because the paper says only that they are GPT-2's.
+The paper starts CARoPE as RoPE but does not say how, so we add a constant to x_t W with which
+CARoPE is RoPE as long as W = 0. The sinusoidal baseline multiplies the token embeddings by
+sqrt(768) = 27.7, as in Vaswani et al., unless --sinusoidal_scale=False; the paper does not say
+whether it does. Weight decay, betas and dropout are those with which GPT-2 is usually reproduced
+(0.1, 0.9 and 0.95, none), because the paper says only that they are GPT-2's.
 
-Memory at micro_batch=32 is about 19 GB.
+Memory at micro_batch=32 is about 20 GB.
 """
 data = "fineweb_edu"
 pe = "carope"

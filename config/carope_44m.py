@@ -13,8 +13,6 @@ length, and at 1024.
     --pe=learned      30.48     -
     --pe=sinusoidal   30.62     223.28
 
-Learned positions end at 512, and --extrapolate says so.
-
 The paper says that this model has 44M parameters. Ours has 44.7M, and 44.9M with learned positions.
 
 Our choices are those of carope_124m.py. The sinusoidal baseline's factor is sqrt(512) = 22.6 here.

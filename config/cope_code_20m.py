@@ -1,33 +1,28 @@
 """
-CoPE Table 6, code: 20M parameters in Llama 2's architecture and with its tokenizer. Test perplexity
-and millions of parameters.
+CoPE Table 6, code: 20M parameters in Llama 2's architecture and with its tokenizer.
 
     python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code
     torchrun --standalone --nproc_per_node=8 train.py config/cope_code_20m.py
     python sample.py out/cope_code_20m_cope --evaluate=test
 
-    flags           test perplexity   parameters
+    flags           test perplexity   parameters, M
     (none: CoPE)    3.9               20.8
     --pe=learned    4.7               20.8
     --pe=rope       4.1               19.8
     --pe=cope+rope  4.0               20.8
 
-For a laptop, see cope_code_small.py.
-
 The paper says that it trains on 100B tokens of Llama 2's mix of code, with a context of 4096 and a
 learning rate of 5e-4.
 
 Our choices. The paper's data are private, so our runs can match its ranking but not its
-perplexities. Our data have about a sixth of the 100B tokens, which are therefore read again and
-again. The rest is as in Llama 2, with 4M tokens per step, a cosine down to a tenth, 2000 steps of
-warm-up, weight decay 0.1 and betas of 0.9 and 0.95. CoPE has one table per head for the whole
-model, with as many positions as the context, because the paper names no limit for code and its
-20.8M parameters are 4096 x 256 more than RoPE's 19.8M. A table per layer and head with 1024
-positions has the same size (--cope_shared=False --cope_npos=1024). q.e is not divided by sqrt(d),
-as in the paper's Listing 1, whereas its released code does divide (--cope_scale_z=True).
+perplexities. Our data have about a sixth of the 100B tokens, so that each token is read six times.
+The MLP is of width 768, which gives RoPE's 19.8M parameters. The rest is as in Llama 2, except for
+AdamW's eps (see cope_1b4.py). CoPE has one table per head for the whole model, with as many
+positions as the context, because the paper names no limit for code and its 20.8M parameters are
+4096 x 256 more than RoPE's. A table per layer and head with 1024 positions has the same size
+(--cope_shared=False --cope_npos=1024). q.e is not divided by sqrt(d) (see cope_flip_flop.py).
 
-Memory at micro_batch=4 is about 63 GB where PyTorch computes CoPE, which is 16 GB per sequence.
---pe=rope needs 2 GB per sequence.
+Memory at micro_batch=4 is about 63 GB where PyTorch computes CoPE and 7 GB for RoPE.
 """
 data = "code"
 pe = "cope"

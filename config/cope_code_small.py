@@ -3,13 +3,11 @@ CoPE Table 6, code, small: the Python standard library's source as bytes, in mod
 Perplexity per byte. A run and its evaluation take 10 to 25 minutes on one CPU core.
 
     python train.py config/cope_code_small.py                 # CoPE
-    python train.py config/cope_code_small.py --pe=learned    # and so on; --seed=1 for another seed
-    python train.py config/cope_code_small.py --pe=rope
-    python train.py config/cope_code_small.py --pe=cope+rope
+    python train.py config/cope_code_small.py --pe=rope       # or learned, cope+rope
     python sample.py out/cope_code_small_cope --evaluate=val  # perplexity on all of val
 
 Our choices. The blocks are those of cope_code_20m.py (RMSNorm, SwiGLU, no biases), but sequences
-have 256 bytes, and the heads share one table of 64 positions.
+have 256 bytes, and all heads and layers share one table of 64 positions.
 """
 data = "stdlib"
 pe = "cope"
@@ -28,7 +26,5 @@ max_iters = 1000
 learning_rate = 2e-3
 min_lr = 2e-4
 warmup_iters = 100
-beta2 = 0.95
 
-eval_interval = 500
 eval_batches = 128

@@ -1,6 +1,5 @@
 """
-CoPE Tables 3, 4 and 10 and Figure 2, counting: wrong answers in percent, mean (deviation) of 3
-seeds.
+CoPE Tables 3, 4 and 10, Figure 2, counting: wrong answers in percent, mean (deviation), 3 seeds.
 
     python train.py config/cope_counting.py
     python train.py config/cope_counting.py --data=counting@variables=3 --out_dir=out/counting3_cope
@@ -15,31 +14,29 @@ The other two seeds are --seed=1338 and --seed=1339. The first command gives the
 columns, which are the token_error of test, pass100 and pass10 in its last lines, 1000 programs
 each. Always answering 10 gets 81% of test wrong.
 
-Figure 2 plots the error on val against the number of training programs. Its points:
+Figure 2 plots the error on val against the number of training programs. These runs are its points:
 
-    for n in 2000 3000 5000 10000; do
+    for n in 2000 3000 5000 10000; do for pe in cope relative; do
         python train.py config/cope_counting.py --data=counting@train=$n --eval_splits=val \
-            --out_dir=out/counting_cope_$n
-        python train.py config/cope_counting.py --data=counting@train=$n --eval_splits=val \
-            --pe=relative --out_dir=out/counting_relative_$n
-    done
+            --pe=$pe --out_dir=out/counting_${pe}_$n
+    done; done
 
 The paper says that it trains on 10,000 programs of up to 512 operations. The rest is from the
 released code, facebookresearch/RAM, projects/cope (run.sh, context_position.py, trainer.py). It has
 4 layers of width 256 with 4 heads, dropout 0.1, Adam at a constant 7e-5, a batch size of 64, 100
 epochs (15,700 steps), no gradient clipping, and an output layer tied to the embeddings. Its CoPE
 has a table per layer of block_size + 1 = 513 positions and divides q.e by sqrt(d), and its relative
-embeddings share one table. In our blocks, that is 3,295,488 parameters for one variable.
+embeddings share one table.
 
 Our choices. Four things differ from the released code. Its blocks are post-norm with ReLU, where
-ours are pre-norm with GELU. It also drops out the hidden layer of the MLP. It starts embeddings and
-absolute positions with a deviation of 256^-0.5 = 0.0625, the relative table with 64^-0.5 = 0.125,
-and linear layers with PyTorch's default, where ours all start with 0.02; at a small size, its
-values make the relative encoding worse rather than better (eval/README.md). It ends an epoch with a
-smaller batch, where ours continues into the next epoch. The paper does not say how long it trains
-on fewer programs, so for Figure 2 we take as many steps as for 10,000.
+ours are pre-norm with GELU. It also applies dropout to the hidden layer of the MLP. Its embeddings
+and absolute positions start with a deviation of 0.0625 (256^-0.5), its relative table with 0.125
+(64^-0.5) and its linear layers with PyTorch's default, where ours all start with 0.02; at a small
+size, its values make the relative encoding worse rather than better (see eval/README.md). It ends
+an epoch with a smaller batch, where ours continues into the next epoch. The paper does not say how
+long it trains on fewer programs, so for Figure 2 we take as many steps as for 10,000.
 
-Memory is about 9.8 GB for CoPE and 4 GB for relative.
+Memory is about 9.8 GB for CoPE and 4 GB for the relative encoding.
 """
 data = "counting"
 pe = "cope"

@@ -1,12 +1,8 @@
 """
-CoPE Tables 2 and 8 and Figure 6, Flip-Flop: percentage of read bits predicted wrong, mean
-(deviation) of 3 seeds.
+CoPE Tables 2 and 8, Figure 6, Flip-Flop: wrong reads in percent, mean (deviation) of 3 seeds.
 
     python train.py config/cope_flip_flop.py
     python sample.py out/cope_flip_flop_cope --evaluate=val,sparse,dense
-
-Add the flags of a row to the first command. Runs that share a pe need an --out_dir each, and the
-other two seeds are --seed=1338 and --seed=1339.
 
     flags                                                     in distribution   OOD
     (none: CoPE)                                              0.03 (0.06)       4.9 (4.4)
@@ -20,7 +16,7 @@ other two seeds are --seed=1338 and --seed=1339.
     --pe=cope_alibi --cope_slopes=geometric --cope_m0=0.0625  0.0 (0.0)         17.1 (1.5)
     --pe=cope_alibi --cope_slopes=learned                     0.0 (0.0)         11.4 (4.0)
 
-Smaller models, one seed, in distribution / OOD:
+The other seeds are --seed=1338 and --seed=1339. Smaller models, one seed, in distribution / OOD:
 
     flags                               --pe=learned   --pe=rope     --pe=cope
     --n_layer=2                         11.1 / 10.6    5.1 / 14.7    0.0 / 13.2
@@ -38,21 +34,19 @@ steps, from which Figure 6 is drawn:
     python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves \
         --keys=val/token_error,sparse/token_error
 
-The paper says that it follows Liu et al., with AdamW at 3e-4 and a linear decay over 10,000 steps.
-CoPE_MLP has N = 64 hidden units; the paper also tries 32, 128 and 256 (--cope_mlp_width), for which
-it prints no values.
+The paper says that it follows Liu et al., with AdamW at 3e-4, betas of 0.9 and 0.999 and a linear
+decay over 10,000 steps. CoPE_MLP has N = 64 hidden units (--cope_mlp_width).
 
 Our choices. We read "8 GPUs with batch size 16" as 16 sequences in all, as in Liu et al., whose
-warm-up and weight decay we take as well. There are 64 positions, because Listing 1 clamps to
-npos - 1 = 63; there would be 65 if the paper's p_max = 64 is the last one. q.e is not divided by
-sqrt(d), as in Listing 1; the released code does divide (--cope_scale_z=True). cope_alibi subtracts
-m p_ij, although eq. 10 prints a plus, because a plus would favour distant keys. Figure 6 does not
-name the slopes of its CoPE with ALiBi; we take ALiBi's own. The layers beside the one with CoPE_MLP
-have no encoding, because the paper names none. Hard attention is trained with a straight-through
-gradient, about which the paper is silent.
+warm-up and weight decay we take as well. The paper does not describe CoPE's table here. Ours has 64
+positions and is shared by all layers, as in the paper's models of Wikitext-103. q.e is not divided
+by sqrt(d), as in Listing 1; the released code does divide (--cope_scale_z=True). cope_alibi
+subtracts m p_ij, although eq. 10 prints a plus, because a plus would favour distant keys. Figure 6
+does not name the slopes of its CoPE with ALiBi; we take ALiBi's own. Where only the first layer has
+CoPE_MLP, the others have no encoding, because the paper names none. Hard attention is trained with
+a straight-through gradient; the paper does not say how it trains it.
 
-Memory is about 3 GB at most, except for cope_mlp, which needs 17 GB, or 65 GB with 256 hidden
-units. --micro_batch=4 needs a quarter of that.
+Memory is about 2 GB, but 17 GB for cope_mlp in all layers, or 4 GB at --micro_batch=4.
 """
 data = "flip_flop"
 pe = "cope"

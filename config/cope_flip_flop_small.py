@@ -2,15 +2,15 @@
 CoPE Table 2, Flip-Flop, small: 128 pairs instead of 256, in models of width 64 with 2 layers. A run
 takes nine minutes on one CPU core with CoPE and five without.
 
-    python train.py config/cope_flip_flop_small.py                # CoPE
-    python train.py config/cope_flip_flop_small.py --pe=rope  # and so on; --seed=1 for another seed
-    python train.py config/cope_flip_flop_small.py --pe=learned
-    python sample.py out/cope_flip_flop_small_cope                # rows, with the model's answers
+    python train.py config/cope_flip_flop_small.py              # CoPE
+    python train.py config/cope_flip_flop_small.py --pe=rope    # or learned; other seeds: --seed=1
+    python sample.py out/cope_flip_flop_small_cope              # rows, with the model's answers
 
 The last lines of training have the token_error of val (in distribution), sparse (the paper's OOD)
 and dense, 1000 rows each.
 
-Our choices are those of cope_flip_flop.py.
+Our choices are those of cope_flip_flop.py, but the learning rate is larger, because there are only
+2000 steps.
 """
 data = "flip_flop@length=256,train=32000,sparse=1000,dense=1000"
 pe = "cope"

@@ -1,15 +1,15 @@
 """
 CoPE Table 2, selective copy, small: 32 letters among 32 blanks instead of 256 among 256.
 
-    python train.py config/cope_selective_copy_small.py                # CoPE
-    python train.py config/cope_selective_copy_small.py --pe=rope  # --seed=1 for another seed
-    python train.py config/cope_selective_copy_small.py --pe=learned
+    python train.py config/cope_selective_copy_small.py              # CoPE
+    python train.py config/cope_selective_copy_small.py --pe=rope    # or learned; seeds: --seed=1
     python sample.py out/cope_selective_copy_small_cope --split=sparse
 
 The last lines of training have the sequence_error (rows with a wrong letter) and the token_error
 (wrong letters) of val, in distribution, and of dense and sparse, 1000 rows each.
 
-Our choices are those of cope_selective_copy.py, with 64 positions.
+Our choices are those of cope_selective_copy.py, but CoPE has 64 positions, beta2 is 0.95, and the
+warm-up has 50 steps.
 """
 data = "selective_copy@copy=32,blanks=32,train=64000"
 pe = "cope"
@@ -25,6 +25,5 @@ learning_rate = 1e-3
 schedule = "linear"
 warmup_iters = 50
 
-eval_interval = 500
 eval_batches = 0
 eval_splits = "val,dense,sparse"

@@ -1,12 +1,11 @@
 """
-CoPE Tables 6 and 9 and Figures 3, 4 and 7, Wikitext-103: perplexity per GPT-2 token, and millions
-of parameters.
+CoPE Tables 6 and 9 and Figures 3, 4 and 7, Wikitext-103: perplexity per GPT-2 token.
 
     python -m data.wikitext103
     python train.py config/cope_wikitext103.py
     python sample.py out/cope_wikitext103_cope --evaluate=val,test
 
-    flags                   val     test    parameters
+    flags                   val     test    parameters, M
     (none: CoPE)            22.55   23.46   123.7
     --pe=learned            23.96   24.87   124.4
     --pe=relative           22.90   23.81   123.7
@@ -17,8 +16,6 @@ of parameters.
     --cope_npos=16          22.45   23.22   123.7
     --cope_npos=1024        22.46   23.31   123.7
     --pe=cope_alibi         24.16   25.09   123.7
-
-Add the flags of a row to the second command. Runs that share a pe need an --out_dir each.
 
 Figure 3 (left) is validation perplexity at 1024 to 2560 tokens, here on the whole split:
 
@@ -36,19 +33,19 @@ For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs 
 Figures 4 and 7 are drawn from the sep-keys run, on the start of the split, or on a file with
 --text=FILE:
 
-    python sample.py out/SEP_KEYS_RUN --figure=positions
-    python sample.py out/SEP_KEYS_RUN --figure=gates
+    python sample.py out/SEP_KEYS_RUN --figure=positions    # Figure 4; --figure=gates: Figure 7
 
-The paper says that the shape is GPT-2's, with a context of 1024, a batch size of 64, 100 epochs and
-p_max = 64. An epoch has 117.8M GPT-2 tokens, which makes 179,800 steps.
+The paper says that the model is GPT-2's and has a context of 1024, a batch size of 64, 100 epochs
+and p_max = 64. Its numbers of parameters imply GPT-2's vocabulary, in which an epoch has 117.8M
+tokens, so that 100 epochs are 179,800 steps.
 
 Our choices. The paper gives neither the learning rate and its schedule, nor dropout, nor AdamW's
-betas; ours are below. There are 64 positions, although there would be 65 if p_max = 64 is the last
-one, which also holds for 16 and 1024. q.e is not divided by sqrt(d), as in Listing 1, whereas the
-released code does divide (--cope_scale_z=True). cope_alibi subtracts m p_ij, although eq. 10 prints
-a plus, because a plus would favour distant keys. Sep-keys has 130.74M parameters here, since each
-layer gets a 768 x 768 projection and its biases. The 130.8M of Table 9 are what sep-keys has with a
-table per layer (--cope_shared=False), 130.79M, so the paper may have combined the two.
+betas and weight decay; ours are below, or train.py's defaults. We read p_max = 64 as 64 positions
+rather than 65 (0 to 64), and 16 and 1024 alike. q.e is not divided by sqrt(d) (see
+cope_flip_flop.py). cope_alibi subtracts m p_ij, although eq. 10 prints a plus, because a plus would
+favour distant keys. Sep-keys has 130.74M parameters here, since each layer gets a 768 x 768
+projection and its biases. With a table per layer (--cope_shared=False) it has 130.79M, which is the
+130.8M of Table 9, so the paper may have combined the two.
 
 Memory at micro_batch=8 is about 35 GB where PyTorch computes CoPE, 40 GB for cope+relative, and 10
 GB for --pe=learned.

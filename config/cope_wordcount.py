@@ -12,34 +12,23 @@ CoPE Table 5 and Figures 8 and 9, WordCount: fine-tuned 1.4B models; NLL, and ac
     out/cope_1b4_rope     0.055   94.8
 
 --init_from takes any run, with its weights and model options, if the data were written with its
-tokenizer. NLL is the loss of val in RUN/results.jsonl, over the tokens of the answer and the end.
-Accuracy is 100 - sequence_error, the percentage of answers that greedy decoding gets right.
-Llama-3.1-Instruct, which is not fine-tuned, gets 17.1 (8B) and 16.4 (70B).
+tokenizer (config/README.md has a trial on a laptop). Accuracy is 100 - sequence_error, the
+percentage of answers that greedy decoding gets right. Llama-3.1-Instruct, which is not fine-tuned,
+gets 17.1 (8B) and 16.4 (70B).
 
-Figure 8 is drawn from `sentences` and `words` of the set's meta.json, {length: stories}. The points
-of Figure 9 are the splits k1, k2, ..., parts of val with the same k, for each k that has ten
-examples or more:
+The lengths of Figure 8 are `sentences` and `words` in the set's meta.json. The points of Figure 9
+are the splits k1, k2, ..., parts of val with the same k, for each k that has ten examples or more:
 
-    python sample.py out/wordcount_cope out/wordcount_rope --evaluate=k1,k2,k3,k4,k5,k10,k15
-
-A trial on a laptop starts from the quickstart and any folder of *.txt:
-
-    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --length=2048 \
-        --out=data/wordcount_bytes
-    python train.py config/cope_wordcount.py --init_from=out/quickstart_cope \
-        --data=data/wordcount_bytes --batch_size=4 --max_iters=200 --warmup_iters=20 \
-        --eval_interval=100 --out_dir=out/wordcount_trial
-    python sample.py out/wordcount_trial    # answers, marked right or wrong
+    python sample.py out/wordcount_{cope,rope} --evaluate=k1,k2,k3,k4,k5,k10,k15
 
 The paper says that it fine-tunes on 1.5B tokens, with a learning rate of 1e-4, dropout 0.1, 262,144
 tokens per step and a context of 4096, and that "other parameters" are as in pre-training. These are
 a cosine down to a tenth and 2000 steps of warm-up, which is a third of this run.
 
-Our choices. NLL is the mean over the tokens of the answer, and examples are packed into rows of
-4096 tokens, because the paper specifies neither.
+Our choices. NLL is the mean over the tokens of the answer and the end of text, and examples are
+packed into rows of 4096 tokens, because the paper specifies neither.
 
-Memory at micro_batch=1 is about 58 GB where PyTorch computes CoPE and 38 GB for RoPE. Exchanging
-gradients under torchrun takes 5 GB more. Each process also reads the 16 GB of --init_from into RAM.
+Memory at micro_batch=1 is about 58 GB where PyTorch computes CoPE and 38 GB for RoPE.
 """
 data = "data/wordcount_llama"
 block_size = 4096

@@ -1,6 +1,5 @@
 """
-CoPE Table 5, WordCount-hard: as cope_wordcount.py, with three stories per example. NLL, and
-accuracy in percent.
+CoPE Table 5, WordCount-hard: as cope_wordcount.py, with three stories per example.
 
     python -m data.wordcount --join=3 --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wordcount_hard_llama
@@ -12,9 +11,8 @@ accuracy in percent.
     out/cope_1b4_cope     0.18    77.7
     out/cope_1b4_rope     0.24    66.9
 
-Llama-3.1-Instruct, which is not fine-tuned, gets 8.4 (8B) and 3.4 (70B).
-
-What the paper says, our choices and the memory are those of cope_wordcount.py.
+Llama-3.1-Instruct, which is not fine-tuned, gets 8.4 (8B) and 3.4 (70B). What the paper says, our
+choices and the memory are those of cope_wordcount.py.
 """
 from config.cope_wordcount import *  # noqa: F403
 

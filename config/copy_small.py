@@ -2,18 +2,14 @@
 Copy, trained on strings of up to 12 letters and tested on up to 48. A run takes 30 to 60 seconds on
 one core.
 
-    python train.py config/copy_small.py                # PoPE
-    python train.py config/copy_small.py --pe=rope  # or another of PES; --seed=1 for another seed
-    python sample.py out/copy_small_pope out/copy_small_rope --evaluate=val,x1.5,x2,x3,x4
+    python train.py config/copy_small.py              # PoPE
+    python train.py config/copy_small.py --pe=rope    # or another of PES; other seeds: --seed=1
+    python sample.py out/copy_small_{pope,rope} --evaluate=val,x1.5,x2,x3,x4
 
 The token_error of each split is the percentage of wrong letters, and sequence_error that of answers
-with a wrong letter. A larger run, for a GPU:
+with a wrong letter.
 
-    python train.py config/copy_small.py --data=strings@task=copy,longest=40,train=2000000 \
-        --block_size=80 --n_layer=4 --n_embd=256 --batch_size=256 --max_iters=8000 \
-        --out_dir=out/copy_pope
-
-Our choices. A base of 100 suits rows of 25 tokens, as in pope_indirect_small.py.
+Our choices. The base is 100, because rows have 25 tokens (see pope_indirect_small.py).
 """
 data = "strings@task=copy,longest=12,train=64000"
 pe = "pope"
@@ -25,7 +21,7 @@ block_size = 24
 norm = "rmsnorm"
 bias = False
 tie = False
-base = 100.0  # for rows of 25 tokens, as in pope_indirect_small.py
+base = 100.0
 expe_theta = 1 / 48  # 1 / (2 block_size), as in ExPE's small models
 
 batch_size = 32
@@ -33,5 +29,4 @@ max_iters = 1500
 learning_rate = 3e-3
 warmup_iters = 50
 
-eval_interval = 500
 eval_batches = 0

@@ -5,22 +5,19 @@ length of 512.
     python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 \
         --out=data/fineweb_edu_mistral
     torchrun --standalone --nproc_per_node=8 train.py config/expe_135m.py
-    python sample.py out/expe_135m_expe out/expe_135m_exqpe out/expe_135m_rope \
+    python sample.py out/expe_135m_{expe,exqpe,rope} \
         --extrapolate=1,2,4 --split=test --eval_tokens=10000000
+    python sample.py out/expe_135m_{expe,exqpe,rope} --figure=curves --keys=ms
 
     flags          1x     2x     4x     time to train
     (none: ExPE)   2.87   2.83   3.25   0.93
     --pe=exqpe     2.86   2.83   3.35   0.93
     --pe=rope      2.89   3.80   4.95   1
 
-The last column is relative to RoPE's time. Our own times, in ms per step, are in the logs:
+The last column is relative to RoPE's time, and the last command draws our own times. Table 4 has
+accuracies as fractions:
 
-    python sample.py out/expe_135m_{expe,exqpe,rope} --figure=curves --keys=ms
-
-Table 4 has accuracies as fractions:
-
-    python sample.py out/expe_135m_expe out/expe_135m_exqpe out/expe_135m_rope \
-        --tasks=hellaswag,mmlu,arc_challenge,arc_easy
+    python sample.py out/expe_135m_{expe,exqpe,rope} --tasks=hellaswag,mmlu,arc_challenge,arc_easy
 
     pe      HellaSwag  MMLU   ARC    ARC easy
     rope    0.29       0.26   0.24   0.30
@@ -34,9 +31,9 @@ needs a Hugging Face login.
 Our choices. Every head has keys of its own, although Llama 3 shares keys among heads, because the
 paper gives only one number of heads. The MLP is of width 2048, which gives 135M parameters with
 separate input and output embeddings. The positions are written after the block's norm, because the
-norm would change them. For Table 4, compare the harness's acc without examples and take
-ARC-challenge for "ARC": the paper gives neither the metric nor the number of examples, and it cites
-ConceptARC.
+norm would change them. For Table 4, compare the harness's acc without examples, and take
+ARC-challenge for "ARC". The paper gives neither the metric nor the number of examples, and for both
+kinds of ARC it cites another benchmark, ConceptARC.
 
 Memory at micro_batch=32 is about 16 GB.
 """
@@ -50,7 +47,8 @@ block_size = 512
 norm = "rmsnorm"
 mlp = "swiglu"
 bias = False
-tie = False  # expe_l, S, theta, theta_1, theta_2 are the paper's by default
+tie = False
+# the defaults of expe_l, expe_S, expe_theta and expe_theta2 are the paper's
 
 batch_size = 1024
 micro_batch = 32

@@ -15,8 +15,8 @@ length of 512.
     ExPE, positions halved         2.76   2.71   2.68   2.98   5.65
     ExQPE, positions halved        2.74   2.69   2.65   2.76   4.98
 
-The positions of the last two are halved at test time, without training, by expe_scale=0.5. Table 4
-has accuracies as fractions:
+The last two are the first two runs, whose positions expe_scale=0.5 halves at test time. Table 4 has
+accuracies as fractions:
 
     python sample.py out/expe_342m_{expe,exqpe,rope} out/expe_342m_{expe,exqpe}@expe_scale=0.5 \
         --tasks=hellaswag,mmlu,arc_challenge,arc_easy
@@ -28,7 +28,7 @@ has accuracies as fractions:
     exqpe           0.32       0.26   0.25   0.31
     exqpe, halved   0.32       0.26   0.25   0.31
 
-The paper says that the medium models tie the embeddings; the rest is as in expe_135m.py.
+The paper says that the medium models tie the embeddings. The rest is as in expe_135m.py.
 
 Our choices are those of expe_135m.py, with an MLP of width 2816, which gives 342M parameters.
 

@@ -4,7 +4,7 @@ trained length of 512.
 
     python -m data.fineweb
     python train.py config/expe_35m.py
-    python sample.py out/expe_35m_expe out/expe_35m_rope out/expe_35m_sinusoidal \
+    python sample.py out/expe_35m_{expe,rope,sinusoidal} \
         --extrapolate=1,2,4 --split=test --eval_tokens=10000000
 
     flags                                     1x     2x     4x     time of an epoch
@@ -17,17 +17,16 @@ trained length of 512.
     --expe_learned=random                     7.33   7.34   7.61   1.6
     --expe_once=True                          4.43   4.82   6.18   1
 
-The last five need an --out_dir of their own, because their pe is ExPE's too.
+The paper says that it trains on one A40, in float32, on 600M tokens. Its sinusoidal baseline does
+not scale the token embeddings (eq. 13). The paper contradicts itself about ExPE at four times the
+length, where the loss is 3.88 in Table 2 and 4.26 in Table 7.
 
-The paper says that it trains on one A40, in float32, on 600M tokens. It contradicts itself about
-ExPE at four times the length, which is 3.88 in Table 2 and 4.26 in Table 7.
-
-Our choices. The paper does not say how long it trains; we take one epoch of the 600M tokens, which
+Our choices. The paper does not say how long it trains. We take one epoch of the 600M tokens, which
 is 2289 steps of 512 sequences, with a cosine schedule. GELU, LayerNorm and biases are GPT's. The
-embeddings are not tied, because that gives 35M parameters. theta is 1/1024, the text's 1/2m with
-m = 512. The positions are written after the block's norm, because the norm would change them; the
-paper's Figure 1 shows only that they are written before the projections. RoPE's and the sinusoidal
-encoding's frequencies have a base of 10000, as the paper says.
+embeddings are not tied, because that gives 35M parameters. theta is 1/1024, the text's 1/2m with m
+= 512, and S is 0. With --expe_learned=random, both start from N(0, 1). The positions are written
+after the block's norm, because the norm would change them; the paper's Figure 1 shows only that
+they are written before the projections.
 
 Memory at micro_batch=64 is about 17 GB.
 """

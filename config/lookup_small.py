@@ -1,20 +1,18 @@
 """
-Lookup by content or by position: which methods can do which? About a minute per run on one core.
+Lookup by content or by position: which methods can do which? A run takes a minute on one core.
 
-    python train.py config/lookup_small.py                # PoPE
-    python train.py config/lookup_small.py --pe=rope  # or another of PES; --seed=1 for another seed
-    python sample.py out/lookup_small_pope out/lookup_small_rope \
+    python train.py config/lookup_small.py              # PoPE
+    python train.py config/lookup_small.py --pe=rope    # or another of PES; other seeds: --seed=1
+    python sample.py out/lookup_small_{pope,rope} \
         --evaluate=content,position,content_x2,position_x2,content_x3,position_x3
 
 One model learns to answer both kinds of questions, "what is the value of key a?" and "what is the
 value of the item four tokens back?", on the same rows of keys and values (data/lookup.py). The
 token_error of each split is the percentage of wrong answers; always giving the same answer is wrong
-for 75%. Methods without a usable measure of distance fail at the second kind, and methods whose
-positions disturb the match of two keys do worse at the first.
+for 75%.
 
-Our choices. This is not an experiment of a paper, although PoPE's question of "what" and "where" is
-behind it. The learning rate is the same for all methods. A base of 100 suits rows of 16 tokens, as
-in pope_indirect_small.py.
+Our choices. This is not an experiment of a paper. The learning rate is the same for all methods.
+The base is 100, because rows have 16 tokens (see pope_indirect_small.py).
 """
 data = "lookup@train=160000"
 pe = "pope"
@@ -34,6 +32,5 @@ max_iters = 2500
 learning_rate = 1e-2
 warmup_iters = 50
 
-eval_interval = 500
 eval_batches = 0
 eval_splits = "content,position"

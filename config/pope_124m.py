@@ -1,6 +1,5 @@
 """
-PoPE Tables 4, 5 and 8 and Figures 2, 3 and 4: 124M parameters on OpenWebText. Validation
-perplexity.
+PoPE Tables 4, 5 and 8, Figures 2 to 4: 124M parameters on OpenWebText. Validation perplexity.
 
     python -m data.openwebtext
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py
@@ -13,18 +12,16 @@ perplexity.
     --pope_mu=relu          21.55
     --pope_delta=none       21.42
 
-The last three need an --out_dir of their own, because their pe is PoPE's too. ReLU in place of
-softplus is a row of the paper's later version.
+ReLU in place of softplus comes from the paper's later version.
 
-Figure 2 is perplexity at 1024 to 10,240 tokens on all of PG-19's test books, which have fewer
-tokens than --eval_tokens:
+Figure 2 shows the perplexity at 1024 to 10,240 tokens. --eval_tokens is more than PG-19's 100 test
+books have, so that all of them are read:
 
     python -m data.pg19
     python sample.py out/pope_124m_pope out/pope_124m_rope --data=pg19 --split=test \
         --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
-The later version adds two runs that are fine-tuned at 4096 tokens, RoPE with YaRN and PoPE as it
-is:
+The later version also fine-tunes two models at 4096 tokens, RoPE with YaRN and PoPE as it is:
 
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
         --init_from=out/pope_124m_rope --out_dir=out/pope_124m_yarn \
@@ -36,14 +33,6 @@ is:
     python sample.py out/pope_124m_yarn out/pope_124m_tuned --data=pg19 --split=test \
         --extrapolate=0.25,0.5,1,1.5,2,2.5 --eval_tokens=20000000
 
-Without any training, out/pope_124m_rope@rope_scaling=yarn,rope_factor=10 stretches RoPE. DroPE
-(arXiv:2512.12167) belongs beside these runs as well; it continues RoPE's run without any encoding,
-for a hundredth of the training or less:
-
-    torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
-        --init_from=out/pope_124m_rope --out_dir=out/pope_124m_drope \
-        --pe=nope --max_iters=1000 --warmup_iters=100
-
 Table 5 has zero-shot accuracies in percent, with the mean of the six in the last column:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope \
@@ -54,23 +43,22 @@ Table 5 has zero-shot accuracies in percent, with the mean of the six in the las
     PoPE    27.67    77.75  44.43  29.18      59.58  38.52  46.19
 
 Figures 3 and 4 show which frequencies queries and keys use, as a mean over the heads and ten of
-Shakespeare's sonnets, each of which has to be put into its own file. (Without --text, ten segments
-of the split are read.) Where the paper draws a heat map, we draw lines, with one panel per layer:
+Shakespeare's sonnets. Put each sonnet into a file of its own. Where the paper draws a heat map, we
+draw lines, with one panel per layer:
 
     python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency \
         --text=$(echo sonnets/*.txt | tr ' ' ,)
 
-The paper says that its runs take 12.3 hours (PoPE) and 11.2 hours (RoPE) on four RTX 3090. In
-Figure 2, it claims strong extrapolation for PoPE up to ten times the trained length, which remains
-largely stable over the model sizes, where RoPE degrades more the larger the model is. The later
-version trains YaRN and the tuned PoPE for 500 steps of 64 sequences, with 20 steps of warm-up and a
-learning rate of 6e-5 that does not decay.
+The paper says that its runs take 12.3 hours (PoPE) and 11.2 hours (RoPE) on four RTX 3090. About
+Figure 2 it says that PoPE extrapolates well at every size, whereas RoPE gets worse as models grow.
+The later version fine-tunes for 500 steps of 64 sequences, with 20 steps of warm-up and a learning
+rate of 6e-5 that does not decay.
 
 Our choices. There are no biases and the embeddings are tied. The paper mentions neither; the only
 change to GPT that it names is RMSNorm, and both choices are compatible with the 124M parameters
-that it reports. The schedule of DroPE is ours. The paper does not say which ten sonnets it reads,
-nor which accuracy it reports where the harness prints two (HellaSwag, PIQA and ARC-E); compare acc
-rather than acc_norm, which divides by the length of the answer.
+that it reports. The paper does not say which ten sonnets it reads, nor which accuracy it reports
+where the harness prints two (HellaSwag, PIQA and ARC-E). Compare acc rather than acc_norm, which
+divides by the length of the answer.
 
 Memory at micro_batch=16 is about 21 GB for PoPE and 18 GB for RoPE, so a 24 GB GPU needs
 micro_batch=8.

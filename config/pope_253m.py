@@ -12,32 +12,19 @@ PoPE Tables 4 and 5 and Figures 2, 5 and 6: 253M parameters on OpenWebText. Vali
     --pope_mu=relu          18.90
     --pope_delta=none       18.57
 
-The last three are rows of the paper's later version. They need an --out_dir of their own, because
-their pe is PoPE's too.
-
-Figure 2 is perplexity at 1024 to 10,240 tokens on all of PG-19's test books:
-
-    python -m data.pg19
-    python sample.py out/pope_253m_pope out/pope_253m_rope --data=pg19 --split=test \
-        --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
-
-Table 5 has zero-shot accuracies in percent, with the mean of the six in the last column:
-
-    python sample.py out/pope_253m_pope out/pope_253m_rope \
-        --tasks=lambada_openai,blimp,cbt,hellaswag,piqa,arc_easy
+The last three come from the paper's later version. Table 5 has zero-shot accuracies in percent,
+with the mean of the six in the last column:
 
             LAMBADA  BLiMP  CBT    HellaSwag  PIQA   ARC-E  mean
     RoPE    31.38    79.12  48.51  31.47      62.24  39.87  48.76
     PoPE    30.47    80.01  49.39  31.82      61.70  39.32  48.78
 
-Figures 5 and 6 show which frequencies queries and keys use (see pope_124m.py):
-
-    python sample.py out/pope_253m_pope out/pope_253m_rope --figure=frequency \
-        --text=$(echo sonnets/*.txt | tr ' ' ,)
+The commands for Table 5 and Figures 2, 5 and 6 are those for Table 5 and Figures 2, 3 and 4 in
+pope_124m.py, with this file's runs.
 
 The paper says that its runs take 13.5 hours (PoPE) and 12.3 hours (RoPE) on eight V100.
 
-Our choices are those of pope_124m.py. Biases would fit the 253M parameters as well.
+Our choices are those of pope_124m.py. Biases would be compatible with 253M parameters as well.
 
 Memory at micro_batch=8 is about 18 GB for PoPE and 15 GB for RoPE.
 """

@@ -4,22 +4,19 @@ PoPE Table 3, the human reference genome: NLL on the test split, in nats per tok
     python -m data.human_genome
     torchrun --standalone --nproc_per_node=8 train.py config/pope_genome.py
     python sample.py out/pope_genome_pope --evaluate=test
-    python sample.py out/pope_genome_pope out/pope_genome_rope --figure=frequency --split=test
 
     flags          NLL
     (none: PoPE)   4.152
     --pe=rope      4.217
 
-The paper says that these are the best values, so the lowest of all evaluations on test, and that
-its runs take 15.6 hours (PoPE) and 14 hours (RoPE) on eight V100. It follows the Nucleotide
-Transformer in preprocessing and tokenization.
+The paper says that these are the best values, and that its runs take 15.6 hours (PoPE) and 14 hours
+(RoPE) on eight V100. It follows the Nucleotide Transformer in preprocessing and tokenization.
 
-Our choices. Training evaluates on 1024 rows of test and prints the best value when it ends; the
-third command reads all 8469. A row begins at the same nucleotide in every epoch, of which there are
-12.8. In the Nucleotide Transformer's published set, chunks of 6,200 nucleotides follow each other
-at a stride of 6,000, and its card says that training starts at a random one of the first 200, so
-that an epoch sees other 6-mers than the one before. Whether PoPE's authors did so is unknown. There
-are no biases (see pope_124m.py), and the embeddings are tied.
+Our choices. We take "best" to mean the lowest of a run's evaluations on test, which training prints
+when it ends. Training reads 1024 rows of test for each of them, whereas the third command reads all
+8469. All 12.8 epochs see the same tokens, whereas the Nucleotide Transformer starts its rows at a
+random nucleotide in each epoch (see data/human_genome.py). There are no biases (see pope_124m.py),
+and the embeddings are tied.
 
 Memory at micro_batch=8 is about 14 GB.
 """

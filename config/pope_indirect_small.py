@@ -3,14 +3,14 @@ PoPE Table 1, Indirect Indexing, small: strings of 6 to 8 of 8 letters, and shif
 instead of -15 to +15.
 
     python train.py config/pope_indirect_small.py                # PoPE
-    python train.py config/pope_indirect_small.py --pe=rope      # RoPE; --seed=1 for another seed
-    python sample.py out/pope_indirect_small_pope --split=test
+    python train.py config/pope_indirect_small.py --pe=rope      # RoPE; other seeds: --seed=1
+    python sample.py out/pope_indirect_small_pope --split=test   # rows, with the model's answers
 
 The last line of training has the token_error of test, 10,000 rows. Copying the letter that is asked
 about, which is right only if the shift is 0, gets 66% wrong.
 
-Our choices. A base of 100 suits the 15 positions, because most of the frequencies of the usual
-10000 would hardly rotate.
+Our choices. The base is 100, because rows have 15 positions. With the usual 10000, most of the
+frequencies would hardly rotate.
 """
 data = "indirect_indexing@letters=8,shortest=6,longest=8,shift=1,train=500000,val=1000"
 pe = "pope"

@@ -1,25 +1,18 @@
 """
-PoPE Table 2, Bach's chorales (JSB): NLL on the test split, in nats per note.
+PoPE Table 2, Bach's chorales (JSB): NLL on the test split, in nats per note. A smaller run for a
+laptop is in config/README.md.
 
     python -m data.jsb
     python train.py config/pope_jsb.py
-    python sample.py out/pope_jsb_pope out/pope_jsb_rope --figure=frequency --split=test
 
     flags          NLL
     (none: PoPE)   0.4889
     --pe=rope      0.5081
 
-A smaller run for a laptop, with width 128, 3 layers and 256 notes at a time, takes ten minutes on
-one core:
+The paper says that these are the best values, and that a run takes three minutes on a TITAN V.
 
-    python -m data.jsb --length=256
-    python train.py config/pope_jsb.py --data=jsb@length=256 --n_layer=3 --n_embd=128 \
-        --block_size=256 --batch_size=8 --max_iters=1000 --out_dir=out/pope_jsb_small
-
-The paper says that these are the best values of a run, so the lowest of all evaluations on test,
-which training prints in its line `done:`. Its runs take three minutes on a TITAN V.
-
-Our choices. There are no biases (see pope_124m.py), and the embeddings are tied.
+Our choices. We take "best" to mean the lowest of a run's evaluations on test, which training prints
+after `done:`. There are no biases (see pope_124m.py), and the embeddings are tied.
 
 Memory is about 1.1 GB.
 """

@@ -3,17 +3,16 @@ PoPE Table 2, MAESTRO (piano): NLL on the test split, in nats per token.
 
     python -m data.maestro
     python train.py config/pope_maestro.py
-    python sample.py out/pope_maestro_pope out/pope_maestro_rope --figure=frequency --split=test
 
     flags          NLL
     (none: PoPE)   1.486
     --pe=rope      1.501
 
-The paper says that these are the best values of a run, so the lowest of all evaluations on test,
-which training prints in its line `done:`. Its runs take 4.3 hours (PoPE) and 3.8 hours (RoPE) on a
-V100.
+The paper says that these are the best values, and that its runs take 4.3 hours (PoPE) and 3.8 hours
+(RoPE) on a V100.
 
-Our choices. There are no biases (see pope_124m.py), and the embeddings are tied.
+Our choices. We take "best" to mean the lowest of a run's evaluations on test, which training prints
+after `done:`. There are no biases (see pope_124m.py), and the embeddings are tied.
 
 Memory is about 6 GB.
 """

@@ -3,18 +3,14 @@ Recall, a needle in a haystack: one key-value pair among 30 fillers, then among 
 takes 15 to 35 seconds on one core.
 
     python train.py config/recall_small.py              # PoPE
-    python train.py config/recall_small.py --pe=rope  # or another of PES; --seed=1 for another seed
-    python sample.py out/recall_small_pope out/recall_small_rope --evaluate=val,x2,x4,x8,x16
+    python train.py config/recall_small.py --pe=rope    # or another of PES; other seeds: --seed=1
+    python sample.py out/recall_small_{pope,rope} --evaluate=val,x2,x4,x8,x16
 
 The token_error of each split is the percentage of wrong values; guessing gets 90% wrong.
 
-Our choices. With one pair, a model can ignore the key. Four pairs take two steps, which are to find
-the key and then the value beside it, and RoPE, PoPE and ALiBi did not learn that from 100,000 rows.
-More pairs need a GPU:
-
-    python train.py config/recall_small.py --out_dir=out/recall_pope \
-        --data=recall@length=256,pairs=16,queries=4,train=4000000 \
-        --block_size=263 --n_layer=4 --n_embd=256 --batch_size=256 --max_iters=15000
+Our choices. There is only one pair, although a model can then ignore the key. With more pairs, it
+must find the key and then the value beside it, and RoPE, PoPE and ALiBi did not learn these two
+steps from 100,000 rows of four pairs.
 """
 data = "recall@length=32,pairs=1,queries=1,train=12800,test=200"
 pe = "pope"
