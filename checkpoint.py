@@ -7,8 +7,8 @@ checkpoint, and log.jsonl, a record per line.
     checkpoint.load_weights(model, saved, "out/quickstart_pope")
 
 A checkpoint is a dict of model and optimizer (their state_dicts), step, config (all options of the
-run), meta (meta.json of its data set), best (its best evaluation, or None) and wandb (the id of its
-run there, or None).
+run), meta (meta.json of its data set), best (its best evaluation, or None) and wandb (its run id at
+Weights & Biases, or None).
 """
 import contextlib
 import os
@@ -21,7 +21,7 @@ from model import GPTConfig, choose
 
 try:
     import fcntl
-except ImportError:  # Windows has none, so there nothing keeps two processes out of one directory
+except ImportError:  # on Windows, so nothing there keeps two processes out of one directory
     fcntl = None
 
 def write(run, checkpoint):
@@ -45,7 +45,7 @@ def write(run, checkpoint):
             os.remove(part)
         reason = error
         if isinstance(error, RuntimeError) and error.__context__:
-            reason = error.__context__  # torch's own error hides that the disk is full
+            reason = error.__context__  # torch.save reports a full disk only there
         raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); free "
                       "some space, then resume from the previous checkpoint with --resume=True"
                       ) from error
@@ -95,11 +95,12 @@ def load_weights(model, checkpoint, run):
     except RuntimeError as error:
         first = str(error).split("\n")[1].strip()
         raise ValueError(f"{run} holds another architecture: {first}") from error
-    # A tensor that several layers share has several names, and the last one that is copied wins.
-    # If the checkpoint has different tensors under these names, the others would be lost
+    # A tensor that several layers share has several names, and only the last copy survives. So
+    # these copies must not differ in the checkpoint
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor.cpu(), weights[name].cpu()):
-            raise ValueError(f"{run} has a {name} of its own, which layers share in this model")
+            raise ValueError(f"{run} has separate weights for {name}, which layers share in this "
+                             "model")
 
 def open_log(run):
     """Makes the run directory and opens its log.jsonl to append records, in bytes. The file stays
@@ -118,8 +119,9 @@ def open_log(run):
     # A full disk may have cut the last line short, and the next record would be glued to it
     file.seek(0)
     length = file.read().rfind(b"\n") + 1
+    # A run that failed before its first checkpoint starts again, so its records go
     if not os.path.exists(os.path.join(run, "ckpt.pt")):
-        length = 0  # a run that failed before its first checkpoint starts again
+        length = 0
     file.truncate(length)
     return file
 

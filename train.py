@@ -6,8 +6,8 @@ Trains a GPT on one device, or on many under torchrun:
 
 A step's batch depends only on (seed, step), so a run that was stopped and resumed is the same run
 as an uninterrupted one. With another number of processes, only dropout and rounding differ. On
-SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. A second Ctrl-C ends it at
-once. The same command with --resume=True resumes it.
+SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. Ctrl-C after that ends it
+at once. The same command with --resume=True resumes it.
 
 main() is the whole of training, from top to bottom. The functions that it calls stand below it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
@@ -36,11 +36,11 @@ from data.shards import Split, locate, prepare_if_missing
 from eval.losses import error_sums, scores
 from model import GPT, GPTConfig, check
 
-# CPUs are slow with numbers near 1e-40, which makes fox train 1.7x slower. Threads inherit this
-# setting, so it comes before the first computation
+# Denormal numbers (near 1e-40) are slow on CPUs. Without this, pe=fox trains 1.7 times slower.
+# Threads inherit the setting, so it comes before the first computation
 torch.set_flush_denormal(True)
 
-PEAK_FLOPS = {  # of matrix products in bfloat16; the first name that is part of the GPU's counts
+PEAK_FLOPS = {  # of matrix products in bfloat16; the first key found in the GPU's name applies
     "A100": 312e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12,
     "RTX 4090": 165e12,
 }
@@ -49,7 +49,7 @@ PEAK_FLOPS = {  # of matrix products in bfloat16; the first name that is part of
 class TrainConfig(GPTConfig):
     """Keys of train.py: first the model's (GPTConfig), then the run's."""
     vocab_size: int = 0  # number of token ids; 0: the data set's own
-    config: str = ""  # path of the config file (set by naming one)
+    config: str = ""  # the config file, set by naming it on the command line
     data: str = "stdlib"  # a data set prepared by data/NAME.py, or the path of a folder of shards
     out_dir: str = ""  # run directory; empty: out/<config>_<pe>, with data and seed if not default
     resume: bool = False  # resume from the run directory's checkpoint, if there is one
@@ -59,7 +59,7 @@ class TrainConfig(GPTConfig):
     micro_batch: int = 0  # sequences per forward pass; 0: all that one process has in a step
     max_iters: int = 1000  # training steps
     learning_rate: AtLeast0 = 1e-3  # after warm-up
-    min_lr: AtLeast0 = 0.0  # where the schedule ends, at max_iters
+    min_lr: AtLeast0 = 0.0  # cosine and linear reach this at max_iters
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # from learning_rate to min_lr
     warmup_iters: int = 0  # steps of linear warm-up
     weight_decay: AtLeast0 = 0.1  # on the weights of linear and embedding layers
@@ -68,7 +68,7 @@ class TrainConfig(GPTConfig):
     grad_clip: AtLeast0 = 1.0  # maximum norm of the gradient; 0: no clipping
     eval_interval: AtLeast1 = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
-    eval_splits: str = "val"  # comma-separated splits to evaluate; the first decides the best step
+    eval_splits: str = "val"  # comma-separated splits to evaluate; the first decides "best"
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
     log_interval: AtLeast1 = 10  # steps between log lines
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
@@ -100,11 +100,12 @@ def main(argv):
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
 
     # run directory
-    log = Log(cfg, processes)
-    before = resume(cfg, raw_model, optimizer, train, processes)
-    step, best = before["step"], before["best"]
+    log = Log(cfg, processes)  # locks it
+    state = load_run(cfg, raw_model, optimizer, train, processes)
+    step = state["step"]
+    best = state["best"]
     x, y = get_batch(step)
-    log.start(cfg, before["wandb"], x.size(1))
+    log.start(cfg, state["wandb"], x.size(1))
 
     def save():
         if processes.rank == 0:
@@ -114,7 +115,7 @@ def main(argv):
 
     # the model that runs
     dtype = choose_dtype(cfg, device)
-    say_what_runs(cfg, raw_model, dtype, before, processes)
+    say_what_runs(cfg, raw_model, dtype, state, processes)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
     model = torch.compile(raw_model) if cfg.compile else raw_model
     ddp = processes.world > 1
@@ -123,19 +124,20 @@ def main(argv):
     # training
     stop_signal = StopSignal(processes)
     n = cfg.micro_batch or len(x)
-    logged = None  # when the last log line was printed
-    pauses = 0.0  # seconds since then that were not training
-    eval_seconds = 0.0  # that the last evaluation took
+    logged_at = None  # when the last log line was printed
+    pause_seconds = 0.0  # spent since then on saving and evaluating
+    eval_seconds = 0.0  # how long the last evaluation took
     while True:
         stop = stop_signal.heard()
         last = stop or step >= cfg.max_iters
 
         # Only dropout draws random numbers here. Its seed depends on the step, so that a resumed
-        # run draws the same ones, and on the process
+        # run draws the same numbers, and on the rank, so that processes draw different ones
         torch.manual_seed(cfg.seed + step * processes.world + processes.rank)
 
-        # The loss is the mean over all targets of the batch. Micro-batches and processes may hold
-        # different numbers of them, so each part weighs as much as its targets
+        # The loss is the mean over all targets of the batch, where -1 marks what is no target.
+        # Micro-batches and processes may hold different numbers of targets, so the mean of each
+        # part is weighted by its share of them
         targets = processes.sum((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
         for i in range(0, len(x), n):
@@ -153,16 +155,17 @@ def main(argv):
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights are good. They are saved before the evaluation,
-        # because that may take long
-        paused = time.perf_counter()
+        # The loss is finite, so these weights may be saved. This comes before the evaluation,
+        # because an evaluation can take a long time
+        pause_start = time.perf_counter()
+        evaluates = not stop and (last or step % cfg.eval_interval == 0)
         if last or (step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0):
             save()
-        if not stop and (step >= cfg.max_iters or step % cfg.eval_interval == 0):
+        if evaluates:
             for split in evals:
                 with autocast:
                     result = evaluate(model, split, cfg, processes, stop_signal)
-                if result is None:  # a signal interrupted it
+                if result is None:  # a signal interrupted it, on all processes at this batch
                     stop = last = stop_signal.heard()
                     break
                 refuse_nan(f"{split.split} loss", result["loss"], step, cfg)
@@ -171,12 +174,12 @@ def main(argv):
                 processes.say(f"step {step}: {split.split} {numbers}")
                 if split is evals[0] and (best is None or result["loss"] < best["loss"]):
                     best = dict(step=step, split=split.split, loss=result["loss"])
-            eval_seconds = time.perf_counter() - paused
+            eval_seconds = time.perf_counter() - pause_start
         if last:
-            if best and best["step"] == step:
-                save()  # again, with the result of this evaluation
+            if evaluates:
+                save()  # with the result of this evaluation, or because a signal interrupted it
             break
-        pauses += time.perf_counter() - paused
+        pause_seconds += time.perf_counter() - pause_start
 
         lr = learning_rate(step, cfg)
         for group in optimizer.param_groups:
@@ -191,11 +194,11 @@ def main(argv):
         if step % cfg.log_interval == 0:
             values = dict(step=step, loss=loss, lr=lr)
             now = time.perf_counter()
-            if logged:  # the first line has no speed, because the first step compiles the model
-                seconds = (now - logged - pauses) / cfg.log_interval
+            if logged_at:  # the first line has no speed, because the first step compiles the model
+                seconds = (now - logged_at - pause_seconds) / cfg.log_interval
                 values.update(speed(raw_model, cfg, processes, x.size(1), seconds))
-            logged = now
-            pauses = 0.0
+            logged_at = now
+            pause_seconds = 0.0
             log.record(**values)
             processes.say(log_line(values, cfg, eval_seconds))
 
@@ -213,7 +216,7 @@ def read_config(argv):
     if not argv:
         raise ValueError("nothing to train; try python train.py config/quickstart.py, or --help")
     cfg = config.load(TrainConfig, argv)
-    if cfg.init_from:  # the model options of that run are the defaults of this one
+    if cfg.init_from:  # parsed again, with the model options of that run as defaults
         origin = model_config(checkpoint.read(cfg.init_from))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
     check(cfg)
@@ -227,7 +230,7 @@ def default_directory(cfg):
     name = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
     if cfg.data != default.data:
         folder = os.path.basename(os.path.normpath(cfg.data))
-        name += "_" + re.sub(r"[^\w.,=+-]", "_", folder)  # @ has a meaning for sample.py
+        name += "_" + re.sub(r"[^\w.,=+-]", "_", folder)  # sample.py gives @ a special meaning
     name += "_" + cfg.pe
     if cfg.seed != default.seed:
         name += f"_seed{cfg.seed}"
@@ -253,7 +256,7 @@ class Processes:
             torch.cuda.set_device(self.device)
             self.device_name = torch.cuda.get_device_name(self.device)
             backend = "nccl"
-        if self.world > 1:  # the others wait while one process prepares data, which may take long
+        if self.world > 1:  # two hours, because the others wait while rank 0 prepares data
             dist.init_process_group(backend, timeout=timedelta(hours=2))
 
     def reduce(self, tensor, op):
@@ -269,7 +272,7 @@ class Processes:
         return self.reduce(torch.tensor(number), dist.ReduceOp.MAX).item()
 
     def say(self, line):
-        """Prints a line once for all processes. If nobody can read it any more, because a pipe or
+        """Prints a line in one process only. If nobody can read it any more, because a pipe or
         the terminal was closed, the run continues in silence."""
         if self.rank == 0:
             try:
@@ -284,8 +287,8 @@ class Processes:
 
 class StopSignal:
     """Remembers a signal that asks the run to stop: SIGTERM, Ctrl-C, or SIGHUP, which a closed
-    terminal sends. The run asks for it after each step and each batch of an evaluation, because a
-    signal may come at a moment when the weights are half updated."""
+    terminal sends. The run checks for it between steps and after each batch of an evaluation, and
+    never while the weights are half updated."""
 
     def __init__(self, processes):
         self.processes = processes
@@ -298,12 +301,12 @@ class StopSignal:
     def hear(self, number, frame):
         if self.number == 0 and self.processes.rank == 0:
             try:
-                os.write(2, b"\nstopping after this step or batch; Ctrl-C again ends it at once\n")
+                os.write(2, b"\nstopping after this step or batch; Ctrl-C ends it at once\n")
             except OSError:
                 pass  # the terminal is closed
         self.number = max(self.number, number)
-        # A second Ctrl-C ends the run at once. A second SIGTERM does not, because torchrun passes
-        # on the one that it gets, and a scheduler may send it to all processes as well
+        # From now on, Ctrl-C ends the run at once. A second SIGTERM does not, because torchrun
+        # passes on the one that it gets, and a scheduler may send it to all processes as well
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def heard(self):
@@ -338,7 +341,7 @@ def open_data(cfg, processes):
     folder = locate(cfg.data)
     if processes.rank == 0:
         prepare_if_missing(cfg.data, folder)
-    processes.sum(torch.zeros(1))  # wait
+    processes.max(0)  # wait
     train = Split(folder, "train")
     evals = [Split(folder, name) for name in cfg.eval_splits.split(",")]
     for split in (train, *evals):
@@ -349,7 +352,7 @@ def open_data(cfg, processes):
     return train, evals
 
 def load_origin(model, cfg, train):
-    """Loads the weights of the run init_from. Raises ValueError if its tokens meant other text."""
+    """Loads the weights of the run init_from. Raises ValueError if it had another tokenizer."""
     origin = checkpoint.read(cfg.init_from)
     theirs = origin["meta"]["tokenizer"]
     if theirs != train.meta["tokenizer"]:
@@ -358,10 +361,10 @@ def load_origin(model, cfg, train):
                          "the tokenizer of that run")
     load_weights(model, origin, cfg.init_from)
 
-def resume(cfg, model, optimizer, train, processes):
-    """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns its
-    other entries, which for a new run are those before the first step."""
-    before = dict(step=0, best=None, config={}, wandb=None)
+def load_run(cfg, model, optimizer, train, processes):
+    """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns step,
+    best, config and wandb from it, or their initial values for a new run."""
+    state = dict(step=0, best=None, config={}, wandb=None)
     path = os.path.join(cfg.out_dir, "ckpt.pt")
     if os.path.exists(path):
         if not cfg.resume:
@@ -370,28 +373,30 @@ def resume(cfg, model, optimizer, train, processes):
         saved = checkpoint.read(cfg.out_dir, processes.device)
         check_same_run(cfg, saved, train)
         load_weights(model, saved, cfg.out_dir)
-        state = optimizer.state_dict()  # keeps this command's settings, such as weight_decay,
-        state["state"] = saved["optimizer"]["state"]  # and takes the moments of the checkpoint
-        optimizer.load_state_dict(state)
+        # Only Adam's moments come from the checkpoint. Settings such as weight_decay are this
+        # command's
+        with_moments = optimizer.state_dict()
+        with_moments["state"] = saved["optimizer"]["state"]
+        optimizer.load_state_dict(with_moments)
         # The tensors are not returned, because main would hold a second copy of them
-        before = {key: saved.get(key) for key in before}
+        state = {key: saved.get(key) for key in state}
         for key in ("eval_splits", "eval_batches"):
-            if before["config"][key] != getattr(cfg, key):
-                before["best"] = None  # losses of another evaluation do not compare
-    check_agreement(cfg, train, before["step"], processes)
-    return before
+            if state["config"][key] != getattr(cfg, key):
+                state["best"] = None  # losses of different evaluations are not comparable
+    check_agreement(cfg, train, state["step"], processes)
+    return state
 
 def check_same_run(cfg, saved, train):
-    """Raises ValueError if the checkpoint has another model, other batches or other data. The
+    """Raises ValueError if the checkpoint has a different model, different batches or data. The
     folder of the data may have been moved, but its name must be the same."""
     fixed = asdict(model_config(saved))
     for key in ("batch_size", "seed"):
         fixed[key] = saved["config"][key]
-    for key, value in fixed.items():
-        ours = getattr(cfg, key)
-        if ours != value:
-            raise ValueError(f"{cfg.out_dir} was trained with {key}={value!r}, not {ours!r}; keep "
-                             "it, or write elsewhere with --out_dir=...")
+    for key, saved_value in fixed.items():
+        value = getattr(cfg, key)
+        if value != saved_value:
+            raise ValueError(f"{cfg.out_dir} was trained with {key}={saved_value!r}, not "
+                             f"{value!r}; keep it, or write elsewhere with --out_dir=...")
     data = saved["config"]["data"]
     differ = [key for key, value in saved["meta"].items() if train.meta.get(key) != value]
     if locate(data).name != train.folder.name:
@@ -403,7 +408,7 @@ def check_same_run(cfg, saved, train):
 
 def check_agreement(cfg, train, step, processes):
     """Raises ValueError if the processes, which may run on several machines, differ in their
-    settings, data or checkpoint. They would wait for each other for ever, or mix their runs."""
+    settings, data or checkpoint. Otherwise they would wait for each other for ever, or mix runs."""
     checksum = zlib.crc32(repr((asdict(cfg), train.meta, step)).encode())
     if processes.max(checksum) != -processes.max(-checksum):  # the largest is not the smallest
         raise ValueError(f"the processes have different settings, copies of {train.folder} or "
@@ -412,8 +417,8 @@ def check_agreement(cfg, train, step, processes):
 
 class Log:
     """The records of a run. They are the lines of log.jsonl, and also go to Weights & Biases if
-    wandb_project is set. A resumed run repeats the steps after its checkpoint. Only one process
-    writes. In the others, record does nothing."""
+    wandb_project is set. Steps that were taken after the last checkpoint appear again if the run is
+    resumed. Only one process writes. In the others, record does nothing."""
 
     def __init__(self, cfg, processes):
         self.writes = processes.rank == 0
@@ -449,8 +454,8 @@ class Log:
 # --- training and evaluation ----------------------------------------------------------------------
 
 def learning_rate(step, cfg):
-    """Returns the learning rate of a step: linear warm-up, and then the schedule from learning_rate
-    to min_lr, which it reaches at max_iters."""
+    """Returns the learning rate of a step, which is a linear warm-up and then the schedule. cosine
+    and linear fall from learning_rate to min_lr, which they would reach at max_iters."""
     if step < cfg.warmup_iters:
         return cfg.learning_rate * (step + 1) / (cfg.warmup_iters + 1)
     t = (step - cfg.warmup_iters) / max(1, cfg.max_iters - cfg.warmup_iters)  # from 0 to 1
@@ -463,17 +468,17 @@ def learning_rate(step, cfg):
     return cfg.min_lr + height * (cfg.learning_rate - cfg.min_lr)
 
 def refuse_nan(name, loss, step, cfg):
-    """Raises ValueError if a loss is not finite, so that its weights are not saved."""
+    """Raises ValueError if a loss is not finite. After a step, this prevents saving its weights."""
     if not math.isfinite(loss):
         path = os.path.join(cfg.out_dir, "ckpt.pt")
         kept = "there is no checkpoint yet"
         if os.path.exists(path):
-            kept = f"{path} is the last good checkpoint"
+            kept = f"{path} is the last checkpoint"
         raise ValueError(f"{name} is {loss} at step {step}; try a lower learning_rate; {kept}")
 
 def evaluate(model, split, cfg, processes, stop_signal):
-    """Returns the scores of a split, or None if a signal interrupts. The windows are the same each
-    time, and the processes share them out."""
+    """Returns the scores of a split, or None if a signal interrupts it. The windows are the same
+    each time, and are divided among the processes."""
     count = cfg.eval_batches * cfg.batch_size or None  # None: all windows of the split
     starts = split.windows(cfg.block_size, count)
     n = cfg.micro_batch or cfg.batch_size // processes.world
@@ -491,12 +496,13 @@ def evaluate(model, split, cfg, processes, stop_signal):
 
 # --- what is printed ------------------------------------------------------------------------------
 
-def say_what_runs(cfg, model, dtype, before, processes):
-    """Prints the model's size and place, which settings changed on resuming, and the kernels."""
+def say_what_runs(cfg, model, dtype, state, processes):
+    """Prints the model's size, device and directory, any settings that changed on resuming, and
+    which code computes attention."""
     processes.say(f"{model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, "
                   f"{processes.world} x {processes.device.type}, {str(dtype).split('.')[1]}, "
-                  f"{cfg.out_dir}, from step {before['step']}")
-    for key, value in before["config"].items():
+                  f"{cfg.out_dir}, from step {state['step']}")
+    for key, value in state["config"].items():
         if key != "resume" and getattr(cfg, key, value) != value:
             processes.say(f"{key}={getattr(cfg, key)!r} from here on; it was {value!r}")
     kernels = "attention: pytorch (kernels=off)"
@@ -506,7 +512,7 @@ def say_what_runs(cfg, model, dtype, before, processes):
 
 def speed(model, cfg, processes, length, seconds):
     """Returns ms and tokens_per_s of a step that takes this many seconds, and mfu, the fraction of
-    the peak FLOP/s, if we know the GPU's."""
+    the peak FLOP/s, if PEAK_FLOPS lists the GPU."""
     values = dict(ms=1e3 * seconds, tokens_per_s=cfg.batch_size * length / seconds)
     peaks = [flops for name, flops in PEAK_FLOPS.items() if name in processes.device_name]
     if peaks:
@@ -516,7 +522,8 @@ def speed(model, cfg, processes, length, seconds):
 
 def log_line(values, cfg, eval_seconds):
     """Returns a line such as `step 20/1600 loss 3.1416 lr 1.00e-03 52 ms 19,692 tokens/s left
-    0:01:22`. The first may lack the speed. eval_seconds is how long the last evaluation took."""
+    0:01:22`. The first line of a command has no speed. eval_seconds is how long the last evaluation
+    took."""
     step = values["step"]
     line = f"step {step}/{cfg.max_iters} loss {values['loss']:.4f} lr {values['lr']:.2e}"
     if "ms" not in values:
@@ -528,7 +535,7 @@ def log_line(values, cfg, eval_seconds):
     return f"{line} left {timedelta(seconds=round((cfg.max_iters - step) * per_step))}"
 
 def closing_lines(cfg, step, best, stop):
-    """Returns how the run ended, its best evaluation, and what to do next."""
+    """Returns two lines that say how the run ended, its best evaluation and the next command."""
     path = os.path.join(cfg.out_dir, "ckpt.pt")
     line = f"done: {path}"
     then = f"python sample.py {shlex.quote(cfg.out_dir)}"
@@ -544,15 +551,15 @@ def last_words(error):
     raised again, because its traceback is needed."""
     line = f"{type(error).__name__}: {error}".partition("\n")[0]
     is_bug = isinstance(error, RuntimeError)
-    if isinstance(error, ImportError):
-        line += f"; pip install {error.name}"
+    if isinstance(error, ModuleNotFoundError):
+        line += f"; try pip install {error.name}"
     if re.search("MemoryError|allocate memory|size calculation overflowed", line):
         line = f"out of memory ({line}); try a smaller --micro_batch or model"
         is_bug = False
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints the first that is written
     if is_bug and report:
-        # This may only say that the connection to another process is lost, which then reports why.
-        # torchrun ends this process as soon as it has read that
+        # This error may only be the loss of another process, which reports the cause itself. Wait
+        # for that report, after which torchrun ends this process
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
     if is_bug:
@@ -569,4 +576,4 @@ if __name__ == "__main__":
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
         sys.exit(last_words(error))
     except KeyboardInterrupt:
-        sys.exit("interrupted; the same command starts again")
+        sys.exit("interrupted before training; run the same command again")
