@@ -102,16 +102,13 @@ def extrapolate(runs, multiples, name, tokens):
 
 def read_multiples(text):
     """Returns the numbers of "0.5,1,2" in ascending order. Raises ValueError for anything else."""
-    multiples = set()
-    for word in text.split(","):
-        try:
-            multiple = float(word)
-        except ValueError:
-            multiple = math.nan
-        if not 0 < multiple < math.inf:
-            raise ValueError(f"extrapolate={word!r} is not a positive number; give multiples of "
-                             "the trained length, as in --extrapolate=1,2,4,8")
-        multiples.add(multiple)
+    try:
+        multiples = {float(word) for word in text.split(",")}
+    except ValueError:
+        multiples = {math.nan}
+    if not all(0 < multiple < math.inf for multiple in multiples):
+        raise ValueError(f"extrapolate={text!r} is not a list of positive numbers; give multiples "
+                         "of the trained length, as in --extrapolate=1,2,4,8")
     return sorted(multiples)
 
 def stretches(split, trained, multiples, tokens):
@@ -119,21 +116,17 @@ def stretches(split, trained, multiples, tokens):
     `tokens`. If the split has no more tokens than that, one stretch covers it. Raises ValueError if
     a multiple of the trained length does not fit into a stretch."""
     refuse_rows(split)
-    total = split.tokens - 1  # the last token is only a target
     count = 1
-    size = total
-    if tokens < total:
+    size = split.tokens - 1  # the last token is only a target
+    if tokens < size:
         count = STRETCHES
         size = tokens // STRETCHES
     for multiple in multiples:
         length = round(multiple * trained)
         if not 1 <= length <= size:
-            more = ""
-            if size < length <= total:
-                more = f"--eval_tokens={STRETCHES * length} or more, or "
             raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is not in 1 to "
-                             f"{size}, the length of a stretch of {split.folder}; use {more}"
-                             "another multiple")
+                             f"{size}, the length of a stretch of {split.folder}; use another "
+                             "multiple, or more --eval_tokens")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
 def refuse_rows(split):
@@ -160,8 +153,6 @@ def by_position(runs, name, tokens):
     for split in splits.values():
         refuse_rows(split)
         context = min(context, tokens, split.tokens - 1)
-    if context < 1:
-        raise ValueError(f"eval_tokens={tokens} holds no position; use more")
     size = math.ceil(context / POINTS)
     rows = []
     for run in runs:
@@ -239,10 +230,8 @@ def batches(items, length):
 
 def print_heading(rows, width):
     """Says what the numbers are, and names a column for each row. `width` is that of the names."""
-    if any("token_error" in row for row in rows):
-        print("wrong targets, then rows with one")
-    else:
-        print("loss in nats (perplexity)")
+    has_errors = any("token_error" in row for row in rows)
+    print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")
     print_columns("", [row["split"].split()[-1] for row in rows], width)
 
 def print_rows(run, rows, width):
