@@ -80,9 +80,7 @@ def write_text(cfg, runs):
     temperature = cfg.temperature if cfg.temperature >= COLDEST else 0
     for run in runs:
         text = tokenizer(run.meta)
-        start = text.encode(cfg.prompt)
-        if not start:
-            start = [run.meta["separator"] or 0]
+        start = text.encode(cfg.prompt) or [run.meta["separator"] or 0]
         fit = max(1, run.limit + 1 - len(start))  # the last new token is never fed back
         new = min(cfg.max_new_tokens, fit)
         end = f", which ends at {run.limit} tokens" if fit < cfg.max_new_tokens else ""
@@ -147,7 +145,7 @@ def score_tasks(cfg, runs):
 
 def report(cfg, names):
     path = writable(cfg.report)
-    lines = results.latest([results.split_options(name) for name in names])
+    lines = results.latest(names)
     results.print_tables(lines)
     results.write_csv(path, lines)
     figures.draw_by_length(lines, path)
@@ -169,10 +167,8 @@ def draw_attention(cfg, runs):
     if cfg.out and len(runs) > 1:
         raise ValueError(f"out={cfg.out!r} names one picture, and there are {len(runs)} runs")
     for run in runs:
-        name = cfg.figure
-        if run.options:
-            name += f"@{run.options}"
-        path = writable(cfg.out or os.path.join(run.folder, name))
+        options = run.name.removeprefix(run.folder)  # such as "@block_size=48"
+        path = writable(cfg.out or os.path.join(run.folder, cfg.figure + options))
         idx = figures.tokens_to_show(run, cfg.figure, cfg.text, cfg.split)
         layers = figures.measure(run.model, idx, cfg.figure)
         figures.draw_attention(run, cfg.figure, layers, idx[0], cfg.heads, path)
@@ -216,11 +212,11 @@ def chosen_action(cfg, given):
     flag, *others = asked
     if others:
         raise ValueError(f"--{flag} and --{others[0]} exclude each other; keep one")
-    value = getattr(cfg, flag)
-    if not value:
+    if not getattr(cfg, flag):
         raise ValueError(f"--{flag}= is empty; see --help for what it takes")
     if flag == "figure":
-        return choose("figure", value, [name for name in ACTIONS if "figure" in ACTIONS[name].keys])
+        names = [name for name in ACTIONS if "figure" in ACTIONS[name].keys]
+        return choose("figure", cfg.figure, names)
     return flag
 
 def refuse_unread(cfg, given, action):
@@ -284,7 +280,7 @@ class Run:
     """A trained model, and the data set that it is evaluated on, which is its own by default."""
     def __init__(self, name, data, device):
         self.name = name
-        self.folder, self.options = results.split_options(name)
+        self.folder, _ = results.split_options(name)
         self.model, saved = load(name, device)
         self.config = saved["config"]
         self.meta = saved["meta"]

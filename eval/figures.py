@@ -53,8 +53,7 @@ def save(figure, path):
     """Writes <path>.png, with one legend for all panels below them."""
     lines = {}
     for ax in figure.axes:
-        for line in ax.get_legend_handles_labels()[0]:
-            lines[line.get_label()] = line
+        lines.update((line.get_label(), line) for line in ax.get_legend_handles_labels()[0])
     if lines:
         inches = 0.8 + 0.085 * max(len(name) for name in lines)  # of the longest name
         columns = max(1, min(6, len(lines), int(figure.get_figwidth() / inches)))
@@ -86,48 +85,41 @@ def draw_by_length(lines, path):
         return
     figure, axes = panels(len(groups), 2, 5, 3.8)
     for ax, ((title, metric), group) in zip(axes, groups.items()):
-        draw_length_panel(ax, group, metric)
-        ax.set_title(title)
+        draw_curves(ax, group, "length", "value", metric)
+        lengths = sorted({line["length"] for line in group})
+        rotation = 90 if len(lengths) > 6 else 0  # because more labels would overlap
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(lengths, lengths, fontsize=8, rotation=rotation)
+        ax.minorticks_off()
+        ax.set(title=title, xlabel="length, tokens; dashed: as trained")
     save(figure, path)
-
-def draw_length_panel(ax, lines, metric):
-    draw_curves(ax, lines, "length", "value", marker=".")
-    ax.set(xlabel="length, tokens; dashed: as trained", ylabel=results.METRICS[metric])
-    lengths = sorted({line["length"] for line in lines})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, lengths, fontsize=8, rotation=90)  # ten lengths would overlap otherwise
-    ax.minorticks_off()
-    limit_height(ax, metric)
-    plain(ax, {line["trained"] for line in lines})
 
 def draw_training(rows, path):
     """Draws a panel for each number that the logs hold, over steps. rows: of results.training."""
-    known = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
-    keys = [key for key in known if key not in ("run", "pe", "step")]
+    keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
+    keys = [key for key in keys if key not in ("run", "pe", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
     for ax, key in zip(axes, keys):
-        draw_curves(ax, rows, "step", key)
-        ax.set(xlabel="step", ylabel=results.METRICS.get(key, key))
-        limit_height(ax, key)
-        plain(ax)
+        draw_curves(ax, rows, "step", key, key)
+        ax.set_xlabel("step")
     save(figure, path)
 
 def draw_by_position(rows, path):
     """Draws the loss at each position of a long context. It falls as long as a model can use more
     context, and rises where it no longer understands its positions. rows: of losses.by_position."""
     figure, (ax,) = panels(1, 1, 6, 4)
-    draw_curves(ax, rows, "position", "loss")
-    ax.set(xlabel="position, tokens; dashed: as trained", ylabel=results.METRICS["loss"],
-           title=f"loss at each position, {rows[0]['split']}")
-    trained = {row["trained"] for row in rows}
+    draw_curves(ax, rows, "position", "loss", "loss")
+    trained = max(row["trained"] for row in rows)
     last = max(row["position"] for row in rows)
-    ax.set_xticks(range(0, math.ceil(last) + max(trained), max(trained)))
-    limit_height(ax, "loss")
-    plain(ax, trained)
+    ax.set_xticks(range(0, math.ceil(last) + trained, trained))
+    ax.set(title=f"loss at each position, {rows[0]['split']}",
+           xlabel="position, tokens; dashed: as trained")
     save(figure, path)
 
-def draw_curves(ax, rows, x, y, marker=""):
-    """Draws y against x, one curve for each label of the rows."""
+def draw_curves(ax, rows, x, y, metric):
+    """Draws y, which is a value of this metric, against x, with one curve for each label of the
+    rows. A loss that explodes or starts high is cut off, because the differences between the others
+    could not be seen beside it."""
     label_of = results.labels(rows)
     curves = {}  # {(label, pe): {x: [y of each seed]}}
     for row in rows:
@@ -143,17 +135,15 @@ def draw_curves(ax, rows, x, y, marker=""):
         color = COLORS.get(pe, OTHER_COLOR)
         style = LINES[drawn[color] % len(LINES)]
         drawn[color] += 1
-        ax.plot(at, mean, label=label, color=color, linestyle=style, marker=marker)
+        ax.plot(at, mean, label=label, color=color, linestyle=style, marker=".")
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
-
-def limit_height(ax, metric):
-    """Cuts off a loss that explodes or starts high, because the differences between the others
-    could not be seen beside it."""
+    ax.set_ylabel(results.METRICS.get(metric, metric))
     if metric.endswith(("loss", "ppl")):
         low, high = ax.dataLim.intervaly
         high = min(high, max(1.7 * low, low + 0.5))
         margin = 0.05 * (high - low) or 0.05
         ax.set_ylim(low - margin, high + margin)
+    plain(ax, {row["trained"] for row in rows if "trained" in row})
 
 # --- attention: which tokens, what is measured in each layer, and how it is drawn -----------------
 
@@ -164,10 +154,10 @@ def tokens_to_show(run, name, files, split):
     length = min(SHORT, run.model.cfg.block_size)
     if files:
         encode = tokenizer(run.meta).encode
-        paths = [path for path in files.split(",") if path]
-        texts = [encode(Path(path).read_text(encoding="utf-8"))[:length] for path in paths]
-        if not texts or not all(texts):
-            raise ValueError(f"text={files!r} holds no text; name files that do")
+        paths = [Path(path) for path in files.split(",")]
+        texts = [encode(path.read_text(encoding="utf-8"))[:length] for path in paths]
+        if not all(texts):
+            raise ValueError(f"text={files!r} has a file without text; leave it out")
         shortest = min(len(text) for text in texts)
         idx = torch.tensor([text[:shortest] for text in texts], device=run.device)
     else:
@@ -251,7 +241,7 @@ MEASURES = {  # functions of an Attention, its input and the arguments of its `t
 }
 TITLES = {
     "frequency": "magnitude of q and k at each frequency, mean over heads",
-    "rotation": "PoPE's delta, or CARoPE's mean frequencies over their initial values",
+    "rotation": "PoPE's delta, or CARoPE's mean frequencies over those at the start",
     "gates": "gates, how much of each key a query counts",
     "positions": "attention from position alone, the largest weight of each query set to 1",
 }
@@ -270,6 +260,8 @@ def draw_attention(run, name, layers, tokens, heads, path):
         figure = draw_lines(run, layers, ("queries", "keys"))
     else:
         figure = draw_lines(run, layers, [f"head {h + 1}" for h in range(run.model.cfg.n_head)])
+        if "carope" in run.pe:
+            figure.axes[0].set_yscale("log")  # of all panels, which share the axis
     figure.suptitle(f"{run.name}: {TITLES[name]}", wrap=True)
     save(figure, path)
 
@@ -290,10 +282,8 @@ def draw_lines(run, layers, names):
 def draw_maps(layers, heads, words):
     """Draws a map of queries by keys for every head, with a row of maps for each layer. Or only for
     the chosen heads, "4.3,1.2", in this order, and then so large that the tokens label it."""
-    maps = {}
-    for i, layer in layers.items():
-        for h, head in enumerate(layer):
-            maps[f"{i + 1}.{h + 1}"] = head
+    maps = {f"{i + 1}.{h + 1}": head for i, layer in layers.items()
+            for h, head in enumerate(layer)}
     if heads:
         names = [choose("heads", name, maps) for name in heads.split(",")]
         across = len(names)

@@ -88,14 +88,11 @@ def extrapolate(runs, multiples, name, tokens):
         for multiple in multiples:
             length = round(multiple * run.trained)
             tiles = cut(texts[run], length)
-            row = {"split": f"{name} {multiple:g}x", "length": length}
             window_loss = tiled_loss(run, splits[run], tiles, run.trained, known)
+            row = {"split": f"{name} {multiple:g}x", "length": length}
             if length <= run.limit:
-                loss = window_loss
-                if length > run.trained:
-                    loss = tiled_loss(run, splits[run], tiles, length, {})
-                row["loss"] = loss
-                row["ppl"] = perplexity(loss)
+                row["loss"] = tiled_loss(run, splits[run], tiles, length, dict(known))
+                row["ppl"] = perplexity(row["loss"])
             row["window_loss"] = window_loss
             rows.append(row)
         yield rows
@@ -136,11 +133,8 @@ def refuse_rows(split):
 
 def cut(stretches, length):
     """Cuts each (start, stop) into tiles of this length, of which the last may be shorter."""
-    tiles = []
-    for start, stop in stretches:
-        for begin in range(start, stop, length):
-            tiles.append((begin, min(begin + length, stop)))
-    return tiles
+    return [(begin, min(begin + length, stop))
+            for start, stop in stretches for begin in range(start, stop, length)]
 
 def by_position(runs, name, tokens):
     """Returns rows of the mean loss at the positions of a context that is LONGEST times the trained
@@ -161,13 +155,13 @@ def by_position(runs, name, tokens):
         windows = [(start, start + length) for start in starts]
         found = token_losses(run, splits[run], windows)
         sums = torch.stack(list(found.values())).double().sum(0)  # (2, length)
-        for begin in range(0, length, size):
-            end = min(begin + size, length)
-            loss, targets = sums[:, begin:end].sum(1).tolist()
+        positions = torch.arange(1.0, length + 1)
+        for group, where in zip(sums.split(size, 1), positions.split(size)):
+            loss, targets = group.sum(1).tolist()
             if targets:  # a masked stream may have none here
                 rows.append({
                     "run": run.name, "pe": run.pe, "seed": run.config["seed"], "steps": run.step,
-                    "split": name, "trained": run.trained, "position": (begin + 1 + end) / 2,
+                    "split": name, "trained": run.trained, "position": where.mean().item(),
                     "loss": loss / targets,
                 })
     return rows

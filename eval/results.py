@@ -106,17 +106,18 @@ def training(folders):
                 row[f"{split}/{key}" if split else key] = value
     return list(rows.values())
 
-def latest(runs):
-    """Returns the lines of these runs' results.jsonl, given as pairs (folder, options), which were
-    measured at a run's last step. The options select what was measured with them, and empty options
-    select everything. If a number was measured twice, the later one counts. A run without results
-    is left out, and a line on stderr says so. Raises ValueError if no run has any."""
+def latest(names):
+    """Returns the lines of the results.jsonl of these runs that were measured at a run's last step.
+    folder@options stands for what was measured with these options, and a folder for everything. If
+    a number was measured twice, the later one counts. A run without results is left out, and a line
+    on stderr says so. Raises ValueError if no run has any."""
     found = {}
-    for folder, wanted in runs:
-        mine = {}
+    for name in names:
+        folder, wanted = split_options(name)
         lines = []
         if os.path.isfile(os.path.join(folder, "results.jsonl")):
             lines = records(folder, "results.jsonl")
+        mine = {}
         for line in lines:
             _, options = split_options(line["run"])
             # the folder's path may have been another one when the number was measured
@@ -124,7 +125,6 @@ def latest(runs):
             if wanted in ("", options) and line["steps"] == lines[-1]["steps"]:
                 mine[line["run"], line["split"], line["length"], line["metric"]] = line
         if not mine:
-            name = f"{folder}@{wanted}" if wanted else folder
             print(f"left out {name}, which has no results; evaluate it first", file=sys.stderr)
         found.update(mine)
     if not found:
@@ -151,24 +151,25 @@ def print_table(lines):
     rows = {}  # {label: its lines}
     for line in lines:
         rows.setdefault(label_of[line["run"]], []).append(line)
-    print_cells(["run", "seeds", *splits])
-    print("|" + " --- |" * (2 + len(splits)))
+    table = [["run", "seeds", *splits], ["---"] * (2 + len(splits))]
     for label, row in rows.items():
         cells = [label, str(len({line["seed"] for line in row}))]
         for split in splits:
             cells.append(spread([line["value"] for line in row if line["split"] == split]))
-        print_cells(cells)
-
-def print_cells(cells):
-    print(f"| {' | '.join(cells)} |")
+        table.append(cells)
+    for cells in table:
+        print(f"| {' | '.join(cells)} |")
 
 def labels(rows):
     """Returns {run: label}, where a label holds what tells the runs apart. It is `pope` for
-    out/quickstart_pope, and also for its other seed, out/quickstart_pope_seed1338."""
+    out/quickstart_pope, and also for its other seed, out/quickstart_pope_seed1338. The number of
+    steps is added if it is not the same for all."""
     names = {}
+    steps = {}
     for row in rows:
         folder, _ = split_options(row["run"])
         names[row["run"]] = re.sub(r"_seed\d+$", "", folder)
+        steps[row["run"]] = row.get("steps")  # rows of a log have none
     common = os.path.commonprefix([names[row["run"]].removesuffix(row["pe"]) for row in rows])
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))  # after the last whole word
     found = {}
@@ -177,6 +178,8 @@ def labels(rows):
         found[run] = name[cut:]
         if options:
             found[run] += f" ({options.replace(',', ', ')})"
+        if len(set(steps.values())) > 1:
+            found[run] += f", {steps[run]:,} steps"
     return found
 
 def spread(values):

@@ -124,15 +124,11 @@ def loss_by_position(gpt, length=512):
     losses = nn.functional.cross_entropy(logits.mT, piece[:, 1:], reduction="none")
     return losses.mean(0)
 
-def report(name, losses):
-    near = losses[32:64].mean()
-    far = losses[448:].mean()
-    print(f"{name:6} loss at positions 32-63: {near:.2f}, at 448-511: {far:.2f} nats")
-
 figure, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")
 for name in ("nope", "rope", "pope", "alibi", "cope"):
     losses = loss_by_position(train(name))
-    report(name, losses)
+    print(f"{name:6} loss at positions 32-63: {losses[32:64].mean():.2f}, at 448-511: "
+          f"{losses[448:].mean():.2f} nats")
     centers = torch.arange(16, 512, 32)
     ax.plot(centers, losses.unflatten(0, (16, 32)).mean(1), label=name)  # means of 32 positions
 ax.axvline(64, color="gray", linestyle="--")  # the trained length
@@ -177,5 +173,5 @@ class Slope(PE):
 
 PES["slope"] = Slope
 gpt = train("slope")
-report("slope", loss_by_position(gpt))
+print(f"slope  loss at positions 448-511: {loss_by_position(gpt)[448:].mean():.2f} nats")
 print("learned slopes of layer 1:", gpt.h[0].attn.pes[0].m.flatten().tolist())
