@@ -123,7 +123,7 @@ def stretches(split, trained, multiples, tokens):
         if not 1 <= length <= size:
             raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is not in 1 to "
                              f"{size}, the length of a stretch of {split.folder}; use another "
-                             "multiple, or more --eval_tokens")
+                             f"multiple, or --eval_tokens={STRETCHES * length} if it has as many")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
 def refuse_rows(split):
