@@ -10,8 +10,7 @@ Sample from, evaluate and inspect trained models:
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
 as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Numbers are also appended to
-RUN/results.jsonl, from which --report makes a CSV file and a picture. In Python:
-`model, checkpoint = sample.load("out/quickstart_pope")`.
+RUN/results.jsonl, from which --report makes a CSV file and a picture.
 """
 import math
 import os
@@ -51,7 +50,7 @@ class SampleConfig:
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
     heads: str = ""  # gates, positions: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
-    out: str = ""  # figure: its path; empty: in the run's folder, or in out/ if it has several
+    out: str = ""  # figure: its path; empty: in the run's folder, or in out/ for several runs
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
 
 def main(argv):
@@ -74,7 +73,7 @@ def main(argv):
 
 # --- the actions: each is one function of the config and the runs ---------------------------------
 
-COLDEST = 1e-3  # the logits divided by much less could overflow, so below this it is greedy
+COLDEST = 1e-3  # decoding is greedy below this, as the logits divided by much less could overflow
 
 def write_text(cfg, runs):
     temperature = cfg.temperature if cfg.temperature >= COLDEST else 0

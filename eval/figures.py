@@ -1,6 +1,6 @@
 """
 The pictures that sample.py draws. A method has the same colour in all of them. Runs that differ
-only in their seed form one curve: their mean, in a band from the lowest to the highest.
+only in their seed form one curve, which is their mean, in a band from the lowest to the highest.
 """
 import collections
 import math
@@ -21,7 +21,6 @@ COLORS = {
     "relative": "#bcbd22", "t5": "#e377c2", "nope": "#7f7f7f", "learned": "#111111",
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
-OTHER_COLOR = "#b0b0b0"  # of methods that are not in this table
 LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of one colour
 TEXTS = 10  # segments of the split that a picture of attention is averaged over
 SHORT = 256  # tokens of each segment, because a map of more could not be read
@@ -43,14 +42,14 @@ def panels(n, across, width, height, **options):
     return figure, list(axes.flat[:n])
 
 def plain(ax, trained=()):
-    """A grid, no box, and a dashed line at each trained length."""
+    """Adds a grid and a dashed line at each trained length, and removes the box."""
     for length in trained:
         ax.axvline(length, color="0.4", linestyle="--", linewidth=0.8)
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
 
 def save(figure, path):
-    """Writes <path>.png, with one legend for all panels below them."""
+    """Writes <path>.png, with one legend below all panels."""
     lines = {}
     for ax in figure.axes:
         lines.update((line.get_label(), line) for line in ax.get_legend_handles_labels()[0])
@@ -132,7 +131,7 @@ def draw_curves(ax, rows, x, y, metric):
         mean = [statistics.fmean(seeds[value]) for value in at]
         low = [min(seeds[value]) for value in at]
         high = [max(seeds[value]) for value in at]
-        color = COLORS.get(pe, OTHER_COLOR)
+        color = COLORS.get(pe, "#b0b0b0")  # grey for a method that the table lacks
         style = LINES[drawn[color] % len(LINES)]
         drawn[color] += 1
         ax.plot(at, mean, label=label, color=color, linestyle=style, marker=".")
@@ -189,9 +188,9 @@ def measure(model, idx, name):
     return layers
 
 def norms(attn, x, q, k, *rest):
-    """Returns (2, n), for q and k: the norm of the pair of entries that rotates at frequency c, in
-    PoPE the magnitude mu of component c. It is the mean over tokens and heads (PoPE Figures 3 to
-    6). Returns None if the layer rotates nothing."""
+    """Returns (2, n), which holds for q and for k the norm of the pair of entries that rotates at
+    frequency c, or in PoPE the magnitude mu of component c. It is the mean over tokens and heads
+    (PoPE Figures 3 to 6). Returns None if the layer rotates nothing."""
     for pe in attn.pes:
         if overrides(type(pe), "rotate"):
             pairs = torch.stack((q, k))
@@ -201,13 +200,13 @@ def norms(attn, x, q, k, *rest):
             return pairs.norm(dim=-2).mean((1, 2, 3))
 
 def learned_rotation(attn, x, *rest):
-    """Returns (H, n): PoPE's delta_c, or the mean of CARoPE's f^c over the tokens, divided by its
-    value at initialisation. Returns None if the layer has neither."""
+    """Returns PoPE's delta_c, or the mean of CARoPE's f^c over the tokens, divided by its value at
+    initialisation, (H, n). Returns None if the layer has neither method."""
     for pe in attn.pes:
         if isinstance(pe, PoPE):
             return pe.delta
         if isinstance(pe, CARoPE):
-            tokens = x.transpose(0, 1)  # (T, 1, C): T texts of one token, whose phase is its f^c
+            tokens = x.transpose(0, 1)  # (T, 1, C). The phase of a text of one token is its f^c
             q = x.new_zeros(len(tokens), pe.H, 1, pe.d)
             cache = {}
             pe.rotate(q, q, tokens, None, cache)
@@ -215,16 +214,16 @@ def learned_rotation(attn, x, *rest):
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
 def gates(attn, x, q, k, v, unrotated_q, i, j, per_key):
-    """Returns (H, T, T): CoPE's gates g_ij, nan in the future (CoPE Figure 7). Returns None if the
-    layer has no CoPE."""
+    """Returns CoPE's gates g_ij (H, T, T), which are nan in the future (CoPE Figure 7). Returns
+    None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)
             return pe.gates(unrotated_q, logits, i, j, gate_k)[0].masked_fill(j > i, math.nan)
 
 def position_weights(attn, x, q, k, v, unrotated_q, i, j, per_key):
-    """Returns (H, T, T): CoPE's attention from position alone, as if q.k were the same for all
-    keys. It is exp(z_i[p_ij]) over the largest in its row, and nan in the future (CoPE Figure 4).
+    """Returns CoPE's attention from position alone (H, T, T), as if q.k were the same for all keys.
+    It is exp(z_i[p_ij]) divided by the largest in its row, and nan in the future (CoPE Figure 4).
     Returns None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
@@ -249,7 +248,7 @@ MAPS = ("gates", "positions")  # the others are lines over frequencies
 
 def draw_attention(run, name, layers, tokens, heads, path):
     """Draws what `measure` returned into <path>.png. tokens (T,) are those of the first text, which
-    a map shows, and heads chooses its maps, "4.3,1.2"."""
+    label a map, and heads, such as "4.3,1.2", chooses maps."""
     widths = {layer.size(-1) for layer in layers.values()}
     if len(widths) != 1:  # no layer has what the figure shows, or the layers differ in kind
         raise ValueError(f"figure={name!r} has nothing to show of pe={run.pe!r}")
@@ -266,8 +265,8 @@ def draw_attention(run, name, layers, tokens, heads, path):
     save(figure, path)
 
 def draw_lines(run, layers, names):
-    """Draws a panel for each layer, and in it each of the layer's lines over the frequencies, which
-    are labelled by their periods (CARoPE: at initialisation)."""
+    """Draws a panel for each layer, with its lines over the frequencies. A frequency is labelled by
+    its period, which for CARoPE is that at initialisation."""
     figure, axes = panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
         n = lines.size(1)
@@ -280,8 +279,8 @@ def draw_lines(run, layers, names):
     return figure
 
 def draw_maps(layers, heads, words):
-    """Draws a map of queries by keys for every head, with a row of maps for each layer. Or only for
-    the chosen heads, "4.3,1.2", in this order, and then so large that the tokens label it."""
+    """Draws a map of queries by keys for every head, with a row of maps for each layer. If heads is
+    given, as in "4.3,1.2", it draws only these, in this order, and labels them with the tokens."""
     maps = {f"{i + 1}.{h + 1}": head for i, layer in layers.items()
             for h, head in enumerate(layer)}
     if heads:

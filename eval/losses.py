@@ -16,7 +16,6 @@ STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolat
 TOKENS = 131072  # in all stretches together
 LONGEST = 8  # `by_position` reads contexts of this many times the trained length
 POINTS = 32  # and divides their positions into this many groups, because single ones are noisy
-LARGEST_EXPONENT = 700  # the perplexity of a larger loss would overflow
 
 # --- scores of a batch, which train.py uses too ---------------------------------------------------
 
@@ -46,7 +45,7 @@ def scores(sums, masked):
     return result
 
 def perplexity(loss):
-    return math.exp(min(loss, LARGEST_EXPONENT))
+    return math.exp(min(loss, 700))  # because a larger one would overflow
 
 # --- what is measured -----------------------------------------------------------------------------
 
@@ -73,13 +72,10 @@ def extrapolate(runs, multiples, name, tokens):
     """Yields the rows of each run, one for each multiple of the trained length. `loss` is that of
     windows of this length. In `window_loss`, a token of the same text sees only as many previous
     tokens as in training, so a loss below it means that distant context helps. The windows of each
-    length tile the same stretches of text, the last one shorter, so that all lengths have exactly
-    the same targets. All splits are opened first, so that a mistake costs no work."""
-    splits = {}
-    texts = {}
-    for run in runs:
-        splits[run] = run.split(name)
-        texts[run] = stretches(splits[run], run.trained, multiples, tokens)
+    length tile the same stretches of text, and the last one may be shorter, so that all lengths
+    have exactly the same targets. All splits are opened first, so that a mistake costs no work."""
+    splits = {run: run.split(name) for run in runs}
+    texts = {run: stretches(splits[run], run.trained, multiples, tokens) for run in runs}
     if tokens != TOKENS:
         name += f" ({tokens:,} tokens)"  # a report keeps these numbers apart
     for run in runs:
@@ -137,11 +133,11 @@ def cut(stretches, length):
             for start, stop in stretches for begin in range(start, stop, length)]
 
 def by_position(runs, name, tokens):
-    """Returns rows of the mean loss at the positions of a context that is LONGEST times the trained
-    length, where a token sees all tokens before it. Positions are averaged in POINTS groups, and
-    `position` is the mean of a group's. The means are over segments that are spread evenly over the
-    split and hold about `tokens` tokens together. All runs read the same segments. One whose
-    positions end earlier reads their beginnings."""
+    """Returns rows of the mean loss at the positions of a context of LONGEST times the trained
+    length, in which a token sees all tokens before it. Positions are averaged in POINTS groups, and
+    the `position` of a row is the mean of its group. The segments that are read are spread evenly
+    over the split and hold about `tokens` tokens together. All runs read the same ones, and a run
+    whose positions end earlier reads only their beginnings."""
     splits = {run: run.split(name) for run in runs}  # first, so that a mistake costs no work
     context = LONGEST * max(run.trained for run in runs)
     for split in splits.values():

@@ -189,5 +189,4 @@ def spread(values):
     mean = f"{statistics.fmean(values):#.4g}"
     if len(values) == 1:
         return mean
-    deviation = statistics.stdev(values)
-    return f"{mean} ± {deviation:.2g} ({min(values):#.4g} to {max(values):#.4g})"
+    return f"{mean} ± {statistics.stdev(values):.2g} ({min(values):#.4g} to {max(values):#.4g})"

@@ -173,5 +173,5 @@ class Slope(PE):
 
 PES["slope"] = Slope
 gpt = train("slope")
-print(f"slope  loss at positions 448-511: {loss_by_position(gpt)[448:].mean():.2f} nats")
-print("learned slopes of layer 1:", gpt.h[0].attn.pes[0].m.flatten().tolist())
+print(f"slope: {loss_by_position(gpt)[448:].mean():.2f} nats at positions 448-511, with slopes",
+      gpt.h[0].attn.pes[0].m.flatten().tolist(), "in layer 1")
