@@ -60,7 +60,7 @@ class Model(TemplateLM):
 
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False):
-        """requests: [(_, context tokens, target tokens)]. Returns a Score for each."""
+        """Returns a Score for each request, which is (_, context tokens, target tokens)."""
         windows = []  # (index of the request, tokens, how many of the last are targets)
         for i, (_, context, targets) in enumerate(requests):
             tokens = (context or [self.separator]) + targets

@@ -27,8 +27,8 @@ ROWS = {  # kind of a method: what its effect depends on
 
 @torch.no_grad()
 def effect(name, first):
-    """Returns (T, T): what the method adds to the logit of query i and key j, minus its mean over
-    all keys of the same kind, and nan in the future. first (T,) tells where words begin."""
+    """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean over
+    all keys of the same kind. It is nan in the future. first (T,) tells where words begin."""
     torch.manual_seed(1)
     T = len(first)
     C = 32

@@ -1,6 +1,6 @@
 """
-Keeps what is measured in RUN/results.jsonl and in CSV files, and makes tables over runs and seeds
-of it. A line is one number, as a dict with everything that the number depends on.
+Keeps what is measured in RUN/results.jsonl and in CSV files, and makes tables of it over runs and
+seeds. A line is a dict that holds one number and everything that it depends on.
 """
 import csv
 import json
