@@ -32,7 +32,7 @@ def split_options(run):
 # --- what is written ------------------------------------------------------------------------------
 
 def append(run, rows):
-    """Appends every number of the rows to RUN/results.jsonl, and returns these lines."""
+    """Appends every number of the rows to RUN/results.jsonl."""
     machine = f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
@@ -57,7 +57,6 @@ def append(run, rows):
         if before and not before.endswith(b"\n"):  # a kill or a full disk cut the last line short
             text = "\n" + text
         file.write(text.encode())
-    return lines
 
 def commit():
     """Returns the git commit of this code, with a + if files have changed since. It is empty
