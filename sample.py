@@ -10,11 +10,8 @@ Sample from, evaluate and inspect trained models:
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
 as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Numbers are also appended to
-RUN/results.jsonl, from which --report makes a CSV file and a picture. In Python:
-`model, checkpoint = sample.load("out/quickstart_pope")`.
+RUN/results.jsonl, from which --report makes a CSV file and a picture.
 """
-import difflib
-import glob
 import math
 import os
 import sys
@@ -45,18 +42,15 @@ class SampleConfig:
     evaluate: str = ""  # comma-separated splits of the data set: evaluate the whole of each
     extrapolate: str = ""  # multiples of the trained length, "0.5,1,2,4": evaluate there
     tasks: str = ""  # score the model on these lm-evaluation-harness tasks: names or yaml files
-    task_limit: int = 0  # tasks: how many questions of each; 0: all
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
-    eval_tokens: int = losses.TOKENS  # extrapolate, loss_by_position: how many tokens to read
+    eval_tokens: config.AtLeast1 = losses.TOKENS  # extrapolate, loss_by_position: tokens to read
     split: str = "val"  # the split to extrapolate on, draw figures on, or show rows of
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the run's own
-    figure: str = ""  # frequency | distance | gates | positions | loss_by_position | curves
+    figure: str = ""  # frequency | rotation | gates | positions | loss_by_position | curves
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
     heads: str = ""  # gates, positions: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
-    keys: str = "loss,val/loss"  # curves: keys of log.jsonl; those of a split are SPLIT/KEY
-    against: Literal["step", "tokens"] = "step"  # curves: the horizontal axis
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
-    out: str = ""  # evaluate, extrapolate: write <out>.csv, <out>.png too; figure: its path
+    out: str = ""  # figure: its path; empty: in the run's folder, or in out/ for several runs
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
 
 def main(argv):
@@ -72,30 +66,27 @@ def main(argv):
     if action not in ("report", "curves"):  # these read what other programs saved
         runs = [Run(name, cfg.data, cfg.device) for name in names]  # all, before any work
     if not action:
-        action = text_or_answers(runs)
+        is_task = all(run.meta["loss"] == "mask" for run in runs)
+        action = "answers" if is_task else "text"
         refuse_unread(cfg, given, action)
     ACTIONS[action].function(cfg, runs)
 
 # --- the actions: each is one function of the config and the runs ---------------------------------
 
-COLDEST = 1e-3  # the logits divided by much less could overflow
+COLDEST = 1e-3  # decoding is greedy below this, as the logits divided by much less could overflow
 
 def write_text(cfg, runs):
-    if 0 < cfg.temperature < COLDEST:
-        raise ValueError(f"temperature={cfg.temperature} is too small; use {COLDEST} or more, or 0 "
-                         "for the most probable token")
+    temperature = cfg.temperature if cfg.temperature >= COLDEST else 0
     for run in runs:
         text = tokenizer(run.meta)
-        start = text.encode(cfg.prompt)
-        if not start:
-            start = [run.meta["separator"] or 0]
+        start = text.encode(cfg.prompt) or [run.meta["separator"] or 0]
         fit = max(1, run.limit + 1 - len(start))  # the last new token is never fed back
         new = min(cfg.max_new_tokens, fit)
         end = f", which ends at {run.limit} tokens" if fit < cfg.max_new_tokens else ""
         for i in range(cfg.num_samples):
             torch.manual_seed(cfg.seed + i)
             idx = torch.tensor([start], device=run.device)
-            tokens = run.model.generate(idx, new, cfg.temperature, cfg.top_k or None)[0].tolist()
+            tokens = run.model.generate(idx, new, temperature, cfg.top_k or None)[0].tolist()
             if not cfg.prompt:
                 tokens = tokens[1:]  # the separator is not part of the text
             print(f"--- {run.name}, sample {i + 1}{end}")
@@ -130,36 +121,30 @@ def write_answers(cfg, runs):
             print(between.join(words[:end]))
 
 def evaluate(cfg, runs):
-    show_and_save(runs, losses.evaluate(runs, cfg.evaluate.split(",")), cfg.out)
+    show_and_save(runs, losses.evaluate(runs, cfg.evaluate.split(",")))
 
 def extrapolate(cfg, runs):
     multiples = losses.read_multiples(cfg.extrapolate)
-    measured = losses.extrapolate(runs, multiples, cfg.split, cfg.eval_tokens)
-    show_and_save(runs, measured, cfg.out)
+    show_and_save(runs, losses.extrapolate(runs, multiples, cfg.split, cfg.eval_tokens))
 
-def show_and_save(runs, measured, out):
+def show_and_save(runs, measured):
     """Prints and saves the rows of each run as soon as they are measured, because a later run may
-    be interrupted. Then writes a table and a picture of all runs, if `out` names them."""
-    path = writable(out) if out else ""
+    be interrupted."""
     width = max(24, max(len(run.name) for run in runs))
-    lines = []
     for run, rows in zip(runs, measured):
         if run is runs[0]:
             losses.print_heading(rows, width)
         losses.print_rows(run, rows, width)
-        lines += results.append(run, rows)
-    if path:
-        results.write_csv(path, lines)
-        figures.draw_by_length(lines, path)
+        results.append(run, rows)
 
 def score_tasks(cfg, runs):
     from eval import harness  # needs lm-eval, which the other actions do without
 
-    harness.score_tasks(runs, cfg.tasks.split(","), cfg.task_limit, cfg.fewshot)
+    harness.score_tasks(runs, cfg.tasks.split(","), cfg.fewshot)
 
 def report(cfg, names):
     path = writable(cfg.report)
-    lines = results.latest([results.split_options(name) for name in names])
+    lines = results.latest(names)
     results.print_tables(lines)
     results.write_csv(path, lines)
     figures.draw_by_length(lines, path)
@@ -168,8 +153,7 @@ def draw_training(cfg, names):
     """Options of RUN@key=value change nothing here, because a log is older than they are."""
     path = writable(cfg.out or os.path.join("out", "curves"))
     folders = dict.fromkeys(results.split_options(name)[0] for name in names)
-    rows = results.training(folders)
-    figures.draw_training(rows, cfg.keys.split(","), cfg.against, path)
+    figures.draw_training(results.training(folders), path)
 
 def draw_loss_by_position(cfg, runs):
     path = writable(cfg.out or os.path.join("out", "loss_by_position"))
@@ -182,10 +166,8 @@ def draw_attention(cfg, runs):
     if cfg.out and len(runs) > 1:
         raise ValueError(f"out={cfg.out!r} names one picture, and there are {len(runs)} runs")
     for run in runs:
-        name = cfg.figure
-        if run.options:
-            name += f"@{run.options}"
-        path = writable(cfg.out or os.path.join(run.folder, name))
+        options = run.name.removeprefix(run.folder)  # such as "@block_size=48"
+        path = writable(cfg.out or os.path.join(run.folder, cfg.figure + options))
         idx = figures.tokens_to_show(run, cfg.figure, cfg.text, cfg.split)
         layers = figures.measure(run.model, idx, cfg.figure)
         figures.draw_attention(run, cfg.figure, layers, idx[0], cfg.heads, path)
@@ -204,19 +186,18 @@ ACTIONS = {
     "text": Action(write_text, SAMPLING),
     "answers": Action(write_answers, ("num_samples", "split", "data", "device")),
     # by the flag of this name
-    "evaluate": Action(evaluate, ("evaluate", "data", "out", "device")),
-    "extrapolate": Action(
-        extrapolate, ("extrapolate", "eval_tokens", "split", "data", "out", "device")),
-    "tasks": Action(score_tasks, ("tasks", "task_limit", "fewshot", "device")),
+    "evaluate": Action(evaluate, ("evaluate", "data", "device")),
+    "extrapolate": Action(extrapolate, ("extrapolate", "eval_tokens", "split", "data", "device")),
+    "tasks": Action(score_tasks, ("tasks", "fewshot", "device")),
     "report": Action(report, ("report",)),
     # by --figure
     "frequency": Action(draw_attention, ATTENTION),
-    "distance": Action(draw_attention, ATTENTION),
+    "rotation": Action(draw_attention, ATTENTION),
     "gates": Action(draw_attention, (*ATTENTION, "heads")),
     "positions": Action(draw_attention, (*ATTENTION, "heads")),
     "loss_by_position": Action(
         draw_loss_by_position, ("figure", "eval_tokens", "split", "data", "out", "device")),
-    "curves": Action(draw_training, ("figure", "keys", "against", "out")),
+    "curves": Action(draw_training, ("figure", "out")),
 }
 FLAGS = ("evaluate", "extrapolate", "figure", "tasks", "report")  # one of them at a time
 
@@ -227,23 +208,15 @@ def chosen_action(cfg, given):
     asked = [flag for flag in FLAGS if flag in given]
     if not asked:
         return ""
-    if len(asked) > 1:
-        flags = " and ".join(f"--{flag}" for flag in asked)
-        raise ValueError(f"{flags} exclude each other; keep one")
-    value = getattr(cfg, asked[0])
-    if asked[0] == "figure":
-        return choose("figure", value, [name for name in ACTIONS if "figure" in ACTIONS[name].keys])
-    if not value:
-        raise ValueError(f"--{asked[0]}= is empty; see --help for what it takes")
-    return asked[0]
-
-def text_or_answers(runs):
-    """Returns "answers" if the runs were trained on a task whose mask says what its answers are."""
-    kinds = {"answers" if run.meta["loss"] == "mask" else "text" for run in runs}
-    if len(kinds) > 1:
-        raise ValueError("some of these runs answer the rows of a task, and others write text; "
-                         "name them in separate commands")
-    return kinds.pop()
+    flag, *others = asked
+    if others:
+        raise ValueError(f"--{flag} and --{others[0]} exclude each other; keep one")
+    if not getattr(cfg, flag):
+        raise ValueError(f"--{flag}= is empty; see --help for what it takes")
+    if flag == "figure":
+        names = [name for name in ACTIONS if "figure" in ACTIONS[name].keys]
+        return choose("figure", cfg.figure, names)
+    return flag
 
 def refuse_unread(cfg, given, action):
     """Raises ValueError for a key that the action does not read, because whoever gave it believes
@@ -256,35 +229,19 @@ def refuse_unread(cfg, given, action):
 def run_names(words):
     """Returns the runs that are named, each once, although out/x and ./out/x are the same run.
     Files among them are left out with a line on stderr, because a pattern such as out/* also finds
-    tables and pictures. Raises ValueError if no run is left, or if a run does not exist."""
+    tables and pictures. Raises ValueError if no run is left."""
     names = {}
-    files = []
     for word in words:
         folder, options = results.split_options(word)
         folder = os.path.normpath(folder)
         if os.path.isfile(folder):
-            files.append(folder)
+            print(f"left out {folder}, which is not a run directory", file=sys.stderr)
             continue
-        if not os.path.exists(folder):
-            raise ValueError(missing_run(folder))
         name = f"{folder}@{options}" if options else folder
         names.setdefault((os.path.realpath(folder), options), name)
-    if files and not names:
-        raise ValueError(f"{files[0]!r} is a file, and not a directory with a ckpt.pt; name the "
-                         f"run directory, as in python sample.py {os.path.dirname(files[0])}")
     if not names:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
-    for file in files:
-        print(f"left out {file}, which is not a run directory", file=sys.stderr)
     return list(names.values())
-
-def missing_run(folder):
-    """Returns a message that names the runs beside a folder that does not exist, nearest first."""
-    beside = glob.escape(os.path.dirname(folder) or "out")
-    runs = [os.path.dirname(path) for path in glob.glob(os.path.join(beside, "*", "ckpt.pt"))]
-    near = difflib.get_close_matches(folder, runs, 5, 0)
-    return (f"run directory {folder!r} does not exist; the nearest: {', '.join(near) or 'none'}; "
-            "train one with `python train.py config/quickstart.py`")
 
 def writable(path):
     """Returns the path without .csv or .png, after making its folder. This comes before anything is
@@ -295,8 +252,6 @@ def writable(path):
     return path
 
 # --- trained models -------------------------------------------------------------------------------
-
-SHAPES = ("vocab_size", "n_layer", "n_head", "n_embd", "bias", "norm", "mlp", "mlp_width", "tie")
 
 def load(run, device="auto"):
     """Returns the model of a run directory, or of "directory@key=value,...", and its checkpoint, a
@@ -309,8 +264,6 @@ def load(run, device="auto"):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
-        if key in SHAPES:
-            raise ValueError(f"{key} in {run} is fixed by the weights; leave it out")
     if changes and not saved["config"].get("rope_trained"):
         changes.setdefault("rope_trained", trained_length(saved))  # block_size may have changed
     model = GPT(checkpoint.model_config(saved, **changes)).to(device).eval()
@@ -326,7 +279,7 @@ class Run:
     """A trained model, and the data set that it is evaluated on, which is its own by default."""
     def __init__(self, name, data, device):
         self.name = name
-        self.folder, self.options = results.split_options(name)
+        self.folder, _ = results.split_options(name)
         self.model, saved = load(name, device)
         self.config = saved["config"]
         self.meta = saved["meta"]

@@ -1,39 +1,29 @@
 """
 The pictures that sample.py draws. A method has the same colour in all of them. Runs that differ
-only in their seed form one curve: their mean, in a band from the lowest to the highest.
+only in their seed form one curve, which is their mean, in a band from the lowest to the highest.
 """
 import collections
-import itertools
 import math
 import os
+import re
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from data.text import tokenizer
 from eval import results
-from model import CoPE, RoPE, choose, overrides, scaled_dot_products
+from model import CARoPE, CoPE, PoPE, RoPE, choose, frequencies, overrides, scaled_dot_products
 
-COLORS = {  # any other method gets one of OTHER_COLORS
+COLORS = {
     "pope": "#d62728", "rope": "#1f77b4", "cope": "#2ca02c", "cope+rope": "#17becf",
     "carope": "#9467bd", "expe": "#ff7f0e", "alibi": "#8c564b", "fox": "#e3b505",
     "relative": "#bcbd22", "t5": "#e377c2", "nope": "#7f7f7f", "learned": "#111111",
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
-OTHER_COLORS = itertools.cycle(("#ff9896", "#aec7e8", "#c5b0d5", "#c49c94", "#f7b6d2", "#b0b0b0"))
 LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of one colour
-TITLES = {
-    "quickstart": "loss on Python source", "recall_small": "recalling a value",
-    "copy_small": "copying strings", "addition_small": "adding numbers",
-}
-SMOOTH_STEPS = 20  # training loss: each point is the mean over this many logged steps
-MANY_LENGTHS = 7  # from this number on, their tick labels are rotated
 TEXTS = 10  # segments of the split that a picture of attention is averaged over
 SHORT = 256  # tokens of each segment, because a map of more could not be read
-LONG = 4  # `distance` reads this many times the trained length
 TOKENS_PER_INCH = 10  # of a map that is labelled with its tokens
 
 # --- parts that all pictures share ----------------------------------------------------------------
@@ -52,18 +42,17 @@ def panels(n, across, width, height, **options):
     return figure, list(axes.flat[:n])
 
 def plain(ax, trained=()):
-    """A grid, no box, and a dashed line at each trained length."""
+    """Adds a grid and a dashed line at each trained length, and removes the box."""
     for length in trained:
         ax.axvline(length, color="0.4", linestyle="--", linewidth=0.8)
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
 
 def save(figure, path):
-    """Writes <path>.png, with one legend for all panels below them."""
+    """Writes <path>.png, with one legend below all panels."""
     lines = {}
     for ax in figure.axes:
-        for line in ax.get_legend_handles_labels()[0]:
-            lines[line.get_label()] = line
+        lines.update((line.get_label(), line) for line in ax.get_legend_handles_labels()[0])
     if lines:
         inches = 0.8 + 0.085 * max(len(name) for name in lines)  # of the longest name
         columns = max(1, min(6, len(lines), int(figure.get_figwidth() / inches)))
@@ -76,135 +65,98 @@ def save(figure, path):
 
 def draw_by_length(lines, path):
     """Draws a panel for each config that was measured at several lengths: the loss of --extrapolate
-    (one for each split) or the errors of --evaluate. lines are those of results.jsonl."""
+    or the errors of --evaluate. lines are those of results.jsonl. Splits of different kinds get
+    panels of their own, such as content and content_x2 apart from position and position_x2."""
     groups = {}  # {(title, metric): lines}
     for line in lines:
-        config = os.path.basename(line["config"]).removesuffix(".py")
-        title = TITLES.get(config, config)
         split, _, multiple = line["split"].rpartition(" ")
         if line["metric"] == "token_error":
-            groups.setdefault((title, "token_error"), []).append(line)
-        elif line["metric"] in ("loss", "window_loss") and multiple.endswith("x"):
-            if split != "val":
-                title += f", {split}"
-            groups.setdefault((title, "loss"), []).append(line)
+            split = re.sub(r"_?x[\d.]+$", "", line["split"])
+        elif line["metric"] != "loss" or not multiple.endswith("x"):
+            continue
+        title = os.path.basename(line["config"]).removesuffix(".py").removesuffix("_small")
+        if split not in ("val", ""):
+            title += f", {split}"
+        groups.setdefault((title, line["metric"]), []).append(line)
     groups = {panel: group for panel, group in groups.items()
               if len({line["length"] for line in group}) > 1}
     if not groups:
         return
     figure, axes = panels(len(groups), 2, 5, 3.8)
     for ax, ((title, metric), group) in zip(axes, groups.items()):
-        draw_length_panel(ax, group, metric)
-        ax.set_title(title)
+        draw_curves(ax, group, "length", "value", metric)
+        lengths = sorted({line["length"] for line in group})
+        rotation = 90 if len(lengths) > 6 else 0  # because more labels would overlap
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(lengths, lengths, fontsize=8, rotation=rotation)
+        ax.minorticks_off()
+        ax.set(title=title, xlabel="length, tokens; dashed: as trained")
     save(figure, path)
 
-def draw_length_panel(ax, lines, metric):
-    xlabel = "length, tokens; dashed: as trained"
-    windowed = [line for line in lines if line["metric"] == "window_loss"]
-    if windowed:
-        draw_curves(ax, windowed, "length", "value", is_thin=True)
-        xlabel += "\nthin: each token sees only the trained length"
-    whole = [line for line in lines if line["metric"] == metric]
-    draw_curves(ax, whole, "length", "value", marker=".")
-    ax.set(xlabel=xlabel, ylabel=results.METRICS[metric])
-    lengths = sorted({line["length"] for line in lines})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) >= MANY_LENGTHS else 0)
-    ax.minorticks_off()
-    limit_height(ax, metric)
-    plain(ax, {line["trained"] for line in lines})
-
-def draw_training(rows, keys, against, path):
-    """Draws a panel for each key of the logs, over steps or tokens. rows: of results.training."""
-    known = {key for row in rows for key in row} - {"run", "pe", "step", "tokens"}
-    for key in keys:
-        choose("keys", key, sorted(known))
-    figure, axes = panels(len(keys), 2, 5, 3.8)
+def draw_training(rows, path):
+    """Draws a panel for each number that the logs hold, over steps. rows: of results.training."""
+    keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
+    keys = [key for key in keys if key not in ("run", "pe", "step")]
+    figure, axes = panels(len(keys), 3, 4, 3)
     for ax, key in zip(axes, keys):
-        # "loss" is that of a single batch, whereas val/loss is a mean already
-        draw_curves(ax, rows, against, key, smooth=SMOOTH_STEPS if key == "loss" else 1)
-        ax.set(xlabel=against, ylabel=results.METRICS.get(key, key))
-        limit_height(ax, key)
-        plain(ax)
+        draw_curves(ax, rows, "step", key, key)
+        ax.set_xlabel("step")
     save(figure, path)
 
 def draw_by_position(rows, path):
     """Draws the loss at each position of a long context. It falls as long as a model can use more
     context, and rises where it no longer understands its positions. rows: of losses.by_position."""
     figure, (ax,) = panels(1, 1, 6, 4)
-    draw_curves(ax, rows, "position", "loss")
-    ax.set(xlabel="position, tokens; dashed: as trained", ylabel=results.METRICS["loss"],
-           title=f"loss at each position, {rows[0]['split']}")
-    trained = {row["trained"] for row in rows}
+    draw_curves(ax, rows, "position", "loss", "loss")
+    trained = max(row["trained"] for row in rows)
     last = max(row["position"] for row in rows)
-    ax.set_xticks(range(0, math.ceil(last) + max(trained), max(trained)))
-    limit_height(ax, "loss")
-    plain(ax, trained)
+    ax.set_xticks(range(0, math.ceil(last) + trained, trained))
+    ax.set(title=f"loss at each position, {rows[0]['split']}",
+           xlabel="position, tokens; dashed: as trained")
     save(figure, path)
 
-def draw_curves(ax, rows, x, y, smooth=1, is_thin=False, marker=""):
-    """Draws y against x, one curve for each label of the rows. Each point is the mean of itself and
-    the points before it, `smooth` in all. Thin curves have no name in the legend."""
+def draw_curves(ax, rows, x, y, metric):
+    """Draws y, which is a value of this metric, against x, with one curve for each label of the
+    rows. A loss that explodes or starts high is cut off, because the differences between the others
+    could not be seen beside it."""
     label_of = results.labels(rows)
     curves = {}  # {(label, pe): {x: [y of each seed]}}
     for row in rows:
         if y in row:
-            seeds = curves.setdefault((label_of[row["run"], row.get("steps")], row["pe"]), {})
+            seeds = curves.setdefault((label_of[row["run"]], row["pe"]), {})
             seeds.setdefault(row[x], []).append(row[y])
-    drawn = collections.Counter()  # tells curves of one method apart
+    drawn = collections.Counter()  # tells curves of one colour apart
     for (label, pe), seeds in curves.items():
         at = sorted(seeds)
-        mean = moving_mean([statistics.fmean(seeds[value]) for value in at], smooth)
-        low = moving_mean([min(seeds[value]) for value in at], smooth)
-        high = moving_mean([max(seeds[value]) for value in at], smooth)
-        color = color_of(pe)
-        style = LINES[drawn[pe] % len(LINES)]
-        drawn[pe] += 1
-        if is_thin:
-            ax.plot(at, mean, label="_", color=color, linestyle=style, linewidth=0.6)
-        else:
-            ax.plot(at, mean, label=label, color=color, linestyle=style, marker=marker)
+        mean = [statistics.fmean(seeds[value]) for value in at]
+        low = [min(seeds[value]) for value in at]
+        high = [max(seeds[value]) for value in at]
+        color = COLORS.get(pe, "#b0b0b0")  # grey for a method that the table lacks
+        style = LINES[drawn[color] % len(LINES)]
+        drawn[color] += 1
+        ax.plot(at, mean, label=label, color=color, linestyle=style, marker=".")
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
-
-def color_of(pe):
-    if pe not in COLORS:
-        COLORS[pe] = next(OTHER_COLORS)
-    return COLORS[pe]
-
-def moving_mean(values, count):
-    """Returns the means of each value and those before it, `count` in all."""
-    if count == 1:
-        return values
-    return [statistics.fmean(values[max(0, n + 1 - count) : n + 1]) for n in range(len(values))]
-
-def limit_height(ax, metric):
-    """Cuts off a loss that explodes or starts high, because the differences between the others
-    could not be seen beside it. Errors are in percent and begin at 0."""
-    low, high = ax.dataLim.intervaly
+    ax.set_ylabel(results.METRICS.get(metric, metric))
     if metric.endswith(("loss", "ppl")):
+        low, high = ax.dataLim.intervaly
         high = min(high, max(1.7 * low, low + 0.5))
-    elif metric.endswith("error"):
-        low = 0
-        high = max(high, 1)  # if all are 0
-    margin = 0.05 * (high - low) or 0.05
-    ax.set_ylim(low - margin, high + margin)
+        margin = 0.05 * (high - low) or 0.05
+        ax.set_ylim(low - margin, high + margin)
+    plain(ax, {row["trained"] for row in rows if "trained" in row})
 
 # --- attention: which tokens, what is measured in each layer, and how it is drawn -----------------
 
 def tokens_to_show(run, name, files, split):
     """Returns the tokens (B, T) for the figure of this name. They are the beginnings of the text
     files "a.txt,b.txt", cut to the shortest, or else of segments spread over the split. A map shows
-    only the first text. T is at most SHORT or the model's block_size, and for `distance` LONG times
-    the trained length."""
+    only the first text. T is at most SHORT or the model's block_size."""
     length = min(SHORT, run.model.cfg.block_size)
-    if name == "distance":
-        length = min(LONG * run.trained, run.limit)
     if files:
         encode = tokenizer(run.meta).encode
-        paths = [path for path in files.split(",") if path]
-        texts = [encode(Path(path).read_text(encoding="utf-8"))[:length] for path in paths]
-        if not texts or not all(texts):
-            raise ValueError(f"text={files!r} holds no text; name files that do")
+        paths = [Path(path) for path in files.split(",")]
+        texts = [encode(path.read_text(encoding="utf-8"))[:length] for path in paths]
+        if not all(texts):
+            raise ValueError(f"text={files!r} has a file without text; leave it out")
         shortest = min(len(text) for text in texts)
         idx = torch.tensor([text[:shortest] for text in texts], device=run.device)
     else:
@@ -212,36 +164,33 @@ def tokens_to_show(run, name, files, split):
         window = max(length, split.row_length - 1)  # a row is read from its start
         x, _ = run.read(split, split.windows(window, TEXTS), window)
         idx = x[:, :length]
-    if FIGURES[name].draw is draw_maps:
-        idx = idx[:1]
-    return idx
+    return idx[:1] if name in MAPS else idx
 
 @torch.no_grad()
 def measure(model, idx, name):
     """Returns {layer: what the figure of this name shows of its attention}, averaged over the texts
-    idx (B, T), for the layers that have it. One layer is measured after the other, because the
-    weights of all layers might not fit in memory."""
+    idx (B, T), for the layers that have it."""
     layers = {}
+
+    def add(attn, args):
+        x, pos, angles, _ = args
+        found = MEASURES[name](attn, x, *attn.encode(x, pos, angles, {}))
+        if found is not None:
+            i = attentions.index(attn)
+            layers[i] = layers.get(i, 0) + found.cpu() / len(idx)
+
+    attentions = [block.attn for block in model.h]
+    hooks = [attn.register_forward_pre_hook(add) for attn in attentions]
     for text in idx:
-        inputs = []  # (attention, its arguments) of each layer
-        hooks = []
-        for block in model.h:
-            hooks.append(block.attn.register_forward_pre_hook(
-                lambda attn, args: inputs.append((attn, args))))
         model(text[None])
-        for hook in hooks:
-            hook.remove()
-        for i, (attn, args) in enumerate(inputs):
-            *args, cache = args  # the last argument is the cache, which is None here
-            found = FIGURES[name].measure(attn, *attn.encode(*args, {}))
-            if found is not None:
-                layers[i] = layers.get(i, 0) + found.cpu() / len(idx)
+    for hook in hooks:
+        hook.remove()
     return layers
 
-def norms(attn, q, k, *rest):
-    """Returns (2, n), for q and k: the norm of the pair of entries that rotates at frequency c, in
-    PoPE the magnitude mu of component c. It is the mean over tokens and heads (PoPE Figures 3 to
-    6). Returns None if the layer rotates nothing."""
+def norms(attn, x, q, k, *rest):
+    """Returns (2, n), which holds for q and for k the norm of the pair of entries that rotates at
+    frequency c, or in PoPE the magnitude mu of component c. It is the mean over tokens and heads
+    (PoPE Figures 3 to 6). Returns None if the layer rotates nothing."""
     for pe in attn.pes:
         if overrides(type(pe), "rotate"):
             pairs = torch.stack((q, k))
@@ -250,86 +199,90 @@ def norms(attn, q, k, *rest):
             pairs = pairs.unflatten(-1, (2, -1))  # (2, 1, H, T, 2, n)
             return pairs.norm(dim=-2).mean((1, 2, 3))
 
-def weights_by_distance(attn, q, k, v, *rest):
-    """Returns (H, T): the attention weight at each distance 0..T-1, averaged over the queries that
-    see that far back."""
-    T = k.size(2)
-    unit_values = torch.eye(T, device=k.device)  # the weighted sum of these is the weights
-    weights = attn.textbook(q, k, unit_values, *rest)[0]  # (H, T, T)
-    means = [weights.diagonal(-distance, 1, 2).mean(1) for distance in range(T)]  # each (H,)
-    return torch.stack(means, 1)
+def learned_rotation(attn, x, *rest):
+    """Returns PoPE's delta_c, or the mean of CARoPE's f^c over the tokens, divided by its value at
+    initialisation, (H, n). Returns None if the layer has neither method."""
+    for pe in attn.pes:
+        if isinstance(pe, PoPE):
+            return pe.delta
+        if isinstance(pe, CARoPE):
+            tokens = x.transpose(0, 1)  # (T, 1, C). The phase of a text of one token is its f^c
+            q = x.new_zeros(len(tokens), pe.H, 1, pe.d)
+            cache = {}
+            pe.rotate(q, q, tokens, None, cache)
+            mean = cache["phi"].mean((0, 2))  # (H, n)
+            return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
-def gates(attn, q, k, v, unrotated_q, i, j, per_key):
-    """Returns (H, T, T): CoPE's gates g_ij, nan in the future (CoPE Figure 7). Returns None if the
-    layer has no CoPE."""
+def gates(attn, x, q, k, v, unrotated_q, i, j, per_key):
+    """Returns CoPE's gates g_ij (H, T, T), which are nan in the future (CoPE Figure 7). Returns
+    None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)
             return pe.gates(unrotated_q, logits, i, j, gate_k)[0].masked_fill(j > i, math.nan)
 
-def position_weights(attn, q, k, v, unrotated_q, i, j, per_key):
-    """Returns (H, T, T): CoPE's attention from position alone, as if q.k were the same for all
-    keys. It is exp(z_i[p_ij]) over the largest in its row, and nan in the future (CoPE Figure 4).
+def position_weights(attn, x, q, k, v, unrotated_q, i, j, per_key):
+    """Returns CoPE's attention from position alone (H, T, T), as if q.k were the same for all keys.
+    It is exp(z_i[p_ij]) divided by the largest in its row, and nan in the future (CoPE Figure 4).
     Returns None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)
-            positions = pe.positions(pe.gates(unrotated_q, logits, i, j, gate_k))
-            z = pe.bias_at(positions, unrotated_q).masked_fill(j > i, -math.inf)
+            z = pe.logit_bias(unrotated_q, logits, i, j, gate_k).masked_fill(j > i, -math.inf)
             weights = (z - z.amax(-1, keepdim=True)).exp()
             return weights[0].masked_fill(j > i, math.nan)
 
+MEASURES = {  # functions of an Attention, its input and the arguments of its `textbook`
+    "frequency": norms,
+    "rotation": learned_rotation,
+    "gates": gates,
+    "positions": position_weights,
+}
+TITLES = {
+    "frequency": "magnitude of q and k at each frequency, mean over heads",
+    "rotation": "PoPE's delta, or CARoPE's mean frequencies over those at the start",
+    "gates": "gates, how much of each key a query counts",
+    "positions": "attention from position alone, the largest weight of each query set to 1",
+}
+MAPS = ("gates", "positions")  # the others are lines over frequencies
+
 def draw_attention(run, name, layers, tokens, heads, path):
     """Draws what `measure` returned into <path>.png. tokens (T,) are those of the first text, which
-    a map shows, and heads chooses its maps, "4.3,1.2"."""
+    label a map, and heads, such as "4.3,1.2", chooses maps."""
     widths = {layer.size(-1) for layer in layers.values()}
     if len(widths) != 1:  # no layer has what the figure shows, or the layers differ in kind
         raise ValueError(f"figure={name!r} has nothing to show of pe={run.pe!r}")
-    decode = tokenizer(run.meta).decode
-    words = [decode([token]) for token in tokens.tolist()]
-    figure = FIGURES[name].draw(run, layers, heads, words)
-    figure.suptitle(f"{run.name}: {FIGURES[name].title}", wrap=True)
+    if name in MAPS:
+        decode = tokenizer(run.meta).decode
+        figure = draw_maps(layers, heads, [decode([token]) for token in tokens.tolist()])
+    elif name == "frequency":
+        figure = draw_lines(run, layers, ("queries", "keys"))
+    else:
+        figure = draw_lines(run, layers, [f"head {h + 1}" for h in range(run.model.cfg.n_head)])
+        if "carope" in run.pe:
+            figure.axes[0].set_yscale("log")  # of all panels, which share the axis
+    figure.suptitle(f"{run.name}: {TITLES[name]}", wrap=True)
     save(figure, path)
 
-def draw_norms(run, layers, heads, words):
-    """Labels each frequency by its period (CARoPE: at initialisation)."""
-    n = layers[min(layers)].size(1)
-    periods = [2 * math.pi * run.model.cfg.base ** (c / n) for c in range(n)]
-    return draw_lines(run, layers, "period", periods, ["queries", "keys"])
-
-def draw_distances(run, layers, heads, words):
-    """Each point is the mean over an eighth of an octave of distances, because single distances
-    would be lost in the noise of a logarithmic axis."""
-    H, T = layers[min(layers)].shape
-    eighths = {round(2 ** (n / 8)) for n in range(8 * T.bit_length())}
-    begins = sorted(begin for begin in {0, *eighths} if begin < T)
-    means = {}
-    for i, layer in layers.items():
-        parts = layer.tensor_split(begins[1:], 1)  # each (H, distances)
-        means[i] = torch.stack([part.mean(1) for part in parts], 1)
-    names = [f"head {h + 1}" for h in range(H)]
-    at = [begin + 1 for begin in begins]
-    return draw_lines(run, means, "distance + 1", at, names, yscale="log")
-
-def draw_lines(run, layers, xlabel, x, names, **options):
-    """Draws a panel for each layer, and in it each of the layer's lines over x."""
+def draw_lines(run, layers, names):
+    """Draws a panel for each layer, with its lines over the frequencies. A frequency is labelled by
+    its period, which for CARoPE is that at initialisation."""
     figure, axes = panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
-        for n, (line, name) in enumerate(zip(lines, names)):
-            style = LINES[n // 10 % len(LINES)]  # matplotlib has ten colours, C0 to C9
-            ax.plot(x, line, color=f"C{n % 10}", linestyle=style, linewidth=1, label=name)
-        ax.set(xlabel=f"{xlabel}, tokens; dashed: as trained", xscale="log", **options)
-        ax.set_title(f"layer {i + 1}")
+        n = lines.size(1)
+        periods = [2 * math.pi * run.model.cfg.base ** (c / n) for c in range(n)]
+        for h, (line, name) in enumerate(zip(lines, names)):
+            style = LINES[h // 10 % len(LINES)]  # matplotlib has ten colours, C0 to C9
+            ax.plot(periods, line, color=f"C{h % 10}", linestyle=style, linewidth=1, label=name)
+        ax.set(xlabel="period, tokens; dashed: as trained", xscale="log", title=f"layer {i + 1}")
         plain(ax, [run.trained])
     return figure
 
-def draw_maps(run, layers, heads, words):
-    """Draws a map of queries by keys for every head, with a row of maps for each layer. Or only for
-    the chosen heads, "4.3,1.2", in this order, and then so large that the tokens label it."""
-    maps = {}
-    for i, layer in layers.items():
-        for h, head in enumerate(layer):
-            maps[f"{i + 1}.{h + 1}"] = head
+def draw_maps(layers, heads, words):
+    """Draws a map of queries by keys for every head, with a row of maps for each layer. If heads is
+    given, as in "4.3,1.2", it draws only these, in this order, and labels them with the tokens."""
+    maps = {f"{i + 1}.{h + 1}": head for i, layer in layers.items()
+            for h, head in enumerate(layer)}
     if heads:
         names = [choose("heads", name, maps) for name in heads.split(",")]
         across = len(names)
@@ -361,21 +314,3 @@ def label_tokens(ax, words):
     ax.set_xticks(at, shown, rotation=0 if max(map(len, words)) == 1 else 90, **style)
     ax.set_yticks(at, shown, **style)
     ax.tick_params(length=0, pad=1, labelbottom=True, labelleft=True)
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture of attention."""
-    measure: Callable  # takes an Attention and the arguments of its `textbook`
-    draw: Callable  # takes the run, {layer: measured}, the chosen heads and the text's tokens
-    title: str
-
-FIGURES = {
-    "frequency": Figure(
-        norms, draw_norms, "magnitude of q and k at each frequency, mean over heads"),
-    "distance": Figure(
-        weights_by_distance, draw_distances, "mean attention weight at each distance"),
-    "gates": Figure(gates, draw_maps, "gates, how much of each key a query counts"),
-    "positions": Figure(
-        position_weights, draw_maps,
-        "attention from position alone, the largest weight of each query set to 1"),
-}

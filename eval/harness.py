@@ -12,7 +12,7 @@ from data.text import tokenizer
 from eval import losses, results
 
 
-def score_tasks(runs, names, limit, fewshot):
+def score_tasks(runs, names, fewshot):
     """Prints the harness's table of scores for each run, and appends them to RUN/results.jsonl."""
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
     for name in names:
@@ -23,14 +23,12 @@ def score_tasks(runs, names, limit, fewshot):
     models = {run: Model(run.model, run.meta) for run in runs}
     for run, model in models.items():
         found = lm_eval.simple_evaluate(model, tasks=names, task_manager=manager, log_samples=False,
-                                        num_fewshot=fewshot or None, limit=limit or None)
+                                        num_fewshot=fewshot or None)
         print(f"{run.name}\n{make_table(found)}", flush=True)
         for task, scores in found["results"].items():
             name = task
             if task in found["n-shot"]:  # a group of tasks has none
                 name += f", {found['n-shot'][task]}-shot"
-            if limit:
-                name += f", the first {limit}"
             results.append(run, [{**scores, "split": name, "length": model.longest}])
 
 class Score(tuple):
@@ -62,7 +60,7 @@ class Model(TemplateLM):
 
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False):
-        """requests: [(_, context tokens, target tokens)]. Returns a Score for each."""
+        """Returns a Score for each request, which is (_, context tokens, target tokens)."""
         windows = []  # (index of the request, tokens, how many of the last are targets)
         for i, (_, context, targets) in enumerate(requests):
             tokens = (context or [self.separator]) + targets

@@ -16,7 +16,6 @@ STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolat
 TOKENS = 131072  # in all stretches together
 LONGEST = 8  # `by_position` reads contexts of this many times the trained length
 POINTS = 32  # and divides their positions into this many groups, because single ones are noisy
-LARGEST_EXPONENT = 700  # the perplexity of a larger loss would overflow
 
 # --- scores of a batch, which train.py uses too ---------------------------------------------------
 
@@ -46,7 +45,7 @@ def scores(sums, masked):
     return result
 
 def perplexity(loss):
-    return math.exp(min(loss, LARGEST_EXPONENT))
+    return math.exp(min(loss, 700))  # because a larger one would overflow
 
 # --- what is measured -----------------------------------------------------------------------------
 
@@ -73,13 +72,10 @@ def extrapolate(runs, multiples, name, tokens):
     """Yields the rows of each run, one for each multiple of the trained length. `loss` is that of
     windows of this length. In `window_loss`, a token of the same text sees only as many previous
     tokens as in training, so a loss below it means that distant context helps. The windows of each
-    length tile the same stretches of text, the last one shorter, so that all lengths have exactly
-    the same targets. All splits are opened first, so that a mistake costs no work."""
-    splits = {}
-    texts = {}
-    for run in runs:
-        splits[run] = run.split(name)
-        texts[run] = stretches(splits[run], run.trained, multiples, tokens)
+    length tile the same stretches of text, and the last one may be shorter, so that all lengths
+    have exactly the same targets. All splits are opened first, so that a mistake costs no work."""
+    splits = {run: run.split(name) for run in runs}
+    texts = {run: stretches(splits[run], run.trained, multiples, tokens) for run in runs}
     if tokens != TOKENS:
         name += f" ({tokens:,} tokens)"  # a report keeps these numbers apart
     for run in runs:
@@ -88,30 +84,24 @@ def extrapolate(runs, multiples, name, tokens):
         for multiple in multiples:
             length = round(multiple * run.trained)
             tiles = cut(texts[run], length)
-            row = {"split": f"{name} {multiple:g}x", "length": length}
             window_loss = tiled_loss(run, splits[run], tiles, run.trained, known)
+            row = {"split": f"{name} {multiple:g}x", "length": length}
             if length <= run.limit:
-                loss = window_loss
-                if length > run.trained:
-                    loss = tiled_loss(run, splits[run], tiles, length, {})
-                row["loss"] = loss
-                row["ppl"] = perplexity(loss)
+                row["loss"] = tiled_loss(run, splits[run], tiles, length, dict(known))
+                row["ppl"] = perplexity(row["loss"])
             row["window_loss"] = window_loss
             rows.append(row)
         yield rows
 
 def read_multiples(text):
     """Returns the numbers of "0.5,1,2" in ascending order. Raises ValueError for anything else."""
-    multiples = set()
-    for word in text.split(","):
-        try:
-            multiple = float(word)
-        except ValueError:
-            multiple = math.nan
-        if not 0 < multiple < math.inf:
-            raise ValueError(f"extrapolate={word!r} is not a positive number; give multiples of "
-                             "the trained length, as in --extrapolate=1,2,4,8")
-        multiples.add(multiple)
+    try:
+        multiples = {float(word) for word in text.split(",")}
+    except ValueError:
+        multiples = {math.nan}
+    if not all(0 < multiple < math.inf for multiple in multiples):
+        raise ValueError(f"extrapolate={text!r} is not a list of positive numbers; give multiples "
+                         "of the trained length, as in --extrapolate=1,2,4,8")
     return sorted(multiples)
 
 def stretches(split, trained, multiples, tokens):
@@ -119,21 +109,17 @@ def stretches(split, trained, multiples, tokens):
     `tokens`. If the split has no more tokens than that, one stretch covers it. Raises ValueError if
     a multiple of the trained length does not fit into a stretch."""
     refuse_rows(split)
-    total = split.tokens - 1  # the last token is only a target
     count = 1
-    size = total
-    if tokens < total:
+    size = split.tokens - 1  # the last token is only a target
+    if tokens < size:
         count = STRETCHES
         size = tokens // STRETCHES
     for multiple in multiples:
         length = round(multiple * trained)
         if not 1 <= length <= size:
-            more = ""
-            if size < length <= total:
-                more = f"--eval_tokens={STRETCHES * length} or more, or "
             raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is not in 1 to "
-                             f"{size}, the length of a stretch of {split.folder}; use {more}"
-                             "another multiple")
+                             f"{size}, the length of a stretch of {split.folder}; use another "
+                             f"multiple, or --eval_tokens={STRETCHES * length} if it has as many")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
 def refuse_rows(split):
@@ -143,25 +129,20 @@ def refuse_rows(split):
 
 def cut(stretches, length):
     """Cuts each (start, stop) into tiles of this length, of which the last may be shorter."""
-    tiles = []
-    for start, stop in stretches:
-        for begin in range(start, stop, length):
-            tiles.append((begin, min(begin + length, stop)))
-    return tiles
+    return [(begin, min(begin + length, stop))
+            for start, stop in stretches for begin in range(start, stop, length)]
 
 def by_position(runs, name, tokens):
-    """Returns rows of the mean loss at the positions of a context that is LONGEST times the trained
-    length, where a token sees all tokens before it. Positions are averaged in POINTS groups, and
-    `position` is the mean of a group's. The means are over segments that are spread evenly over the
-    split and hold about `tokens` tokens together. All runs read the same segments. One whose
-    positions end earlier reads their beginnings."""
+    """Returns rows of the mean loss at the positions of a context of LONGEST times the trained
+    length, in which a token sees all tokens before it. Positions are averaged in POINTS groups, and
+    the `position` of a row is the mean of its group. The segments that are read are spread evenly
+    over the split and hold about `tokens` tokens together. All runs read the same ones, and a run
+    whose positions end earlier reads only their beginnings."""
     splits = {run: run.split(name) for run in runs}  # first, so that a mistake costs no work
     context = LONGEST * max(run.trained for run in runs)
     for split in splits.values():
         refuse_rows(split)
         context = min(context, tokens, split.tokens - 1)
-    if context < 1:
-        raise ValueError(f"eval_tokens={tokens} holds no position; use more")
     size = math.ceil(context / POINTS)
     rows = []
     for run in runs:
@@ -170,13 +151,13 @@ def by_position(runs, name, tokens):
         windows = [(start, start + length) for start in starts]
         found = token_losses(run, splits[run], windows)
         sums = torch.stack(list(found.values())).double().sum(0)  # (2, length)
-        for begin in range(0, length, size):
-            end = min(begin + size, length)
-            loss, targets = sums[:, begin:end].sum(1).tolist()
+        positions = torch.arange(1.0, length + 1)
+        for group, where in zip(sums.split(size, 1), positions.split(size)):
+            loss, targets = group.sum(1).tolist()
             if targets:  # a masked stream may have none here
                 rows.append({
                     "run": run.name, "pe": run.pe, "seed": run.config["seed"], "steps": run.step,
-                    "split": name, "trained": run.trained, "position": (begin + 1 + end) / 2,
+                    "split": name, "trained": run.trained, "position": where.mean().item(),
                     "loss": loss / targets,
                 })
     return rows
@@ -239,10 +220,8 @@ def batches(items, length):
 
 def print_heading(rows, width):
     """Says what the numbers are, and names a column for each row. `width` is that of the names."""
-    if any("token_error" in row for row in rows):
-        print("wrong targets, then rows with one")
-    else:
-        print("loss in nats (perplexity)")
+    has_errors = any("token_error" in row for row in rows)
+    print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")
     print_columns("", [row["split"].split()[-1] for row in rows], width)
 
 def print_rows(run, rows, width):

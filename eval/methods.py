@@ -1,18 +1,21 @@
 """
-Draws eval/methods.png, which shows how each method of model.PES changes what attention sees:
+Draws two pictures that need no trained model:
 
     python -m eval.methods
 
-The same query stands at every position i. Keys are of two kinds: first letters of words, which
-match the query, and others. CoPE counts the first letters, FoX forgets at them, and CARoPE rotates
-at them. No parameter is trained. Tables are random, and the rest is set by hand.
+eval/methods.png shows how each method of model.PES changes what attention sees. The same query
+stands at every position i. Keys are of two kinds: first letters of words, which match the query,
+and others. CoPE counts the first letters, FoX forgets at them, and CARoPE rotates at them. Tables
+are random, and the other parameters are set by hand.
+
+eval/bfloat16.png shows how many positions ExPE and ExQPE can tell apart in bfloat16.
 """
 import math
 import sys
 
 import torch
 
-from eval.figures import panels, save
+from eval.figures import panels, plain, save
 from model import PES, GPTConfig, scaled_dot_products
 
 TEXT = "the cat ate a tiny bird and felt no remorse whatsoever for days on end"
@@ -24,8 +27,8 @@ ROWS = {  # kind of a method: what its effect depends on
 
 @torch.no_grad()
 def effect(name, first):
-    """Returns (T, T): what the method adds to the logit of query i and key j, minus its mean over
-    all keys of the same kind, and nan in the future. first (T,) tells where words begin."""
+    """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean over
+    all keys of the same kind. It is nan in the future. first (T,) tells where words begin."""
     torch.manual_seed(1)
     T = len(first)
     C = 32
@@ -54,7 +57,7 @@ def effect(name, first):
         added[:, kind] -= added[:, kind].nanmean()
     return added
 
-def draw(path):
+def draw_effects(path):
     """Draws a row of panels for each kind of method into <path>.png."""
     names = {kind: [name for name in PES if PES[name].kind == kind] for kind in ROWS}
     across = max(len(row) for row in names.values())
@@ -76,8 +79,29 @@ def draw(path):
     figure.supxlabel("key j, the first letters of words marked; query i downwards", fontsize=10)
     save(figure, path)
 
+def positions_apart(name, l, theta, T=8192):
+    """Returns how many of T positions differ in at least one of the l values that expe or exqpe
+    writes in bfloat16 (ExPE section 2.3)."""
+    pe = PES[name](GPTConfig(n_head=1, n_embd=l, expe_l=l, expe_theta=theta))
+    written, _ = pe.inputs(*torch.zeros(2, 1, T, l, dtype=torch.bfloat16), torch.arange(T))
+    return len(written[0].unique(dim=0))
+
+def draw_positions_apart(path):
+    """Draws a curve over l for each theta into <path>.png."""
+    figure, (ax,) = panels(1, 1, 6, 4)
+    widths = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
+    for name, steps in (("expe", 1000), ("expe", 2048), ("expe", 3000), ("exqpe", 2048)):
+        counts = [positions_apart(name, l, 1 / steps) for l in widths]
+        ax.plot(widths, counts, "o-", markersize=3, label=f"{name}, theta = 1/{steps}")
+    ax.set(xlabel="l, dimensions that hold the position", ylabel="different, of 8192 positions")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(widths, widths)
+    plain(ax)
+    save(figure, path)
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:  # such as --help, after which nobody expects a file to change
         print(__doc__.strip())
     else:
-        draw("eval/methods")
+        draw_effects("eval/methods")
+        draw_positions_apart("eval/bfloat16")

@@ -1,10 +1,9 @@
 """
-Keeps what is measured in RUN/results.jsonl and in CSV files, and makes tables over runs and seeds
-of it. A line is one number, as a dict with everything that the number depends on.
+Keeps what is measured in RUN/results.jsonl and in CSV files, and makes tables of it over runs and
+seeds. A line is a dict that holds one number and everything that it depends on.
 """
 import csv
 import json
-import math
 import os
 import platform
 import re
@@ -33,7 +32,7 @@ def split_options(run):
 # --- what is written ------------------------------------------------------------------------------
 
 def append(run, rows):
-    """Appends every number of the rows to RUN/results.jsonl, and returns these lines."""
+    """Appends every number of the rows to RUN/results.jsonl."""
     machine = f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
@@ -58,7 +57,6 @@ def append(run, rows):
         if before and not before.endswith(b"\n"):  # a kill or a full disk cut the last line short
             text = "\n" + text
         file.write(text.encode())
-    return lines
 
 def commit():
     """Returns the git commit of this code, with a + if files have changed since. It is empty
@@ -90,43 +88,42 @@ def records(folder, name):
         return [json.loads(line) for line in file if line.endswith("}\n")]
 
 def training(folders):
-    """Returns rows of run, pe, step, tokens, loss, val/loss, ...: one for each step in the logs of
-    the run directories."""
+    """Returns rows of run, pe, step, loss, val/loss, ...: one for each step in the logs of the run
+    directories."""
     rows = {}
     for folder in folders:
         cfg = {}
-        length = 0
         for line in records(folder, "log.jsonl"):
             cfg = line.get("config", cfg)
-            length = line.get("length", length)
             if "step" not in line:
                 continue
             step = line.pop("step")
             split = line.pop("split", "")
             # a resumed run repeats some steps, and its numbers replace the earlier ones
             row = rows.setdefault((folder, step), {"run": folder, "pe": cfg["pe"], "step": step})
-            row["tokens"] = step * cfg["batch_size"] * (length or cfg["block_size"])
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
     return list(rows.values())
 
-def latest(runs):
-    """Returns the lines of these runs' results.jsonl, given as pairs (folder, options). The options
-    select what was measured with them, and empty options select everything. If a number was
-    measured twice, the later one counts. A run without results is left out, and a line on stderr
-    says so. Raises ValueError if no run has any."""
+def latest(names):
+    """Returns the lines of the results.jsonl of these runs that were measured at a run's last step.
+    folder@options stands for what was measured with these options, and a folder for everything. If
+    a number was measured twice, the later one counts. A run without results is left out, and a line
+    on stderr says so. Raises ValueError if no run has any."""
     found = {}
-    for folder, wanted in runs:
-        mine = {}
+    for name in names:
+        folder, wanted = split_options(name)
+        lines = []
         if os.path.isfile(os.path.join(folder, "results.jsonl")):
-            for line in records(folder, "results.jsonl"):
-                _, options = split_options(line["run"])
-                # the folder's path may have been another one when the number was measured
-                line["run"] = f"{folder}@{options}" if options else folder
-                if options == wanted or not wanted:
-                    mine[line["run"], line["split"], line["length"], line["metric"]] = line
+            lines = records(folder, "results.jsonl")
+        mine = {}
+        for line in lines:
+            _, options = split_options(line["run"])
+            # the folder's path may have been another one when the number was measured
+            line["run"] = f"{folder}@{options}" if options else folder
+            if wanted in ("", options) and line["steps"] == lines[-1]["steps"]:
+                mine[line["run"], line["split"], line["length"], line["metric"]] = line
         if not mine:
-            name = f"{folder}@{wanted}" if wanted else folder
             print(f"left out {name}, which has no results; evaluate it first", file=sys.stderr)
         found.update(mine)
     if not found:
@@ -137,13 +134,10 @@ def latest(runs):
 # --- the report -----------------------------------------------------------------------------------
 
 def print_tables(lines):
-    """Prints a Markdown table for each config and metric. A task has none for its perplexity,
-    because its errors are what counts."""
-    tasks = {line["config"] for line in lines if line["metric"] == "token_error"}
+    """Prints a Markdown table for each config and metric."""
     tables = {}
     for line in lines:
-        if line["metric"] != "ppl" or line["config"] not in tasks:
-            tables.setdefault((line["config"], line["metric"]), []).append(line)
+        tables.setdefault((line["config"], line["metric"]), []).append(line)
     for (config, metric), table in tables.items():
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")
         print_table(table)
@@ -155,51 +149,43 @@ def print_table(lines):
     splits = list(dict.fromkeys(line["split"] for line in lines))
     rows = {}  # {label: its lines}
     for line in lines:
-        rows.setdefault(label_of[line["run"], line["steps"]], []).append(line)
-    print_cells(["run", "seeds", *splits])
-    print("|" + " --- |" * (2 + len(splits)))
+        rows.setdefault(label_of[line["run"]], []).append(line)
+    table = [["run", "seeds", *splits], ["---"] * (2 + len(splits))]
     for label, row in rows.items():
         cells = [label, str(len({line["seed"] for line in row}))]
         for split in splits:
             cells.append(spread([line["value"] for line in row if line["split"] == split]))
-        print_cells(cells)
-
-def print_cells(cells):
-    print(f"| {' | '.join(cells)} |")
+        table.append(cells)
+    for cells in table:
+        print(f"| {' | '.join(cells)} |")
 
 def labels(rows):
-    """Returns {(run, steps): label}, where a label holds what tells the runs apart. It is `pope`
-    for out/quickstart_pope, and also for its other seed, out/quickstart_pope_seed1338. The number
-    of steps is added if it is not the same for all."""
+    """Returns {run: label}, where a label holds what tells the runs apart. It is `pope` for
+    out/quickstart_pope, and also for its other seed, out/quickstart_pope_seed1338. The number of
+    steps is added if it is not the same for all."""
     names = {}
+    steps = {}
     for row in rows:
         folder, _ = split_options(row["run"])
         names[row["run"]] = re.sub(r"_seed\d+$", "", folder)
+        steps[row["run"]] = row.get("steps")  # rows of a log have none
     common = os.path.commonprefix([names[row["run"]].removesuffix(row["pe"]) for row in rows])
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))  # after the last whole word
-    steps_differ = len({row.get("steps") for row in rows}) > 1
     found = {}
-    for row in rows:
-        label = names[row["run"]][cut:]
-        _, options = split_options(row["run"])
+    for run, name in names.items():
+        _, options = split_options(run)
+        found[run] = name[cut:]
         if options:
-            label += f" ({options.replace(',', ', ')})"
-        if steps_differ:
-            label += f", {row['steps']:,} steps"
-        found[row["run"], row.get("steps")] = label
+            found[run] += f" ({options.replace(',', ', ')})"
+        if len(set(steps.values())) > 1:
+            found[run] += f", {steps[run]:,} steps"
     return found
 
 def spread(values):
-    """Returns the mean ± the sample standard deviation (lowest to highest), rounded to two
-    significant digits of the deviation. A single value has four significant digits."""
+    """Returns the mean ± the sample standard deviation (lowest to highest)."""
     if not values:
         return "–"
+    mean = f"{statistics.fmean(values):#.4g}"
     if len(values) == 1:
-        return f"{values[0]:#.4g}"
-    mean = statistics.fmean(values)
-    deviation = statistics.stdev(values)
-    digits = 3
-    if deviation:
-        digits = min(max(0, 1 - math.floor(math.log10(deviation))), 6)
-    low, high = min(values), max(values)
-    return f"{mean:.{digits}f} ± {deviation:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.2g} ({min(values):#.4g} to {max(values):#.4g})"

@@ -2,11 +2,11 @@
 # # A walk through positional encodings
 #
 # This page is a script. `python -m eval.walk` runs it in about two minutes on a laptop and saves
-# its pictures in `out/`. An editor that knows cells (such as VS Code) runs it piece by piece, and
-# `jupytext --to notebook eval/walk.py` makes it a notebook. The pictures need matplotlib.
+# its pictures in `out/`, for which it needs matplotlib. An editor that knows cells (such as VS
+# Code) runs it piece by piece, and `jupytext --to notebook eval/walk.py` turns it into a notebook.
 #
 # Everything here uses `model.py` as it is. By the end you will have seen what a positional
-# encoding does to attention, why most of them fail on long texts, how CoPE counts words, and how
+# encoding does to attention, why most encodings fail on long texts, how CoPE counts words, and how
 # to add a method of your own.
 
 # %%
@@ -27,10 +27,10 @@ os.makedirs("out", exist_ok=True)
 # ## 1. Attention does not know the order of its input
 #
 # Attention compares a query with every key and adds up the values, and a sum has no order. In a
-# model of one layer without any encoding (`nope`), the last letter of a sentence therefore gets
-# the same prediction if all letters before it are shuffled. With RoPE the prediction changes.
-# (With several layers and a causal mask, `nope` can learn something about order, because a token
-# of the first layer knows how many tokens it could see.)
+# model of one layer without any encoding (`nope`), the prediction after the last letter of a
+# sentence therefore stays the same if all letters before it are shuffled. With RoPE it changes.
+# (With several layers, `nope` can learn something about order, because the causal mask gives each
+# token another number of tokens to see.)
 
 # %%
 torch.manual_seed(0)
@@ -45,14 +45,15 @@ for name in ("nope", "rope"):
 # %% [markdown]
 # ## 2. One query and one key under five methods
 #
-# Now let all tokens have the same query and the same key, so that content says nothing. Whatever
-# differs between two logits comes from the encoding. A method acts through a few hooks: `rotate`
-# changes q and k, and `logit_bias` adds something to the logits. Here we call them by hand.
+# Now let all tokens have the same query and the same key, so that content says nothing and
+# whatever differs between two logits comes from the encoding. A method acts through a few hooks:
+# `rotate` changes q and k, and `logit_bias` adds something to the logits. Here we call them by
+# hand.
 #
 # In the picture, each row is a query and each column is a key. `nope` is flat. RoPE and PoPE
 # oscillate with the distance i - j, so each diagonal has one colour. ALiBi falls steadily. CoPE
-# falls too, but at a rate that the query sets. It adds up gates, which say how much each key
-# counts, and since all keys are equal here, each counts the same. Section 4 has keys that differ.
+# falls too, but at a rate that the query sets, because it adds up gates, which say how much each
+# key counts. All keys are equal here, so each counts the same. Section 4 has keys that differ.
 
 # %%
 T, H, d = 64, 4, 32
@@ -60,12 +61,12 @@ pos = torch.arange(T)
 
 @torch.no_grad()
 def logits_of(name):
-    """The logits (T, T) of the first head, if all tokens have the same query and the same key."""
+    """Returns the logits (T, T) of the first head if all tokens have the same query and key."""
     torch.manual_seed(4)
     pe = PES[name](GPTConfig(n_head=H, n_embd=H * d, block_size=T, cope_npos=16))
     q, k = torch.randn(2, 1, H, 1, d).expand(-1, -1, -1, T, -1)  # (1, H, T, d) each
     if name == "cope":
-        # e is learned, and starts at zero. This e makes q.e[p] equal to -p / 4 in the first head
+        # e is learned and starts at zero. This e makes q.e[p] equal to -p / 4 in the first head
         u = q[0, 0, 0]
         pe.e.copy_(-torch.arange(16) / 4 * (u / u.square().sum())[:, None])
     x = torch.zeros(1, T, H * d)  # the input of the layer, which none of these five reads
@@ -91,16 +92,16 @@ figure.savefig("out/walk_logits.png", dpi=150)
 #
 # Beyond 64, RoPE gets worse, because the pairs that rotate slowly arrive at angles that no
 # training example contained, and nothing has taught the model what such a logit means. PoPE meets
-# new angles as well. ALiBi does not suffer, because distant keys get almost no weight, so it
-# never uses what is far away. CoPE's positions are counts that end at npos - 1, so it meets no
-# new ones. These models are tiny and have one seed each, and they read the file that they learnt
-# from, so look at what happens at the dashed line rather than at the order of the curves.
+# new angles as well. ALiBi does not suffer, because it gives distant keys almost no weight. CoPE's
+# positions are counts that end at npos - 1, so it meets no new ones. These models are tiny, have
+# one seed each and read the file that they have learned from, so look at what happens at the
+# dashed line rather than at the order of the curves.
 
 # %%
 text = torch.tensor(list(open(model.__file__, "rb").read()))
 
 def train(name, steps=300):
-    """A model of two layers that was trained on pieces of 64 bytes, and its loss per step."""
+    """Returns a model of two layers after training on pieces of 64 bytes."""
     torch.manual_seed(0)
     gpt = GPT(GPTConfig(pe=name, vocab_size=256, block_size=64, n_layer=2, n_head=H, n_embd=64,
                         cope_npos=32))
@@ -116,7 +117,7 @@ def train(name, steps=300):
 
 @torch.no_grad()
 def loss_by_position(gpt, length=512):
-    """Mean loss in nats of each position (length,), over 64 pieces of the text."""
+    """Returns the loss at each position (length,), the mean over 64 pieces of the text in nats."""
     starts = torch.linspace(0, len(text) - length - 1, 64).long()[:, None]
     piece = text[starts + torch.arange(length + 1)]
     logits, _ = gpt(piece[:, :-1], piece[:, 1:])
@@ -139,9 +140,9 @@ figure.savefig("out/walk_length.png", dpi=150)
 # ## 4. CoPE counts words
 #
 # CoPE's position of key j, as query i sees it, is the sum of the gates from j to i, and a gate is
-# sigmoid(q_i.k_j / sqrt(d)). Here we choose q and k so that the gate is open (1) at spaces and
-# shut (0) elsewhere. The position then says how many words back a letter is, whatever their
-# lengths. No encoding that sees only i and j can do this, because words differ in length.
+# sigmoid(q_i.k_j / sqrt(d)). Here we choose the logits so that the gate is open (1) at spaces and
+# shut (0) elsewhere. The position then says how many words back a letter is. No encoding that sees
+# only i and j can do this, because words differ in length.
 
 # %%
 line = "no encoding of i and j can count words"
@@ -172,9 +173,5 @@ class Slope(PE):
 
 PES["slope"] = Slope
 gpt = train("slope")
-losses = loss_by_position(gpt)
-print(f"slope  loss at positions 32-63: {losses[32:64].mean():.2f}, at 448-511: "
-      f"{losses[448:].mean():.2f} nats")
-for layer, block in enumerate(gpt.h):
-    print(f"learned slopes of layer {layer + 1}:",
-          " ".join(f"{m:.2f}" for m in block.attn.pes[0].m.flatten().tolist()))
+print(f"slope: {loss_by_position(gpt)[448:].mean():.2f} nats at positions 448-511, with slopes",
+      gpt.h[0].attn.pes[0].m.flatten().tolist(), "in layer 1")

@@ -315,3 +315,33 @@ def test_methods_picture(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["methods", "--help"])
     runpy.run_path(methods.__file__, run_name="__main__")
     assert capsys.readouterr().out == f"{methods.__doc__.strip()}\n"
+
+# what the rotations have learned, and two kinds of questions in one task
+
+@torch.no_grad()
+def test_learned_rotation():
+    """PoPE's delta, and CARoPE's frequencies as a mean over tokens, divided by RoPE's."""
+    net, idx, params = small(pe="carope,pope,nope")
+    got = figures.measure(net, idx, "rotation")
+    assert list(got) == [0, 1] and (got[1] == net.h[1].attn.pes[0].delta).all()
+    x = net.h[0].ln_1(net.wte(idx[0])).double().numpy()
+    b = np.log(np.expm1(10000 ** (2 / 8) - 1))  # W = 0 would give RoPE's frequencies
+    f = 1 / (np.log1p(np.exp(x @ params["h.0.attn.pes.0.W"] + b)) + 1)  # (tokens, heads)
+    for c in range(4):
+        want = (f**c).mean(0) * 10000 ** (c / 4)
+        assert got[0][:, c].numpy() == pytest.approx(want, rel=1e-4)
+
+def test_kinds_of_questions_have_panels_of_their_own(drawn):
+    splits = {("content", 15): 1.0, ("content_x2", 23): 2.0, ("position", 15): 3.0,
+              ("position_x2", 23): 4.0}
+    values = {"x_pope": {split: dict(token_error=y) for split, y in splits.items()}}
+    figures.draw_by_length(list(lines_of("config/lookup_small.py", values)), "x")
+    found = {ax.get_title(): ax.lines[0].get_xydata().tolist() for ax in drawn[0].axes}
+    assert found == {"lookup, content": [[15, 1], [23, 2]], "lookup, position": [[15, 3], [23, 4]]}
+
+def test_positions_that_stay_apart_in_bfloat16():
+    for name, growth in (("expe", lambda i, c: (i + c) / 1000),
+                         ("exqpe", lambda i, c: c / 1000 + (i - c + 3) // 3 / 16)):
+        values = [[growth(i, c) for c in range(3)] for i in range(2000)]
+        written = {tuple(row) for row in torch.tensor(values).bfloat16().tolist()}
+        assert methods.positions_apart(name, 3, 1 / 1000, T=2000) == len(written)
