@@ -1,11 +1,12 @@
 """
-Reads options. The defaults of a dataclass come first, then a config file, then --key=value flags.
+Reads options. A config file overrides the defaults of a dataclass, and --key=value flags override
+both.
 
     cfg = load(TrainConfig, sys.argv[1:])    # e.g. ["config/quickstart.py", "--pe=rope"]
 
 A config file consists of plain assignments. It may begin with `from config.pope_124m import *` and
 then say only what differs. The keys are the fields of the dataclass, and --help prints them with
-their comments. An unknown key, or a value of a wrong type or out of range, raises ValueError.
+their comments. An unknown key, or a value of the wrong type or out of range, raises ValueError.
 
     python -m config config/cope_flip_flop.py    # prints the commands for all rows of its table
 """

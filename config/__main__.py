@@ -6,7 +6,8 @@ Prints the commands that train every run behind the tables of a config file, for
 
 It reads the tables in the file's docstring whose heading begins with `flags`. Each of their rows
 begins with flags, and the heading of a column may be a flag too. Each run is repeated for all seeds
-that the docstring names, unless the paragraph above the table says that it is of one seed.
+that the docstring names, unless the paragraph above the table says that the table has only one
+seed.
 """
 import ast
 import itertools
@@ -19,7 +20,7 @@ import config
 
 
 def runs(docstring):
-    """Yields the flags of each run, a list of words."""
+    """Yields the flags of each run as a list of words."""
     seeds = [[], *([word] for word in re.findall(r"--seed=\d+", docstring))]
     above = ""
     for paragraph in docstring.split("\n\n"):

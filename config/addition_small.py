@@ -8,7 +8,7 @@ takes a minute on one core.
 
 The token_error of each split is the percentage of wrong digits, and sequence_error that of wrong
 sums. Always answering 0 gets 71% of val wrong, and 80% to 86% of the longer splits. Val draws from
-the tenth of the sums that train does not have.
+the 10% of all sums that are kept out of train.
 
 Our choices. The base is 100, because rows have 9 tokens (see pope_indirect_small.py).
 """

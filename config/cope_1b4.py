@@ -10,8 +10,8 @@ CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, R
 
 Run the torchrun commands on each of four machines, one of which is HOST. The last command draws the
 half of Figure 5 that is measured on C4. For the other half, WikiText-103 stands in for the paper's
-Wikipedia. The commands below measure only its end points; for the points in between, copy the run
-directories during training:
+Wikipedia. For the points in between, copy the run directories during training, because these
+commands measure only the end points:
 
     python -m data.wikitext103 --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wikitext103_llama
@@ -27,22 +27,22 @@ Table 12 has accuracies in percent, whose mean is 47.7 for RoPE and 48.6 for CoP
     RoPE          61.4   73.0  41.2  45.5    60.4   64.3  30.2  25.2  27.8
     CoPE + RoPE   65.8   73.4  41.7  45.4    62.0   66.2  29.7  26.8  26.6
 
-The paper says that after 1T tokens CoPE has about 3% less perplexity than RoPE, which is 0.03 less
-loss, and that on Wikipedia it needs 0.6T tokens to reach RoPE's final loss. It gives the sizes, a
-learning rate of 4e-4, a context of 4096, a maximum position of 64 and, for MMLU, five examples. For
-the rest it mostly repeats Llama 2, which takes steps of 4M tokens, a cosine down to a tenth, 2000
-steps of warm-up, a weight decay of 0.1 and betas of 0.9 and 0.95. CoPE adds 0.04% of the
-parameters. These are 4 layers x 64 positions x 2048 = 524,288, so each of the four layers has a
+The paper says that after 1T tokens CoPE's perplexity is about 3% lower than RoPE's, which is a loss
+lower by 0.03, and that on Wikipedia it needs 0.6T tokens to reach RoPE's final loss. It gives the
+sizes, a learning rate of 4e-4, a context of 4096, a maximum position of 64 and, for MMLU, five
+examples. For the rest it mostly follows Llama 2, which uses steps of 4M tokens, a cosine down to a
+tenth, 2000 steps of warm-up, a weight decay of 0.1 and betas of 0.9 and 0.95. CoPE adds 0.04% to
+the parameters. These are 4 layers x 64 positions x 2048 = 524,288, so each of the four layers has a
 table per head.
 
 Our choices. CoPE is in layers 6, 12, 18 and 24, which is one reading of "every 6th layer". The
 training data is C4, on which the paper evaluates, because its own is Llama 2's private mix. C4 has
-0.18T tokens, so that 1T tokens read it more than five times. The MLP is of width 5632, which gives
-1.36B parameters. q.e is not divided by sqrt(d) (see cope_flip_flop.py). AdamW's eps is PyTorch's
-1e-8, where Llama 2 has 1e-5. In Table 12, compare acc, because the paper does not say whether it
-reports acc or acc_norm, which the harness also prints for PIQA, HellaSwag, ARC and OBQA.
+0.18T tokens, so that training on 1T reads it more than five times. The MLP is of width 5632, which
+gives 1.36B parameters. q.e is not divided by sqrt(d) (see cope_flip_flop.py). AdamW's eps is
+PyTorch's 1e-8, where Llama 2 has 1e-5. In Table 12, compare acc, because the paper does not say
+whether it reports acc or acc_norm, which the harness also prints for PIQA, HellaSwag, ARC and OBQA.
 
-Memory at micro_batch=1 is about 56 GB where PyTorch computes CoPE and 37 GB for RoPE.
+Memory at micro_batch=1 is about 56 GB for CoPE if PyTorch computes it, and 37 GB for RoPE.
 """
 data = "data/c4_llama"
 pe = "rope,rope,rope,rope,rope,cope+rope"

@@ -22,7 +22,7 @@ positions as the context, because the paper names no limit for code and its 20.8
 4096 x 256 more than RoPE's. A table per layer and head with 1024 positions has the same size
 (--cope_shared=False --cope_npos=1024). q.e is not divided by sqrt(d) (see cope_flip_flop.py).
 
-Memory at micro_batch=4 is about 63 GB where PyTorch computes CoPE and 7 GB for RoPE.
+Memory at micro_batch=4 is about 63 GB for CoPE if PyTorch computes it, and 7 GB for RoPE.
 """
 data = "code"
 pe = "cope"

@@ -10,19 +10,19 @@ CoPE Tables 2 and 11, selective copy: test error in percent, mean (deviation) of
     --pe=learned   16.9 (3.7)        25.6 (3.8)    85.2 (8.4)
 
 The other two seeds are --seed=1338 and --seed=1339. The columns are val, dense and sparse, in which
-256 letters stand among 256, 128 and 512 blanks. Both of the errors that are printed may be meant:
-sequence_error counts rows with a wrong letter, and token_error counts wrong letters.
+256 letters stand among 256, 128 and 512 blanks. The paper may mean either of the two errors that we
+print: sequence_error counts rows with a wrong letter, and token_error counts wrong letters.
 
 The paper says that the model has the sizes below, that the vocabulary has 16 symbols, and that
 training takes 100,000 steps.
 
-Our choices. We take rows for the paper's "test error", although its numbers conflict: 100.0 (0.0)
-for RoPE can only be rows, because guessing gets a fifteenth of the letters right, whereas 25.6 and
-85.2 for absolute positions and 0.004 (0.006) for CoPE look like letters. The batch size is 64, so
-that each of the 640,000 rows is seen ten times. AdamW and its schedule are as for Flip-Flop, but
-with a learning rate of 1e-3 and a warm-up of 1000. The letter to copy is 256 letters back, so there
-are 320 positions, in one table for both layers. q.e is not divided by sqrt(d), as for Flip-Flop.
-Each test set has 25,000 rows, so that 0.004% is one row.
+Our choices. We take the paper's "test error" to count rows, although its numbers conflict: 100.0
+(0.0) for RoPE can only be rows, because guessing gets a fifteenth of the letters right, whereas
+25.6 and 85.2 for absolute positions and 0.004 (0.006) for CoPE look like letters. The batch size is
+64, so that each of the 640,000 rows is seen ten times. AdamW and its schedule are as for Flip-Flop,
+but with a learning rate of 1e-3 and a warm-up of 1000. The letter to copy is 256 letters back, so
+there are 320 positions, in one table for both layers. q.e is not divided by sqrt(d), as for
+Flip-Flop. Each test set has 25,000 rows, so that 0.004% is one row.
 
 Memory is about 3.8 GB.
 """

@@ -23,7 +23,8 @@ Figure 3 (left) is validation perplexity at 1024 to 2560 tokens, here on the who
         out/cope_wikitext103_relative@rel_capped=True --extrapolate=1,1.5,2,2.5 --eval_tokens=300000
     python sample.py out/cope_wikitext103_{cope,relative} --report=out/figure3
 
-For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs of as many epochs:
+For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs that take the same
+number of epochs:
 
     for pe in cope relative; do
         python train.py config/cope_wikitext103.py --pe=$pe --block_size=512 --max_iters=359600 \
@@ -41,14 +42,14 @@ tokens, so that 100 epochs are 179,800 steps.
 
 Our choices. The paper gives neither the learning rate and its schedule, nor dropout, nor AdamW's
 betas and weight decay; ours are below, or train.py's defaults. We read p_max = 64 as 64 positions
-rather than 65 (0 to 64), and 16 and 1024 alike. q.e is not divided by sqrt(d) (see
+rather than 65 (0 to 64), and likewise for 16 and 1024. q.e is not divided by sqrt(d) (see
 cope_flip_flop.py). cope_alibi subtracts m p_ij, although eq. 10 prints a plus, because a plus would
 favour distant keys. Sep-keys has 130.74M parameters here, since each layer gets a 768 x 768
 projection and its biases. With a table per layer (--cope_shared=False) it has 130.79M, which is the
 130.8M of Table 9, so the paper may have combined the two.
 
-Memory at micro_batch=8 is about 35 GB where PyTorch computes CoPE, 40 GB for cope+relative, and 10
-GB for --pe=learned.
+Memory at micro_batch=8 is about 35 GB for CoPE and 40 GB for cope+relative if PyTorch computes
+them, and 10 GB for --pe=learned.
 """
 data = "wikitext103"
 pe = "cope"

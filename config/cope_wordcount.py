@@ -17,7 +17,8 @@ percentage of answers that greedy decoding gets right. Llama-3.1-Instruct, which
 gets 17.1 (8B) and 16.4 (70B).
 
 The lengths of Figure 8 are `sentences` and `words` in the set's meta.json. The points of Figure 9
-are the splits k1, k2, ..., parts of val with the same k, for each k that has ten examples or more:
+are the splits k1, k2, ..., which are the parts of val with the same k, one for each k that has at
+least ten examples:
 
     python sample.py out/wordcount_{cope,rope} --evaluate=k1,k2,k3,k4,k5,k10,k15
 
@@ -28,7 +29,7 @@ a cosine down to a tenth and 2000 steps of warm-up, which is a third of this run
 Our choices. NLL is the mean over the tokens of the answer and the end of text, and examples are
 packed into rows of 4096 tokens, because the paper specifies neither.
 
-Memory at micro_batch=1 is about 58 GB where PyTorch computes CoPE and 38 GB for RoPE.
+Memory at micro_batch=1 is about 58 GB for CoPE if PyTorch computes it, and 38 GB for RoPE.
 """
 data = "data/wordcount_llama"
 block_size = 4096

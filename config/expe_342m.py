@@ -15,8 +15,8 @@ length of 512.
     ExPE, positions halved         2.76   2.71   2.68   2.98   5.65
     ExQPE, positions halved        2.74   2.69   2.65   2.76   4.98
 
-The last two are the first two runs, whose positions expe_scale=0.5 halves at test time. Table 4 has
-accuracies as fractions:
+The last two rows are the first two runs again, with positions that expe_scale=0.5 halves at test
+time. Table 4 has accuracies as fractions:
 
     python sample.py out/expe_342m_{expe,exqpe,rope} out/expe_342m_{expe,exqpe}@expe_scale=0.5 \
         --tasks=hellaswag,mmlu,arc_challenge,arc_easy

@@ -1,6 +1,6 @@
 """
 PoPE and other methods on 10 billion tokens of FineWeb-Edu, at the size of GPT-2. This is not an
-experiment of a paper, but a start for your own.
+experiment from a paper, but a starting point for your own.
 
     python -m data.fineweb_edu
     torchrun --standalone --nproc_per_node=8 train.py config/fineweb_edu.py
@@ -18,8 +18,8 @@ experiment of a paper, but a start for your own.
 Our choices. The model is that of pope_124m.py. As in carope_124m.py, a step has half a million
 tokens, and 19,000 steps read all tokens about once.
 
-Memory is computed for one GPU at micro_batch=16 where PyTorch computes the attention. The kernels
-need less for PoPE, ALiBi, FoX and CoPE. Halving micro_batch halves all of it except 2 GB.
+Memory is computed for one GPU at micro_batch=16 if PyTorch computes the attention. The kernels need
+less for PoPE, ALiBi, FoX and CoPE. Halving micro_batch halves all but 2 GB of it.
 """
 from config.pope_124m import *  # noqa: F403
 

@@ -8,10 +8,10 @@ Lookup by content or by position: which methods can do which? A run takes a minu
 
 One model learns to answer both kinds of questions, "what is the value of key a?" and "what is the
 value of the item four tokens back?", on the same rows of keys and values (data/lookup.py). The
-token_error of each split is the percentage of wrong answers; always giving the same answer is wrong
-for 75%.
+token_error of each split is the percentage of wrong answers; always giving the same answer gets 75%
+wrong.
 
-Our choices. This is not an experiment of a paper. The learning rate is the same for all methods.
+Our choices. This is not an experiment from a paper. The learning rate is the same for all methods.
 The base is 100, because rows have 16 tokens (see pope_indirect_small.py).
 """
 data = "lookup@train=160000"

@@ -49,7 +49,7 @@ draw lines, with one panel per layer:
     python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency \
         --text=$(echo sonnets/*.txt | tr ' ' ,)
 
-The paper says that its runs take 12.3 hours (PoPE) and 11.2 hours (RoPE) on four RTX 3090. About
+The paper says that its runs take 12.3 hours (PoPE) and 11.2 hours (RoPE) on four RTX 3090s. About
 Figure 2 it says that PoPE extrapolates well at every size, whereas RoPE gets worse as models grow.
 The later version fine-tunes for 500 steps of 64 sequences, with 20 steps of warm-up and a learning
 rate of 6e-5 that does not decay.

@@ -22,7 +22,7 @@ with the mean of the six in the last column:
 The commands for Table 5 and Figures 2, 5 and 6 are those for Table 5 and Figures 2, 3 and 4 in
 pope_124m.py, with this file's runs.
 
-The paper says that its runs take 13.5 hours (PoPE) and 12.3 hours (RoPE) on eight V100.
+The paper says that its runs take 13.5 hours (PoPE) and 12.3 hours (RoPE) on eight V100s.
 
 Our choices are those of pope_124m.py. Biases would be compatible with 253M parameters as well.
 

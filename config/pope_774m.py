@@ -17,7 +17,7 @@ Table 5 has zero-shot accuracies in percent, with the mean of the six in the las
 
 The commands for Table 5 and Figure 2 are those of pope_124m.py, with this file's runs.
 
-The paper says that its runs take 38.7 hours (PoPE) and 36.5 hours (RoPE) on eight V100.
+The paper says that its runs take 38.7 hours (PoPE) and 36.5 hours (RoPE) on eight V100s.
 
 Our choices are those of pope_124m.py. They give 772M parameters, and biases would give 773M. GPT-2
 of this shape has 774M, because it also has learned positions.

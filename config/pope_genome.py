@@ -10,7 +10,7 @@ PoPE Table 3, the human reference genome: NLL on the test split, in nats per tok
     --pe=rope      4.217
 
 The paper says that these are the best values, and that its runs take 15.6 hours (PoPE) and 14 hours
-(RoPE) on eight V100. It follows the Nucleotide Transformer in preprocessing and tokenization.
+(RoPE) on eight V100s. It follows the Nucleotide Transformer in preprocessing and tokenization.
 
 Our choices. We take "best" to mean the lowest of a run's evaluations on test, which training prints
 when it ends. Training reads 1024 rows of test for each of them, whereas the third command reads all

@@ -13,19 +13,19 @@ PoPE Table 1, Indirect Indexing: accuracy in percent on the target, mean +- devi
     --pe=sinusoidal                   1.90 +- 0.04
 
 Accuracy is 100 - token_error of test, 10,000 rows. The other two seeds are --seed=1338 and
---seed=1339. The last four are baselines of the paper's later version, in which half of RoPE's
-channels are not rotated, or half of ALiBi's heads have no bias.
+--seed=1339. The last four are baselines from the paper's later version. In the first two of them,
+half of RoPE's channels are not rotated and half of ALiBi's heads have no bias.
 
-In an independent repetition, some seeds did not learn the task (see eval/README.md). If yours does
+In an independent replication, some seeds did not learn the task (see eval/README.md). If yours does
 not, try --max_iters=200000.
 
 The paper says that its runs take 0.70 hours (PoPE) and 0.62 hours (RoPE) on an RTX 3090, and that
 the sequence length is 40.
 
 Our choices. Rows have up to 48 characters, because 40 letters and the question do not fit into 40.
-The letter is drawn from those whose target lies inside the string, because the paper does not say
-what happens otherwise (see data/indirect_indexing.py). There are no biases (see pope_124m.py), and
-the embeddings are not tied.
+The letter that is asked about is drawn from those whose target lies inside the string, because the
+paper does not say what happens otherwise (see data/indirect_indexing.py). There are no biases (see
+pope_124m.py), and the embeddings are not tied.
 
 Memory is about 1.3 GB.
 """

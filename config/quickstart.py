@@ -5,9 +5,9 @@ Three minutes on a laptop: 0.8M parameters learn the Python standard library's s
     python train.py config/quickstart.py --pe=rope    # or another name of PES in model.py
     python sample.py out/quickstart_pope out/quickstart_rope --extrapolate=1,2,4,8
 
-Our choices. This is not an experiment of a paper. It has the architecture of PoPE's paper, GPT with
-RMSNorm, at the smallest size that shows its claim: a PoPE that is trained on short sequences works
-on long ones.
+Our choices. This is not an experiment from a paper. It has the architecture of PoPE's paper, GPT
+with RMSNorm, at the smallest size that shows the paper's claim: a PoPE model that is trained on
+short sequences works on long ones.
 """
 data = "stdlib"
 pe = "pope"
