@@ -82,7 +82,7 @@ def draw_by_length(lines, path):
               if len({line["length"] for line in group}) > 1}
     if not groups:
         return
-    figure, axes = panels(len(groups), 2, 5, 3.8)
+    figure, axes = panels(len(groups), 3, 4, 3)
     for ax, ((title, metric), group) in zip(axes, groups.items()):
         draw_curves(ax, group, "length", "value", metric)
         lengths = sorted({line["length"] for line in group})
