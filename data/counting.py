@@ -29,7 +29,6 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 SYMBOLS = ["_", "pass;", "print", "=", ";", "++;", *map(str, range(11))]  # _ pads; then a, b, ...
 PAD, PASS, PRINT, EQUALS, SEMICOLON, INCREMENT, ZERO, A = 0, 1, 2, 3, 4, 5, 6, 17
 W_SET, W_INCREMENT, LARGEST = 1, 7, 10
@@ -88,7 +87,6 @@ def programs(rng, counts, variables, w_pass):
 
 def prepare(folder, variables: int = 1, steps: int = 512, length: int = 512, train: int = 10_000,
             val: int = 1000, test: int = 1000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if the sizes do not make a task."""
     if not 1 <= variables <= 26 or steps < 3 or length < 8:
         raise ValueError(f"variables={variables}, steps={steps}, length={length} do not make a "
                          "task; use 1 to 26 variables, steps >= 3 and length >= 8")

@@ -18,7 +18,6 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 SYMBOLS = ["w", "r", "i", "0", "1"]
 W, R, I, ZERO = range(4)
 
@@ -40,8 +39,6 @@ def generate(rng, rows, length, p_i):
 
 def prepare(folder, length: int = 512, train: int = 160_000, val: int = 1000, sparse: int = 100_000,
             dense: int = 3000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if `length` is odd or does not hold two
-    pairs."""
     if length < 4 or length % 2:
         raise ValueError(f"length={length} does not hold pairs of an instruction and a bit; make "
                          "it even, and 4 or more")

@@ -27,7 +27,6 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 LETTERS = string.ascii_letters
 SYMBOLS = [*LETTERS, *string.digits, ",", "+", "-", "_"]  # _ pads
 DIGIT, COMMA, PLUS, MINUS, PAD = 52, 62, 63, 64, 65
@@ -56,7 +55,6 @@ def generate(rng, rows, letters, shortest, longest, shift):
 
 def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, shift: int = 15,
             train: int = 1_000_000, val: int = 10_000, test: int = 10_000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if the sizes do not fit each other."""
     if not 0 <= shift < shortest <= longest <= letters <= 52:
         raise ValueError(f"need 0 <= shift={shift} < shortest={shortest} <= longest={longest} <= "
                          f"letters={letters} <= 52, because letters do not repeat and every shift "

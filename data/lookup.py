@@ -27,7 +27,6 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 KEYS, VALUES = string.ascii_lowercase, string.digits[:4]
 LONGEST = 3  # the most items in a row, in multiples of `items`
 ITEMS = [key + value for key in KEYS for value in VALUES]
@@ -57,7 +56,6 @@ def generate(rng, rows, items, asked, questions, by_position):
 
 def prepare(folder, items: int = 8, questions: int = 4, train: int = 100_000, test: int = 1000,
             seed: int = 0):
-    """Write the set into `folder`. Raises ValueError if the sizes do not make a task."""
     if not 1 <= questions <= items <= len(KEYS) // LONGEST:
         raise ValueError(f"questions={questions}, items={items}: need 1 <= questions <= items <= "
                          f"{len(KEYS) // LONGEST}, because the longest rows have {LONGEST} times "

@@ -24,7 +24,6 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 SYMBOLS = [*string.ascii_lowercase, *string.digits, *".,;:!?-+*/=<>@#%"]
 KEYS = 26  # how many there are; ids are in this order
 VALUES = 10
@@ -49,7 +48,6 @@ def generate(rng, rows, length, pairs, queries, filler):
 
 def prepare(folder, length: int = 256, pairs: int = 16, queries: int = 16, filler: int = 8,
             train: int = 100_000, val: int = 1000, test: int = 1000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if the sizes do not fit each other."""
     if not 1 <= queries <= pairs <= min(KEYS, length // 2):
         raise ValueError(f"need 1 <= queries={queries} <= pairs={pairs} <= {KEYS}, and a "
                          f"length={length} that holds the pairs")

@@ -1,10 +1,9 @@
-"""Writes the synthetic tasks, whose rows are drawn at random, and keeps every row of another split
-out of train.
+"""Writes the synthetic tasks, whose rows are drawn at random, so that no row of another split is in
+train.
 
     python -m data.flip_flop --length=64    # writes data/flip_flop@length=64
 """
 import functools
-from pathlib import Path
 
 import numpy as np
 
@@ -21,19 +20,13 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
     **options) draws n rows and returns their tokens and their loss mask, both (n, row_length). The
     same seed gives the same bytes, and a smaller train split is the start of a larger one.
 
-    No row of another split is in train. Most tasks have so many rows that train holds only a few of
-    them, so the other splits redraw each row that `is_in_train`. If a task has so few rows that
-    train would hold nearly all, hold_out=True makes train redraw each row that `is_held_out`, so
-    that some are left to the other splits.
-
-    Raises ValueError if the disk is too small, or if train leaves no rows to another split.
+    Other splits redraw each row that `is_in_train`. That suffices for most tasks, because train
+    holds only few of their rows. If a task has so few rows that train would hold nearly all,
+    hold_out=True makes train redraw each row that `is_held_out`, so that these are left to the
+    other splits. Raises ValueError if train leaves too few rows to another split.
     """
-    size = 0
-    for rows, options in splits.values():
-        row_length = generate(rng(seed, 0), 1, **options)[0].size
-        size += 3 * rows * row_length  # two bytes per token and one for its mask
     train_keys = np.zeros(0, dtype=np.uint64)
-    with Writer(folder, size=size) as writer:
+    with Writer(folder) as writer:
         for number, (split, (rows, options)) in enumerate(splits.items()):
             must_redraw = functools.partial(is_in_train, train_keys)
             if split == "train":
@@ -53,11 +46,12 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
             if keys:
                 train_keys = np.sort(np.concatenate(keys))
         writer.finish(len(symbols), {"symbols": symbols})
-    print(f"{Path(folder)}: " + ", ".join(f"{n:,} {split}" for split, (n, _) in splits.items()))
+    sizes = [f"{rows:,} {split}" for split, (rows, _) in splits.items()]
+    print(f"{folder}: {', '.join(sizes)}")
 
 def redraw(tokens, loss, draw, must_redraw):
-    """Replaces, in place, the rows whose keys must_redraw(keys) marks, by rows of draw(n). Returns
-    whether none is left after ATTEMPTS."""
+    """Replaces rows in place by new ones of draw(n) until must_redraw(keys) marks none of them.
+    Returns whether that was reached after at most ATTEMPTS draws."""
     marked = np.flatnonzero(must_redraw(row_keys(tokens)))
     for _ in range(ATTEMPTS - 1):
         if not len(marked):
@@ -67,14 +61,14 @@ def redraw(tokens, loss, draw, must_redraw):
     return not len(marked)
 
 def is_in_train(train_keys, keys):
-    """Returns which keys, (n,), are among the sorted keys of train."""
+    """Returns whether each key (n,) is among the sorted keys of train."""
     if not len(train_keys):
         return np.zeros(len(keys), dtype=bool)
     places = np.searchsorted(train_keys, keys)
     return train_keys[np.minimum(places, len(train_keys) - 1)] == keys
 
 def is_held_out(keys):
-    """Returns which keys, (n,), belong to the tenth of all rows that train never holds."""
+    """Returns whether each key (n,) belongs to the tenth of all rows that train never holds."""
     return keys % 10 == 0
 
 def row_keys(tokens):

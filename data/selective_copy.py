@@ -19,7 +19,6 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 BLANK = 0
 
 def generate(rng, rows, copy, blanks, vocabulary):
@@ -35,7 +34,6 @@ def generate(rng, rows, copy, blanks, vocabulary):
 
 def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, train: int = 640_000,
             val: int = 1000, dense: int = 1000, sparse: int = 1000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if the sizes do not make a task."""
     if copy < 1 or blanks < 0 or not 2 <= vocabulary <= 27:
         raise ValueError(f"copy={copy}, blanks={blanks}, vocabulary={vocabulary} do not make a "
                          "task; use copy >= 1, blanks >= 0, and a vocabulary of 2 (the blank and "

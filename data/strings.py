@@ -34,7 +34,6 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 SYMBOLS = [*string.digits, *string.ascii_lowercase, "+", "=", "_"]  # _ pads
 PAD = len(SYMBOLS) - 1
 FEW_QUESTIONS = 2**20  # a task with fewer holds some of them out of train
@@ -81,8 +80,6 @@ def generate(rng, rows, task, shortest, longest):
 
 def prepare(folder, task: str = "copy", longest: int = 20, train: int = 100_000, val: int = 1000,
             test: int = 1000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if the task is unknown, or if `longest` is
-    too short for a split x1.5."""
     if task not in TASKS:
         raise ValueError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
     if longest < 2:
