@@ -17,12 +17,11 @@ DOWNLOAD = True
 
 def prepare(folder, train: int = 20_000_000, val: int = 10_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
+    def part(name, limit):
+        return texts(hub("allenai/c4", "en", split=name, streaming=True), limit)
+
     def corpus():
-        splits = {}
-        for split, part, limit in (("val", "validation", val), ("train", "train", train)):
-            documents = hub("allenai/c4", "en", split=part, streaming=True)
-            splits[split] = texts(documents, limit)
-        return splits
+        return {"val": part("validation", val), "train": part("train", train)}
 
     write_documents(folder, corpus, tokenizer, train=train, val=val)
 

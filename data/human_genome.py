@@ -11,18 +11,15 @@ T, C, G, N and six special tokens. Chromosome 21 is val, chromosome 22 is test, 
 X and Y, are train. Other records (the mitochondrion, patches, unplaced pieces) are skipped, and so
 is what follows the last whole window of a chromosome.
 
-**Windows always begin at the same letters.** The data set of the Nucleotide Transformer has chunks
-of 6,200 letters at a stride of 6,000, and its card says that training starts at a random one of the
-first 200, so that each epoch sees other tokens. We leave this out, because our format holds tokens,
-and a random start would need a tokenizer in the training loop. Our epochs therefore repeat the same
-tokens, and the paper's 100,000 steps of 64 rows are 12.8 of them. Whether PoPE's authors drew the
-start at random is unknown.
+**Windows always begin at the same letters,** whereas the Nucleotide Transformer starts each chunk
+at a random one of its first 200 letters. Our format holds tokens, and a random start would need a
+tokenizer in the training loop. The paper's 100,000 steps of 64 rows therefore see the same tokens
+12.8 times. Whether PoPE's authors drew the start at random is unknown.
 
 **Windows with N are truncated.** A row is <bos> and the first 1000 tokens of a window, for
 block_size=1000. A window without N has exactly 1000, so rows need neither padding nor a mask. A
 window with N has more, and the rest is dropped, because the Nucleotide Transformer also truncates
-its input. If we kept the rest, two thirds of the tokens of chromosome 22 would be N, rather than a
-quarter. The paper does not say what it did with N. A model predicts N almost without a loss, so
+its input. The paper does not say what it did with N. A model predicts N almost without a loss, so
 losses can be compared only at the same fraction of N, which this script prints.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469
@@ -53,8 +50,9 @@ SYMBOLS = ["<unk>", "<pad>", "<mask>", "<cls>", *SIX_MERS, *"ATCGN", "<eos>", "<
 IDS = {symbol.encode(): i for i, symbol in enumerate(SYMBOLS)}
 BOS = IDS[b"<bos>"]
 N = IDS[b"N"]
-OF_TRAIN = [*map(str, range(1, 21)), "X", "Y"]
-SPLIT = {**dict.fromkeys(OF_TRAIN, "train"), "21": "val", "22": "test"}  # by chromosome
+SPLIT = dict.fromkeys([*map(str, range(1, 21)), "X", "Y"], "train")  # {chromosome: its split}
+SPLIT["21"] = "val"
+SPLIT["22"] = "test"
 
 # what bytes.translate makes of each byte: A, C, G and T in upper case, and N of all others
 LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256))
@@ -119,7 +117,8 @@ def prepare(folder, source: str = None):
     for split in ("train", "val", "test"):
         tokens, unknown = sum(counts[name] for name in SPLIT if SPLIT[name] == split)
         sizes.append(f"{tokens // TOKENS:,} {split} rows ({100 * unknown / tokens:.1f}% N)")
-    print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
+    line = f"{folder}: {', '.join(sizes)}"
+    print(f"\r{line:78}")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -33,21 +33,19 @@ DOWNLOAD = True
 URL = ("https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
        "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/Jsb16thSeparated.json")
 SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
-LOWEST, HIGHEST = 21, 108  # of a piano's 88 keys
-SYMBOLS = ["_", "-1", *map(str, range(LOWEST, HIGHEST + 1))]  # _ pads, -1 is silence
-PAD, SILENCE, FIRST_KEY = range(3)
-SPLITS = {"train": "train", "valid": "val", "test": "test"}  # their names in the file and ours
+PITCHES = [-1, *range(21, 109)]  # silence, and the 88 keys of a piano
+SYMBOLS = ["_", *map(str, PITCHES)]
+PAD = 0
+IDS = {pitch: i for i, pitch in enumerate(PITCHES, start=1)}
+SPLITS = {"train": "train", "valid": "val", "test": "test"}  # their names in the file, and ours
 
 def serialize(piece):
     """Returns the tokens (4 * steps,) of a list of time steps, each of which is four pitches."""
-    ids = {-1: SILENCE}
-    for key in range(LOWEST, HIGHEST + 1):
-        ids[key] = FIRST_KEY + key - LOWEST
     for step in piece:
-        if len(step) != 4 or not ids.keys() >= set(step):
-            raise ValueError(f"a time step is {step}, but must be four keys in [{LOWEST}, "
-                             f"{HIGHEST}] or -1; take Jsb16thSeparated.json")
-    return np.array([ids[key] for step in piece for key in step])
+        if len(step) != 4 or not IDS.keys() >= set(step):
+            raise ValueError(f"a time step is {step}, but must be four keys in [21, 108] or -1; "
+                             "take Jsb16thSeparated.json")
+    return np.array([IDS[pitch] for step in piece for pitch in step])
 
 def rows(tokens, length):
     """Returns the rows of a piece (n,) and their mask, both (ceil(n / length), length + 1)."""

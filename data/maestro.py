@@ -15,9 +15,8 @@ land in different splits. The paper draws a transposition uniformly from -3 to +
 write all seven of each training file, so a random window is equally likely to have any of them. The
 files of val and test stay as they were played. REMI leaves out notes beyond the piano's 88 keys.
 
-A split is one stream. Training reads random windows of it (block_size=2048), and an evaluation
-tiles the split with such windows. Because a piece is several times longer than that, few windows
-contain the border of two pieces, and none needs padding.
+A split is one stream, so a window may contain the border of two pieces. Few do, because a piece is
+several times longer than block_size=2048.
 
 splits   train, val, test
 options  source: the zip
@@ -25,7 +24,6 @@ options  source: the zip
 This takes about a quarter of an hour. After an interruption it starts over, and writes the same
 bytes.
 """
-import collections
 import os
 import zipfile
 
@@ -40,21 +38,18 @@ URL = "https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestr
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
 VOCAB_SIZE = 328
 TRANSPOSITIONS = range(-3, 4)
-MIDITOK = "pip install miditok==3.0.5.post1"
 
 def remi():
-    """Returns the tokenizer. Raises ImportError if miditok is missing, and ValueError if its
-    version has another vocabulary."""
-    try:
-        import miditok
-    except ImportError:
-        raise ImportError(f"MAESTRO's tokens need one more package: {MIDITOK}") from None
+    """Returns the tokenizer. Raises ValueError if this version of miditok has another vocabulary."""
+    import miditok
+
     special = ["PAD", "BOS", "EOS", "MASK"]
     how = miditok.TokenizerConfig(special_tokens=special, use_chords=True, use_tempos=True)
     tokenizer = miditok.REMI(how)
     if len(tokenizer) != VOCAB_SIZE:
         raise ValueError(f"this miditok's REMI has {len(tokenizer)} tokens, but the paper's has "
-                         f"{VOCAB_SIZE}; versions 3.0.1 to 3.0.5.post1 agree with it: {MIDITOK}")
+                         f"{VOCAB_SIZE}; install the version that has these: pip install "
+                         "miditok==3.0.5.post1")
     return tokenizer
 
 def encode(tokenizer, midi, transpositions):
@@ -77,7 +72,6 @@ def encode(tokenizer, midi, transpositions):
 def prepare(folder, source: str = None):
     tokenizer = remi()  # before the download, because miditok may be missing
     progress = Progress("files")
-    tokens = collections.Counter()
     with Writer(folder) as writer:
         path = source or download(URL, SHA256)
         if not zipfile.is_zipfile(path):
@@ -91,16 +85,15 @@ def prepare(folder, source: str = None):
         for split, names_of_split in splits.items():
             transpositions = TRANSPOSITIONS if split == "train" else [0]
             for name in names_of_split:
-                piece = encode(tokenizer, archive.read(name), transpositions)
-                writer.write(split, piece)
-                tokens[split] += len(piece)
+                writer.write(split, encode(tokenizer, archive.read(name), transpositions))
                 done += 1
                 progress.show(done)
         ids = tokenizer.vocab
         symbols = sorted(ids, key=ids.get)
         writer.finish(VOCAB_SIZE, {"symbols": symbols}, separator=ids["BOS_None"])
-    sizes = [f"{tokens[split]:,} {split} tokens of {len(splits[split])} files" for split in splits]
-    print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
+    sizes = [f"{len(names)} {split}" for split, names in splits.items()]
+    line = f"{folder}: {', '.join(sizes)} files"
+    print(f"\r{line:78}")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

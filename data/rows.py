@@ -1,5 +1,4 @@
-"""Writes the synthetic tasks, whose rows are drawn at random, so that no row of another split is in
-train.
+"""Writes the synthetic tasks, whose rows are drawn at random. No row of another split is in train.
 
     python -m data.flip_flop --length=64    # writes data/flip_flop@length=64
 """
@@ -11,7 +10,6 @@ from data.shards import Writer, rng
 
 BLOCK = 1000  # rows drawn at a time
 ATTEMPTS = 500  # redraws of a block before a task counts as too small
-
 
 def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
     """Writes a synthetic task.
@@ -25,13 +23,15 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
     hold_out=True makes train redraw each row that `is_held_out`, so that these are left to the
     other splits. Raises ValueError if train leaves too few rows to another split.
     """
-    train_keys = np.zeros(0, dtype=np.uint64)
+    train_keys = set()
     with Writer(folder) as writer:
         for number, (split, (rows, options)) in enumerate(splits.items()):
-            must_redraw = functools.partial(is_in_train, train_keys)
-            if split == "train":
-                must_redraw = is_held_out if hold_out else None
-            keys = []
+            if split != "train":
+                must_redraw = functools.partial(is_in_train, train_keys)
+            elif hold_out:
+                must_redraw = is_held_out
+            else:
+                must_redraw = None
             for start in range(0, rows, BLOCK):
                 random = rng(seed, number << 32 | start)
                 draw = functools.partial(generate, random, **options)
@@ -42,16 +42,14 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
                 missing = rows - start
                 writer.write(split, tokens[:missing], loss[:missing])
                 if split == "train":
-                    keys.append(row_keys(tokens[:missing]))
-            if keys:
-                train_keys = np.sort(np.concatenate(keys))
+                    train_keys.update(row_keys(tokens[:missing]).tolist())
         writer.finish(len(symbols), {"symbols": symbols})
     sizes = [f"{rows:,} {split}" for split, (rows, _) in splits.items()]
     print(f"{folder}: {', '.join(sizes)}")
 
 def redraw(tokens, loss, draw, must_redraw):
     """Replaces rows in place by new ones of draw(n) until must_redraw(keys) marks none of them.
-    Returns whether that was reached after at most ATTEMPTS draws."""
+    Returns whether ATTEMPTS draws were enough."""
     marked = np.flatnonzero(must_redraw(row_keys(tokens)))
     for _ in range(ATTEMPTS - 1):
         if not len(marked):
@@ -61,14 +59,11 @@ def redraw(tokens, loss, draw, must_redraw):
     return not len(marked)
 
 def is_in_train(train_keys, keys):
-    """Returns whether each key (n,) is among the sorted keys of train."""
-    if not len(train_keys):
-        return np.zeros(len(keys), dtype=bool)
-    places = np.searchsorted(train_keys, keys)
-    return train_keys[np.minimum(places, len(train_keys) - 1)] == keys
+    """Returns whether each key, (n,), belongs to a row of train."""
+    return np.array([key in train_keys for key in keys.tolist()])
 
 def is_held_out(keys):
-    """Returns whether each key (n,) belongs to the tenth of all rows that train never holds."""
+    """Returns whether each key, (n,), belongs to the tenth of all rows that train never holds."""
     return keys % 10 == 0
 
 def row_keys(tokens):

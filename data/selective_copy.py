@@ -8,9 +8,8 @@ without the blanks. Only this copy carries loss, and nothing marks where it begi
 another split is in train.
 
 splits   train and val: `blanks` blanks; dense: half as many; sparse: twice as many
-options  copy: letters per row; blanks; vocabulary: the letters and the blank; train, val, dense,
-         sparse: rows; seed. The paper gives no numbers of rows, so these are ours, and the rows of
-         train repeat in epochs
+options  copy: letters per row; blanks; vocabulary: number of symbols, with the blank; train, val,
+         dense, sparse: rows, whose numbers are our choice, because the paper gives none; seed
 """
 import string
 
@@ -22,7 +21,7 @@ from data.rows import write_rows
 BLANK = 0
 
 def generate(rng, rows, copy, blanks, vocabulary):
-    """Returns the tokens and the mask, both (rows, copy + blanks + copy)."""
+    """Returns the tokens and the loss mask, both (rows, copy + blanks + copy)."""
     letters = rng.integers(1, vocabulary, (rows, copy))
     places = np.sort(rng.random((rows, copy + blanks)).argsort(axis=1)[:, :copy], axis=1)
     tokens = np.full((rows, copy + blanks + copy), BLANK)

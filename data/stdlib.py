@@ -25,15 +25,13 @@ def prepare(folder):
         name = path.relative_to(library)
         if not OTHERS & set(name.parts):
             names.append(name)
-    size = 0
     with Writer(folder) as writer:
         for i, name in enumerate(sorted(names)):
             text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
             tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
             writer.write("val" if i % 10 == 9 else "train", tokens)
-            size += len(tokens)
         writer.finish(vocab_size=257, tokenizer="bytes", separator=SEPARATOR)
-    print(f"{folder}: {len(names):,} files, {size / 1e6:.1f} MB")
+    print(f"{folder}: {len(names):,} files")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -101,7 +101,8 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         end_of_text = None if separator is None else encoding.eot_token
         writer.finish(encoding.n_vocab, tokenizer, end_of_text)
     sizes = [f"{split} {n:,} tokens of {words[split]:,} words" for split, n in written.items()]
-    print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
+    line = f"{folder}: {', '.join(sizes)}"
+    print(f"\r{line:78}")
 
 def encoder(tokenizer, separator, shortest):
     """Returns a function that turns a text into its ids, uint16 (n,), with the separator, and the
@@ -186,20 +187,16 @@ class Progress:
 
     def show(self, done):
         now = time.monotonic()
-        if now - self.shown_time <= 1:
-            return
-        self.shown_time = now
-        rate = (done - self.done_before) / (now - self.start_time)
-        line = f"{done:,} {self.unit}, {rate:,.0f} per second"
-        print(f"\r{line:78}", end="", flush=True)
+        if now - self.shown_time > 1:
+            self.shown_time = now
+            rate = (done - self.done_before) / (now - self.start_time)
+            line = f"{done:,} {self.unit}, {rate:,.0f} per second"
+            print(f"\r{line:78}", end="", flush=True)
 
 def hub(*args, **options):
-    """Returns a corpus of the Hugging Face hub, datasets.load_dataset(*args, **options), which keeps
-    its downloads. Raises ImportError if the package datasets is missing."""
-    try:
-        import datasets
-    except ImportError:
-        raise ImportError("corpora from the hub need a package: pip install datasets") from None
+    """Returns a corpus of the Hugging Face hub. This needs `pip install datasets`."""
+    import datasets
+
     return datasets.load_dataset(*args, **options)
 
 def texts(dataset, limit=None):
@@ -275,31 +272,29 @@ def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1
     if not 0 < val < 1:
         raise ValueError(f"val={val} must lie between 0 and 1, because it is a fraction")
     paths = files(source)
-    lengths = {path: count_characters(path) for path in paths}  # also checks that all are UTF-8
-    if not sum(lengths.values()):
-        raise ValueError(f"source={source!r} holds no text; name a file, or a folder of files")
+    segments = {"train": [], "val": []}
+    for path in paths:
+        length = count_characters(path)
+        cut = round(length * (1 - val))
+        segments["train"].append((path, 0, cut))
+        segments["val"].append((path, cut, length))
+
+    def texts_of(split):
+        for path, start, end in segments[split]:
+            yield from pieces(path, start, end)
+            yield END_OF_TEXT
 
     def documents(split, skip):
         return itertools.islice(texts_of(split), skip, None)
 
-    def texts_of(split):
-        for path, length in lengths.items():
-            cut = round(length * (1 - val))
-            if split == "train":
-                yield from pieces(path, 0, cut)
-            else:
-                yield from pieces(path, cut, length)
-            yield END_OF_TEXT
-
     def corpus():
-        return {split: functools.partial(documents, split) for split in ("train", "val")}
+        return {split: functools.partial(documents, split) for split in segments}
 
     write_documents(folder, corpus, tokenizer, separator="marked", val=val, sha256=digest(paths))
-    name = Path(folder).name
     data = Path(folder).resolve()
-    if data == locate(name).resolve():
-        data = name
-    run = name.replace("@", "_")  # because sample.py reads what follows an @ as options
+    run = data.name.replace("@", "_")  # because sample.py reads what follows an @ as options
+    if data == locate(data.name).resolve():
+        data = data.name
     words = ["python", "train.py", "config/quickstart.py", f"--data={data}", f"--out_dir=out/{run}"]
     print(f"train on it with `{shlex.join(words)}`")
 

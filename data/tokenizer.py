@@ -8,9 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import tiktoken
 
-END_OF_TEXT = "<|endoftext|>"
-
-
 def tokenizer(meta):
     """Returns the tokenizer of a data set, given its meta.json. encode(text) returns a list of ids,
     and decode(ids) returns a text.
@@ -57,7 +54,7 @@ def load_encoding(name):
         if name == "bytes":  # ids 0 to 255 are the bytes
             ranks = {bytes([i]): i for i in range(256)}
             pattern = r"[\s\S]"
-            special = {END_OF_TEXT: 256}
+            special = {"<|endoftext|>": 256}
         else:
             known = tiktoken.get_encoding(name)
             ranks = known._mergeable_ranks
@@ -88,7 +85,7 @@ class HubEncoding:
         self.inner.no_padding()
         ids = self.inner.get_vocab()
         self.n_vocab = max(ids.values()) + 1
-        self.eot_token = ids["</s>" if "</s>" in ids else END_OF_TEXT]
+        self.eot_token = ids["</s>" if "</s>" in ids else "<|endoftext|>"]
         self.inner.encode_special_tokens = True  # despite its name, this treats them as text
 
     def encode(self, text, allowed_special="all"):

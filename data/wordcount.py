@@ -40,6 +40,9 @@ DOWNLOAD = True
 FEWEST = 10  # the fewest examples of val that get a split k1, k2, ... of their own
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
+# targets: how many tokens at the end carry loss; sentences and words: their numbers in the story
+Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentences", "words"])
+
 def read_folder(folder):
     """Returns the stories of a folder's *.txt files as rows, [{"text": story}, ...]."""
     stories = []
@@ -54,20 +57,19 @@ def words(text):
 
 def question(story, sentences, random):
     """Returns the prompt, the answer, k and the number of sentences of a story. sentences(text)
-    cuts a text into sentences, and `random` is a numpy generator."""
+    splits a text into sentences, and `random` is a numpy generator."""
     found = sentences(story)
-    word = collections.Counter(words(story)).most_common(1)[0][0]
+    word, _ = collections.Counter(words(story)).most_common(1)[0]
     k = int(random.integers(1, len(found) + 1))
-    answer = f" {sum(words(sentence).count(word) for sentence in found[-k:])}"
-    return PROMPT.format(story, word, k), answer, k, len(found)
+    count = sum(words(sentence).count(word) for sentence in found[-k:])
+    return PROMPT.format(story, word, k), f" {count}", k, len(found)
 
 def start_worker(*state):
     global worker
     worker = state
 
 def work(groups):
-    """Returns the examples of groups of stories, given by the numbers of the stories (n, join). An
-    example is (tokens, how many of them carry loss, k, number of sentences, number of words)."""
+    """Returns the examples of groups of stories, given by the numbers of the stories (n, join)."""
     corpus, tokenizer, sentences, seed = worker
     encoding = load_encoding(tokenizer)
     examples = []
@@ -76,9 +78,10 @@ def work(groups):
         if words(story):
             random = rng(seed, 1 + group[0])
             prompt, answer, k, sentence_count = question(story, sentences, random)
-            targets = [*encoding.encode_ordinary(answer), encoding.eot_token]
-            tokens = [*encoding.encode_ordinary(prompt), *targets]
-            examples.append((tokens, len(targets), k, sentence_count, len(words(story))))
+            targets = encoding.encode_ordinary(answer) + [encoding.eot_token]
+            tokens = encoding.encode_ordinary(prompt) + targets
+            word_count = len(words(story))
+            examples.append(Example(tokens, len(targets), k, sentence_count, word_count))
     return examples
 
 def pack(examples, length, end):
@@ -86,13 +89,14 @@ def pack(examples, length, end):
     examples as fit, and then `end` as padding."""
     tokens = []
     mask = []
-    for example, targets, *_ in examples:
-        if len(tokens) + len(example) > length:
+    for example in examples:
+        if len(tokens) + len(example.tokens) > length:
             yield pad(tokens, length, end), pad(mask, length, 0)
             tokens = []
             mask = []
-        tokens += example
-        mask += [0] * (len(example) - targets) + [1] * targets
+        tokens += example.tokens
+        mask += [0] * (len(example.tokens) - example.targets)
+        mask += [1] * example.targets
     if tokens:
         yield pad(tokens, length, end), pad(mask, length, 0)
 
@@ -101,10 +105,8 @@ def pad(values, length, end):
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0):
-    try:
-        from nltk.tokenize import PunktSentenceTokenizer
-    except ImportError:
-        raise ImportError("finding sentences needs a package: pip install nltk") from None
+    from nltk.tokenize import PunktSentenceTokenizer
+
     if stories:
         corpus = read_folder(stories)
     else:
@@ -112,8 +114,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     encoding = load_encoding(tokenizer)
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
-        raise ValueError(f"{len(order)} stories are too few for training and validation samples of "
-                         f"{join}; name more")
+        raise ValueError(f"{len(order)} stories are too few for one example of {join} stories for "
+                         "training and one for validation; name more")
     val_stories = max(len(order) // 100, join)
     end = encoding.eot_token
     count = collections.Counter()
@@ -124,13 +126,12 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
         for block in pool.map(work, np.array_split(groups, math.ceil(len(groups) / 256))):
             for example in block:
-                tokens, _, _, sentences_of_story, words_of_story = example
-                if len(tokens) > length + 1:
+                if len(example.tokens) > length + 1:
                     count["left out, longer than a row"] += 1
                     continue
                 count[split] += 1
-                sentence_counts[sentences_of_story] += 1
-                word_counts[words_of_story] += 1
+                sentence_counts[example.sentences] += 1
+                word_counts[example.words] += 1
                 yield example
             counts = ", ".join(f"{n:,} {what}" for what, n in count.items())
             print(f"\r{folder}: {counts}", end=" ", flush=True)
@@ -140,15 +141,12 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
         val = list(examples("val", order[:val_stories]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")
-        longest = max(len(tokens) for tokens, *_ in val)
-        ks = collections.Counter(k for _, _, k, *_ in val)
-        splits = ["val"]
-        for k in sorted(ks):
-            if ks[k] >= FEWEST:
-                splits.append(f"k{k}")
-        for split in splits:
+        longest = max(len(example.tokens) for example in val)
+        ks = collections.Counter(example.k for example in val)
+        frequent = [f"k{k}" for k in sorted(ks) if ks[k] >= FEWEST]
+        for split in ["val"] + frequent:
             for example in val:
-                if split in ("val", f"k{example[2]}"):
+                if split in ("val", f"k{example.k}"):
                     tokens, mask = next(pack([example], longest, end))
                     writer.write(split, tokens, mask)
         for tokens, mask in pack(examples("train", order[val_stories:]), length + 1, end):
