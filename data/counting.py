@@ -34,7 +34,7 @@ PAD, PASS, PRINT, EQUALS, SEMICOLON, INCREMENT, ZERO = range(7)
 A = ZERO + 11  # the id of the first variable
 W_SET = 1
 W_INCREMENT = 7
-LARGEST = 10  # value of a variable
+LARGEST = 10  # the largest value of a variable
 
 def generate(rng, rows, variables, steps, length, w_pass):
     """Returns the tokens and the loss mask, both (rows, length)."""
@@ -59,10 +59,9 @@ def generate(rng, rows, variables, steps, length, w_pass):
     return tokens, mask
 
 def programs(rng, counts, variables, w_pass):
-    """Returns one program per row, which has as many operations as `counts` (rows,) says: the
-    operations, (rows, max(counts)), by their numbers in the table of `generate`, and the final
-    values of the variables, (rows, variables). A variable that was never set has the value -1, and
-    each program sets at least one."""
+    """Draws one program per row, of counts[row] operations. Returns the operations, (rows,
+    max(counts)), as indices into the table of `generate`, and the final values of the variables,
+    (rows, variables). A variable that was never set has the value -1. Each program sets one."""
     row = np.arange(len(counts))
     values = np.full((len(counts), variables), -1)
     operations = np.zeros((len(counts), counts.max()), dtype=np.int64)

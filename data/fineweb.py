@@ -9,9 +9,6 @@ split ends with the document that fills it.
 
 The paper does not say which part of FineWeb it reads, nor with which tokenizer it counts the 4000
 tokens. We read the random sample of 10B tokens and count with the tokenizer of the data set.
-
-splits   train, val, test
-options  tokens: of all three splits together; tokenizer
 """
 from data import command
 from data.text import hub, texts, write_documents

@@ -44,7 +44,7 @@ DOWNLOAD = True
 URL = ("https://ftp.ncbi.nlm.nih.gov/genomes/all/GCF/000/001/405/GCF_000001405.40_GRCh38.p14/"
        "GCF_000001405.40_GRCh38.p14_genomic.fna.gz")
 WINDOW = 6000  # letters
-TOKENS = 1000  # that are kept of a window
+TOKENS = 1000  # kept of each window
 SIX_MERS = map("".join, itertools.product("ATCG", repeat=6))
 SYMBOLS = ["<unk>", "<pad>", "<mask>", "<cls>", *SIX_MERS, *"ATCGN", "<eos>", "<bos>"]
 IDS = {symbol.encode(): i for i, symbol in enumerate(SYMBOLS)}
@@ -54,7 +54,7 @@ SPLIT = dict.fromkeys([*map(str, range(1, 21)), "X", "Y"], "train")  # {chromoso
 SPLIT["21"] = "val"
 SPLIT["22"] = "test"
 
-# what bytes.translate makes of each byte: A, C, G and T in upper case, and N of all others
+# what becomes of each byte: A, C, G and T are in upper case, and any other is N
 LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256))
 TOKEN = re.compile(b"[ACGT]{6}|.")
 NAME = re.compile(rb"(?:NC_0000|chr)?0?(\d+|X|Y)(?:\.\d+)?\s")

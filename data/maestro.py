@@ -18,9 +18,6 @@ files of val and test stay as they were played. REMI leaves out notes beyond the
 A split is one stream, so a window may contain the border of two pieces. Few do, because a piece is
 several times longer than block_size=2048.
 
-splits   train, val, test
-options  source: the zip
-
 This takes about a quarter of an hour. After an interruption it starts over, and writes the same
 bytes.
 """
@@ -40,7 +37,7 @@ VOCAB_SIZE = 328
 TRANSPOSITIONS = range(-3, 4)
 
 def remi():
-    """Returns the tokenizer. Raises ValueError if this version of miditok has another vocabulary."""
+    """Returns the tokenizer. Raises ValueError if this miditok has another vocabulary."""
     import miditok
 
     special = ["PAD", "BOS", "EOS", "MASK"]

@@ -23,7 +23,8 @@ BLANK = 0
 def generate(rng, rows, copy, blanks, vocabulary):
     """Returns the tokens and the loss mask, both (rows, copy + blanks + copy)."""
     letters = rng.integers(1, vocabulary, (rows, copy))
-    places = np.sort(rng.random((rows, copy + blanks)).argsort(axis=1)[:, :copy], axis=1)
+    places = rng.random((rows, copy + blanks)).argsort(axis=1)[:, :copy]
+    places = np.sort(places, axis=1)
     tokens = np.full((rows, copy + blanks + copy), BLANK)
     np.put_along_axis(tokens, places, letters, axis=1)
     tokens[:, copy + blanks :] = letters

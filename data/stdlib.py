@@ -29,7 +29,8 @@ def prepare(folder):
         for i, name in enumerate(sorted(names)):
             text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
             tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
-            writer.write("val" if i % 10 == 9 else "train", tokens)
+            split = "val" if i % 10 == 9 else "train"
+            writer.write(split, tokens)
         writer.finish(vocab_size=257, tokenizer="bytes", separator=SEPARATOR)
     print(f"{folder}: {len(names):,} files")
 

@@ -76,7 +76,8 @@ def generate(rng, rows, task, shortest, longest):
     counts = rng.integers(shortest, longest + 1, rows)
     letters = rng.integers(0, len(alphabet), (rows, drawn * longest))
     for i, n in enumerate(counts):
-        question, answer = solve("".join(alphabet[k] for k in letters[i, : drawn * n]))
+        text = "".join(alphabet[k] for k in letters[i, : drawn * n])
+        question, answer = solve(text)
         start = len(question) + 1
         end = start + len(answer)
         tokens[i, :end] = [SYMBOLS.index(symbol) for symbol in f"{question}={answer}"]

@@ -110,7 +110,7 @@ def encoder(tokenizer, separator, shortest):
     local = threading.local()
 
     def encode(text):
-        if not hasattr(local, "encoding"):  # one per thread, because sharing it is slower
+        if not hasattr(local, "encoding"):  # one per thread, because sharing one is slower
             local.encoding = load_encoding(tokenizer)
         end = [local.encoding.eot_token]
         if text is END_OF_TEXT:
@@ -203,7 +203,7 @@ def texts(dataset, limit=None):
     """Returns the function documents(skip) that write_documents takes, for the first `limit` texts
     of a datasets.Dataset or IterableDataset with a column "text"."""
     def documents(skip):
-        if skip == getattr(dataset, "num_rows", None):  # the library's skip() refuses this number
+        if skip == getattr(dataset, "num_rows", None):  # the library refuses to skip all rows
             return iter(())
         stop = None if limit is None else max(limit - skip, 0)
         return itertools.islice((row["text"] for row in dataset.skip(skip)), stop)
