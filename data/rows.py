@@ -18,10 +18,10 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
     **options) draws n rows and returns their tokens and their loss mask, both (n, row_length). The
     same seed gives the same bytes, and a smaller train split is the start of a larger one.
 
-    Other splits redraw each row that `is_in_train`. That suffices for most tasks, because train
-    holds only few of their rows. If a task has so few rows that train would hold nearly all,
-    hold_out=True makes train redraw each row that `is_held_out`, so that these are left to the
-    other splits. Raises ValueError if train leaves too few rows to another split.
+    The other splits redraw each row that is in train (`is_in_train`). That suffices for most tasks,
+    because train holds only few of their rows. If a task has so few rows that train would hold
+    nearly all of them, hold_out=True makes train redraw a fixed tenth (`is_held_out`), which is
+    left to the other splits. Raises ValueError if train leaves too few rows to another split.
     """
     train_keys = set()
     with Writer(folder) as writer:

@@ -238,7 +238,7 @@ class Writer(contextlib.AbstractContextManager):
         for split in self.tokens:
             self.end_shard(split)
         if not self.meta["shards"]:
-            raise ValueError(f"{self.folder} got no tokens")
+            raise ValueError(f"{self.folder} got no tokens; check its source")
         meta = {"vocab_size": vocab_size, "tokenizer": tokenizer, "separator": separator,
                 "row_length": self.row_length, "loss": "mask" if self.masks else "all"}
         self.meta["shards"] = dict(sorted(self.meta["shards"].items()))

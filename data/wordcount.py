@@ -18,8 +18,8 @@ the first. A row of train has as many whole examples as fit, and then padding, w
 has one example, so that its sequence error is the fraction of wrong answers.
 
 splits   train, val (99 : 1, by story); k1, k2, ...: the examples of val that ask for the last k
-         sentences, if there are at least ten (Figure 9). meta.json counts how many stories have
-         how many sentences, and how many words (Figure 8)
+         sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
+         their number of sentences and by their number of words (Figure 8)
 options  stories: a folder of text files instead of TinyStories; <|endoftext|> separates the stories
          of a file, and in a file without it, each paragraph is a story; join: stories per example,
          none of which is used twice; length: tokens per row of train; tokenizer: that of the model
