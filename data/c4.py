@@ -1,41 +1,29 @@
-"""C4, English, on which CoPE compares its 1.4B models (CoPE section 5.7, figure 5).
+"""C4, English, on which CoPE compares its 1.4B models (CoPE, section 5.7 and Figure 5).
 
     python -m data.c4                              # 20M documents to train on, 10,000 to validate
     python -m data.c4 --train=0 --val=364608       # only the validation split, but all of it
     python -m data.c4 --train=1000 --val=100       # a trial
 
 The paper trains on Llama 2's private mix and evaluates on C4. Because that mix is not public, C4
-can also serve as training data here. A document has about 500 tokens of Llama's tokenizer, which
-has 32,000 tokens and needs `pip install tokenizers`. The first command therefore makes about 10B
-tokens; all 364,868,892 documents would make less than a fifth of the paper's 1T. End-of-text
-follows each document.
-
-The corpus is streamed, so only the documents that you ask for are downloaded. A rerun resumes, but
-has to download the documents again that are already written.
+can also serve as training data here. A document has about 500 tokens of Llama's tokenizer, so the
+first command makes about 10B tokens. All 364,868,892 documents would make less than a fifth of the
+paper's 1T. End-of-text follows each document. The corpus is streamed, so only the documents that
+you ask for are downloaded.
 """
 from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 
-def load(split):
-    """Returns a split as a stream, a datasets.IterableDataset with a column "text"."""
-    return hub("allenai/c4", "en", split=split, streaming=True)
-
 def prepare(folder, train: int = 20_000_000, val: int = 10_000,
-            tokenizer: str = "hf-internal-testing/llama-tokenizer", load=load):
-    """Writes the first `train` and `val` documents of the two splits that `load` returns into
-    `folder`."""
+            tokenizer: str = "hf-internal-testing/llama-tokenizer"):
+    def part(name, limit):
+        return texts(hub("allenai/c4", "en", split=name, streaming=True), limit)
 
-    def splits():
-        parts = {}
-        if val:
-            parts["val"] = texts(load("validation"), val)
-        if train:
-            parts["train"] = texts(load("train"), train)
-        return parts
+    def corpus():
+        return {"val": part("validation", val), "train": part("train", train)}
 
-    write_documents(folder, splits, tokenizer, expect=500 * (train + val), train=train, val=val)
+    write_documents(folder, corpus, tokenizer, train=train, val=val)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -4,33 +4,29 @@
     python -m data.human_genome --source=/path/GRCh38.fna.gz --out=data/human_genome
 
 The paper follows the preprocessing and the tokenization of the Nucleotide Transformer, and so do
-we, with two differences that are named below. Letters other than A, C, G, T become N. A chromosome
-is cut into windows of 6,000 letters. A token is the next six letters of a window, or one letter if
-the six include an N or pass the end of the window. The 4107 tokens, with that model's ids, are 4096
-6-mers, A, T, C, G, N and six special tokens. Chromosome 21 is val, chromosome 22 is test, and the
-others, with X and Y, are train. Records with other names (the mitochondrion, patches, unplaced
-pieces) are skipped, and so is what follows the last whole window of a chromosome.
+we, with the two differences below. Letters other than A, C, G, T become N. A chromosome is cut into
+windows of 6,000 letters. A token is the next six letters of a window, or one letter if the six
+include an N or reach beyond the window. The 4107 tokens, with that model's ids, are 4096 6-mers, A,
+T, C, G, N and six special tokens. Chromosome 21 is val, chromosome 22 is test, and the others, with
+X and Y, are train. Other records (the mitochondrion, patches, unplaced pieces) are skipped, and so
+is what follows the last whole window of a chromosome.
 
-**Windows always begin at the same letters.** The data set of the Nucleotide Transformer has chunks
-of 6,200 letters at a stride of 6,000, and its card says that training starts at a random one of the
-first 200, so that each epoch sees other tokens. We leave this out, because our format holds tokens,
-and 200 letters of phase would need a tokenizer in the training loop. Our epochs therefore repeat
-the same tokens, and the paper's 100,000 steps of 64 rows are 12.8 of them. Whether PoPE's authors
-drew the start at random is unknown.
+**Windows always begin at the same letters,** whereas the Nucleotide Transformer starts each chunk
+at a random one of its first 200 letters. Our format holds tokens, and a random start would need a
+tokenizer in the training loop. The paper's 100,000 steps of 64 rows therefore see the same tokens
+12.8 times. Whether PoPE's authors drew the start at random is unknown.
 
-**Windows with N are cut off.** A row is <bos> and the first 1000 tokens of a window, for
-block_size=1000. A window without N has exactly 1000, so rows need neither pads nor a mask. A window
-with N has more, and the rest is dropped, because the Nucleotide Transformer also truncates its
-input. If we kept the rest, two thirds of the tokens of chromosome 22 would be N, rather than a
-quarter. The paper does not say what it did with N. A model predicts N almost without a loss, so
+**Windows with N are truncated.** A row is <bos> and the first 1000 tokens of a window, for
+block_size=1000. A window without N has exactly 1000, so rows need neither padding nor a mask. A
+window with N has more, and the rest is dropped, because the Nucleotide Transformer also truncates
+its input. The paper does not say what it did with N. A model predicts N almost without a loss, so
 losses can be compared only at the same fraction of N, which this script prints.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469
-options  source: the file; its records are named as at NCBI (NC_000021.9), UCSC (chr21) or
+options  source: the file, whose records are named as at NCBI (NC_000021.9), UCSC (chr21) or
          Ensembl (21)
 
-This takes a few minutes on one core. After an interruption it starts over, and writes the same
-bytes.
+This takes a few minutes. After an interruption it starts over, and writes the same bytes.
 """
 import gzip
 import itertools
@@ -48,32 +44,33 @@ DOWNLOAD = True
 URL = ("https://ftp.ncbi.nlm.nih.gov/genomes/all/GCF/000/001/405/GCF_000001405.40_GRCh38.p14/"
        "GCF_000001405.40_GRCh38.p14_genomic.fna.gz")
 WINDOW = 6000  # letters
-TOKENS = 1000  # of a window that are kept
+TOKENS = 1000  # kept of each window
 SIX_MERS = map("".join, itertools.product("ATCG", repeat=6))
 SYMBOLS = ["<unk>", "<pad>", "<mask>", "<cls>", *SIX_MERS, *"ATCGN", "<eos>", "<bos>"]
 IDS = {symbol.encode(): i for i, symbol in enumerate(SYMBOLS)}
 BOS = IDS[b"<bos>"]
 N = IDS[b"N"]
-OF_TRAIN = [*map(str, range(1, 21)), "X", "Y"]
-SPLIT = {**dict.fromkeys(OF_TRAIN, "train"), "21": "val", "22": "test"}  # by chromosome
+SPLIT = dict.fromkeys([*map(str, range(1, 21)), "X", "Y"], "train")  # {chromosome: its split}
+SPLIT["21"] = "val"
+SPLIT["22"] = "test"
 
-LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256))  # upper case
-TOKEN = re.compile(b"[ACGT]{6}|.")  # a regex takes 25 million letters per second
+# what becomes of each byte: A, C, G and T are in upper case, and any other is N
+LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256))
+TOKEN = re.compile(b"[ACGT]{6}|.")
 NAME = re.compile(rb"(?:NC_0000|chr)?0?(\d+|X|Y)(?:\.\d+)?\s")
 
 def records(file, block=1 << 24):
-    """Yields pairs of a record's chromosome ("1" to "22", "X", "Y", or None) and a segment of its
-    sequence, bytes of A, C, G, T, N, in the order of a FASTA file. A segment has about `block`
-    bytes."""
+    """Yields the records of a FASTA file in segments of about `block` letters: the chromosome ("1"
+    to "22", "X", "Y", or None) and the segment, bytes of A, C, G, T, N."""
     name = None
     while text := file.read(block):
         text = b"\n" + text + file.readline()  # up to the end of a line
         for i, segment in enumerate(text.split(b"\n>")):
-            if i:  # what precedes the first > belongs to the record of the previous block
+            if i:  # segment 0 continues the last record of the previous block
                 header, _, segment = segment.partition(b"\n")
                 known = NAME.match(header + b"\n")
                 name = known[1].decode() if known else None
-                name = {"23": "X", "24": "Y"}.get(name, name)  # as NCBI numbers them
+                name = {"23": "X", "24": "Y"}.get(name, name)  # NCBI's numbers for them
             yield name, segment.translate(LETTERS, b"\r\n")
 
 def tokenize(sequence):
@@ -86,13 +83,11 @@ def tokenize(sequence):
     return rows
 
 def prepare(folder, source: str = None):
-    """Writes the set into `folder`. Raises ValueError if the file is broken or lacks a chromosome,
-    or if the download failed."""
-    # of each chromosome: the number of tokens, and of N among them
+    # for each chromosome, the number of tokens and how many of them are N
     counts = {name: np.zeros(2, dtype=np.int64) for name in SPLIT}
     with Writer(folder) as writer:
         path = Path(source) if source else download(URL)
-        progress = Progress(path.stat().st_size, "bytes")
+        progress = Progress("bytes")
         current = None
         rest = b""  # what is left of the chromosome `current` after its last whole window
         with open(path, "rb") as raw:
@@ -107,11 +102,12 @@ def prepare(folder, source: str = None):
                         whole = len(rest) // WINDOW * WINDOW
                         rows = tokenize(rest[:whole])
                         writer.write(SPLIT[name], rows)
-                        counts[name] += rows[:, 1:].size, (rows == N).sum()
+                        counts[name] += (rows[:, 1:].size, np.count_nonzero(rows == N))
                         rest = rest[whole:]
                     progress.show(raw.tell())
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise ValueError(f"{path} is broken ({error}); delete and refetch it") from None
+                fault = f"{path} is damaged ({error})"
+                raise ValueError(f"{fault}; delete it and download it again") from None
         missing = [name for name in SPLIT if not counts[name][0]]
         if missing:
             raise ValueError(f"{path} holds no window of chromosome {', '.join(missing)}; "
@@ -121,7 +117,8 @@ def prepare(folder, source: str = None):
     for split in ("train", "val", "test"):
         tokens, unknown = sum(counts[name] for name in SPLIT if SPLIT[name] == split)
         sizes.append(f"{tokens // TOKENS:,} {split} rows ({100 * unknown / tokens:.1f}% N)")
-    print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
+    line = f"{folder}: {', '.join(sizes)}"
+    print(f"\r{line:78}")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -6,7 +6,7 @@
 A row is `<string>,<letter>,<shift>,<target>` with one token per character, such as
 `qeohzubk,z,-3,e`. It consists of a string of distinct letters, one of these letters, a signed
 shift, and the letter that is so many places to the right (+) or left (-). Only the target carries
-loss. Pads after it make all rows equally long.
+loss. Padding after it makes all rows equally long.
 
 The paper draws shifts uniformly in [-15, 15]. It does not say what happens if a shift leaves the
 string, and its examples do not help, because the first one is off by one and the third one repeats
@@ -27,17 +27,16 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 LETTERS = string.ascii_letters
 SYMBOLS = [*LETTERS, *string.digits, ",", "+", "-", "_"]  # _ pads
 DIGIT, COMMA, PLUS, MINUS, PAD = 52, 62, 63, 64, 65
 
 def generate(rng, rows, letters, shortest, longest, shift):
-    """Returns the tokens and the mask, both (rows, longest + 8)."""
+    """Returns the tokens and the loss mask, both (rows, longest + 8)."""
     length = rng.integers(shortest, longest + 1, rows)
     text = rng.random((rows, letters)).argsort(axis=1)[:, :longest]  # distinct letters
     s = rng.integers(-shift, shift + 1, rows)
-    at = np.maximum(0, -s) + rng.integers(0, length - abs(s))  # from here, s stays inside
+    at = np.maximum(0, -s) + rng.integers(0, length - abs(s))  # so that at + s is in the string
     row = np.arange(rows)
     digits = abs(s)[:, None] // [10, 1] % 10 + DIGIT
     comma = np.full(rows, COMMA)
@@ -56,7 +55,6 @@ def generate(rng, rows, letters, shortest, longest, shift):
 
 def prepare(folder, letters: int = 52, shortest: int = 20, longest: int = 40, shift: int = 15,
             train: int = 1_000_000, val: int = 10_000, test: int = 10_000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if the sizes do not fit each other."""
     if not 0 <= shift < shortest <= longest <= letters <= 52:
         raise ValueError(f"need 0 <= shift={shift} < shortest={shortest} <= longest={longest} <= "
                          f"letters={letters} <= 52, because letters do not repeat and every shift "

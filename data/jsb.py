@@ -6,18 +6,18 @@
 
 A token is the pitch of one voice during a 16th note: a MIDI key from 21 to 108, or -1 for silence.
 As in the paper, the four voices of a time step follow each other, soprano to bass, before the next
-time step begins. There are 229 pieces for training, 76 for validation and 77 for testing, which
-have 220,912, 73,632 and 75,600 tokens.
+time step begins. There are 229 pieces for training, 76 for validation and 77 for testing, with
+220,912, 73,632 and 75,600 tokens.
 
-A row is a start token, up to `length` tokens of one piece, and pads. Only the tokens of the piece
-carry loss. The paper does not say how the first token is predicted, so we let a pad start a piece.
-Nor does it say what happens to the six pieces of more than 2048 tokens. Here they continue in a
-second row, which starts with the last token of the first, so that every token is a target exactly
-once.
+A row is a start token, up to `length` tokens of one piece, and padding. Only the tokens of the
+piece carry loss. The paper does not say how the first token is predicted, so we let a padding token
+start a piece. Nor does it say what happens to the six pieces of more than 2048 tokens. Here they
+continue in a second row, which starts with the last token of the first row, so that every token is
+a target exactly once.
 
 splits   train, val, test
-options  length: tokens per row, a multiple of 4, so that a voice always has the same positions;
-         source: the file
+options  length: tokens per row, a multiple of 4, so that each voice keeps its positions in all
+         rows; source: the file
 """
 import json
 import math
@@ -33,22 +33,19 @@ DOWNLOAD = True
 URL = ("https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
        "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/Jsb16thSeparated.json")
 SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
-LOWEST, HIGHEST = 21, 108  # of a piano's 88 keys
-SYMBOLS = ["_", "-1", *map(str, range(LOWEST, HIGHEST + 1))]  # _ pads, -1 is silence
-PAD, SILENCE, FIRST_KEY = range(3)
-SPLITS = {"train": "train", "valid": "val", "test": "test"}  # their names in the file and ours
+PITCHES = [-1, *range(21, 109)]  # silence, and the 88 keys of a piano
+SYMBOLS = ["_", *map(str, PITCHES)]
+PAD = 0
+IDS = {pitch: i for i, pitch in enumerate(PITCHES, start=1)}
+SPLITS = {"train": "train", "valid": "val", "test": "test"}  # their names in the file, and ours
 
 def serialize(piece):
-    """Returns the tokens (4 * steps,) of a list of time steps. Raises ValueError if one of these is
-    not a list of four pitches."""
-    ids = {-1: SILENCE}
-    for key in range(LOWEST, HIGHEST + 1):
-        ids[key] = FIRST_KEY + key - LOWEST
+    """Returns the tokens (4 * steps,) of a list of time steps, each of which is four pitches."""
     for step in piece:
-        if len(step) != 4 or not ids.keys() >= set(step):
-            raise ValueError(f"a time step is {step}, but must be four keys in [{LOWEST}, "
-                             f"{HIGHEST}] or -1; take Jsb16thSeparated.json")
-    return np.array([ids[key] for step in piece for key in step])
+        if len(step) != 4 or not IDS.keys() >= set(step):
+            raise ValueError(f"a time step is {step}, but must be four keys in [21, 108] or -1; "
+                             "take Jsb16thSeparated.json")
+    return np.array([IDS[pitch] for step in piece for pitch in step])
 
 def rows(tokens, length):
     """Returns the rows of a piece (n,) and their mask, both (ceil(n / length), length + 1)."""
@@ -57,29 +54,23 @@ def rows(tokens, length):
     padded[1 : 1 + len(tokens)] = tokens
     table = np.stack([padded[i * length : (i + 1) * length + 1] for i in range(count)])
     mask = table != PAD
-    mask[:, 0] = False  # the start token is a pad, or a target of the previous row
+    mask[:, 0] = False  # the start token is padding, or it was a target in the previous row
     return table, mask
 
 def prepare(folder, length: int = 2048, source: str = None):
-    """Writes the set into `folder`. Raises ValueError if `length` is not a multiple of 4, if the
-    file does not hold chorales, or if the download failed."""
     if length < 4 or length % 4:
         raise ValueError(f"length={length} is not a multiple of 4, the number of voices; use "
                          f"{max(length // 4, 1) * 4}")
     with Writer(folder) as writer:
         path = Path(source) if source else download(URL, SHA256)
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
-        except (ValueError, LookupError, TypeError) as error:
-            fault = f"{path} holds no chorales ({type(error).__name__})"
-            raise ValueError(f"{fault}; give Jsb16thSeparated.json") from None
-        for split, pieces_of_split in pieces.items():
-            for piece in pieces_of_split:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        sizes = []
+        for theirs, ours in SPLITS.items():
+            for piece in content[theirs]:
                 tokens, mask = rows(serialize(piece), length)
-                writer.write(split, tokens, mask)
+                writer.write(ours, tokens, mask)
+            sizes.append(f"{len(content[theirs])} {ours}")
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
-    sizes = [f"{len(pieces[split])} {split}" for split in pieces]
     print(f"{folder}: {', '.join(sizes)} pieces")
 
 if __name__ == "__main__":

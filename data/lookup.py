@@ -7,12 +7,12 @@ A row is `items` items, then questions and their answers, such as `d3 m0 a2 k1 a
 is one token that holds a key (a letter) and its value (a digit). `a?` asks for the value of key a,
 wherever it is. `4<` asks for the value of the item that is four tokens back, whatever it is. Only
 the answers carry loss. Both kinds of questions ask for items at the same places, so a row that asks
-by content and a row that asks by position differ in nothing except the question.
+by content and a row that asks by position differ only in the questions.
 
 Because an item is one token, an answer takes one step of attention, either to a key or to a
-distance. data/recall.py needs both, since a value there is the token after its key. Keys are
-distinct within a row, values are uniform, and no item is asked for twice. The best constant answer
-is wrong for three questions in four. No row of another split is in train.
+distance. data/recall.py needs both, because a value there is the token after its key. Keys are
+distinct within a row, values are uniform, and no item is asked for twice. A constant answer is
+wrong for three questions in four. No row of another split is in train.
 
 splits   train: each question is of either kind with probability 1/2; content, position: rows of
          the same length with questions of one kind; content_x2, position_x2, content_x3 and
@@ -27,8 +27,8 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
-KEYS, VALUES = string.ascii_lowercase, string.digits[:4]
+KEYS = string.ascii_lowercase
+VALUES = string.digits[:4]
 LONGEST = 3  # the most items in a row, in multiples of `items`
 ITEMS = [key + value for key in KEYS for value in VALUES]
 BY_CONTENT = [key + "?" for key in KEYS]
@@ -57,7 +57,6 @@ def generate(rng, rows, items, asked, questions, by_position):
 
 def prepare(folder, items: int = 8, questions: int = 4, train: int = 100_000, test: int = 1000,
             seed: int = 0):
-    """Write the set into `folder`. Raises ValueError if the sizes do not make a task."""
     if not 1 <= questions <= items <= len(KEYS) // LONGEST:
         raise ValueError(f"questions={questions}, items={items}: need 1 <= questions <= items <= "
                          f"{len(KEYS) // LONGEST}, because the longest rows have {LONGEST} times "
@@ -71,7 +70,7 @@ def prepare(folder, items: int = 8, questions: int = 4, train: int = 100_000, te
         splits[f"position{suffix}"] = test, dict(longer, by_position=1.0)
     furthest = items + 2 * (questions - 1)
     by_position = [f"{n}<" for n in range(1, furthest + 1)]
-    symbols = [*ITEMS, *VALUES, *BY_CONTENT, *by_position]
+    symbols = ITEMS + list(VALUES) + BY_CONTENT + by_position
     write_rows(folder, symbols, seed, generate, **splits)
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ section 4, appendix B.1).
 
     pip install miditok==3.0.5.post1
     python -m data.maestro                                                            # 56 MB
-    python -m data.maestro --source=/path/maestro-v3.0.0-midi.zip --out=data/maestro  # or folder
+    python -m data.maestro --source=/path/maestro-v3.0.0-midi.zip --out=data/maestro
 
 The tokenizer is miditok's REMI with chords, tempos and the special tokens PAD, BOS, EOS, MASK. Its
 vocabulary depends on the version. Versions 3.0.1 to 3.0.5.post1 have the paper's 328 tokens,
@@ -15,115 +15,82 @@ land in different splits. The paper draws a transposition uniformly from -3 to +
 write all seven of each training file, so a random window is equally likely to have any of them. The
 files of val and test stay as they were played. REMI leaves out notes beyond the piano's 88 keys.
 
-A split is one stream. Training reads random windows of it (block_size=2048), and an evaluation
-tiles the split with such windows. Because a piece is several times longer than that, few windows
-contain the border of two pieces, and none needs pads.
+A split is one stream, so a window may contain the border of two pieces. Few do, because a piece is
+several times longer than block_size=2048.
 
-splits   train, val, test
-options  source: the zip, or a folder with the MIDI files
-
-This uses all cores, and would take a quarter of an hour on one. After an interruption it starts
-over, and writes the same bytes.
+This takes about a quarter of an hour. After an interruption it starts over, and writes the same
+bytes.
 """
-import collections
-import functools
+import os
 import zipfile
-from pathlib import Path
 
 import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import Progress, download, workers
+from data.text import Progress, download
 
 DOWNLOAD = True
 URL = "https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
 VOCAB_SIZE = 328
 TRANSPOSITIONS = range(-3, 4)
-MIDITOK = "pip install miditok==3.0.5.post1"
 
 def remi():
-    """Returns the tokenizer. Raises ImportError if miditok is missing, and ValueError if its
-    version has another vocabulary."""
-    try:
-        import miditok
-    except ImportError:
-        raise ImportError(f"MAESTRO's tokens need one more package: {MIDITOK}") from None
+    """Returns the tokenizer. Raises ValueError if this miditok has another vocabulary."""
+    import miditok
+
     special = ["PAD", "BOS", "EOS", "MASK"]
     how = miditok.TokenizerConfig(special_tokens=special, use_chords=True, use_tempos=True)
     tokenizer = miditok.REMI(how)
     if len(tokenizer) != VOCAB_SIZE:
         raise ValueError(f"this miditok's REMI has {len(tokenizer)} tokens, but the paper's has "
-                         f"{VOCAB_SIZE}; versions 3.0.1 to 3.0.5.post1 agree with it: {MIDITOK}")
+                         f"{VOCAB_SIZE}; install the version that has these: pip install "
+                         "miditok==3.0.5.post1")
     return tokenizer
 
-def start_worker():
-    global tokenizer
-    tokenizer = remi()
-
-def encode(job):
-    """Returns the tokens, uint16 (n,), of a job: the bytes of a MIDI file, and transpositions in
-    semitones, each of which gives BOS, the file's tokens and EOS."""
+def encode(tokenizer, midi, transpositions):
+    """Returns the tokens, uint16 (n,), of the bytes of a MIDI file: BOS, the piece and EOS for each
+    transposition, which is a number of semitones."""
     import symusic  # the library with which miditok reads files
 
-    midi, transpositions = job
     score = symusic.Score.from_midi(midi)
     keys = range(*tokenizer.config.pitch_range)
-    for track in score.tracks:  # because symusic refuses to shift notes beyond MIDI's 0 to 127
+    for track in score.tracks:  # symusic refuses to shift notes beyond MIDI's 0 to 127
         track.notes.filter(lambda note: note.pitch in keys, inplace=True)
-    documents = []
+    tokens = []
     for semitones in transpositions:
-        ids = [i for track in tokenizer(score.shift_pitch(semitones)) for i in track.ids]
-        documents.append([tokenizer["BOS_None"], *ids, tokenizer["EOS_None"]])
-    return np.concatenate(documents).astype(np.uint16)
-
-def files(source):
-    """Returns {name of a MIDI file: a function that reads it}, sorted by name, for a zip or a
-    folder, which have the same names. Raises ValueError if there are fewer than three files."""
-    if Path(source).is_dir():
-        readers = {path.name: path.read_bytes for path in Path(source).rglob("*.mid*")}
-    else:
-        try:
-            archive = zipfile.ZipFile(source)
-        except (OSError, zipfile.BadZipFile) as error:
-            fault = f"{source} is not a zip file that can be read ({error})"
-            raise ValueError(f"{fault}; give MAESTRO's zip or folder") from None
-        names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]
-        readers = {Path(name).name: functools.partial(archive.read, name) for name in names}
-    if len(readers) < 3:
-        raise ValueError(f"{source} holds {len(readers)} MIDI files, which do not fill three "
-                         "splits; give MAESTRO's zip or folder")
-    return dict(sorted(readers.items()))
+        tokens.append(tokenizer["BOS_None"])
+        for track in tokenizer(score.shift_pitch(semitones)):
+            tokens += track.ids
+        tokens.append(tokenizer["EOS_None"])
+    return np.array(tokens, dtype=np.uint16)
 
 def prepare(folder, source: str = None):
-    """Writes the set into `folder`. Raises what `remi` and `files` raise, and ValueError if the
-    download failed."""
-    ids = remi().vocab  # {name: id}; before the download, because miditok may be missing
-    tokens = collections.Counter()
+    tokenizer = remi()  # before the download, because miditok may be missing
+    progress = Progress("files")
     with Writer(folder) as writer:
-        readers = files(source or download(URL, SHA256))
-        order = rng(0, 0).permutation(list(readers)).tolist()
-        n = max(1, round(len(order) / 20))  # files of val, and of test
-        names = {"train": order[2 * n :], "val": order[:n], "test": order[n : 2 * n]}
-        jobs = []
-        splits = []  # of each job
-        for split in names:
-            semitones = TRANSPOSITIONS if split == "train" else [0]
-            for name in names[split]:
-                jobs.append((readers[name](), semitones))
-                splits.append(split)
-        progress = Progress(len(jobs), "files")
-        with workers(start_worker) as pool:
-            encoded = zip(splits, pool.map(encode, jobs))
-            for done, (split, piece) in enumerate(encoded, start=1):
-                writer.write(split, piece)
-                tokens[split] += len(piece)
+        path = source or download(URL, SHA256)
+        if not zipfile.is_zipfile(path):
+            raise ValueError(f"{path} is not a zip file; give MAESTRO's")
+        archive = zipfile.ZipFile(path)
+        names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]
+        names = rng(0, 0).permutation(sorted(names, key=os.path.basename)).tolist()
+        n = round(len(names) / 20)  # files of val, and of test
+        splits = {"train": names[2 * n :], "val": names[:n], "test": names[n : 2 * n]}
+        done = 0
+        for split, names_of_split in splits.items():
+            transpositions = TRANSPOSITIONS if split == "train" else [0]
+            for name in names_of_split:
+                writer.write(split, encode(tokenizer, archive.read(name), transpositions))
+                done += 1
                 progress.show(done)
+        ids = tokenizer.vocab
         symbols = sorted(ids, key=ids.get)
         writer.finish(VOCAB_SIZE, {"symbols": symbols}, separator=ids["BOS_None"])
-    sizes = [f"{tokens[split]:,} {split} tokens of {len(names[split])} files" for split in names]
-    print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
+    sizes = [f"{len(names)} {split}" for split, names in splits.items()]
+    line = f"{folder}: {', '.join(sizes)} files"
+    print(f"\r{line:78}")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

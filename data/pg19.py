@@ -1,24 +1,22 @@
-"""PG-19's test split: 100 whole books, on which PoPE measures extrapolation (PoPE figure 2).
+"""PG-19's test split: 100 whole books, on which PoPE measures extrapolation (PoPE, Figure 2).
 
     python -m data.pg19
     python sample.py RUN ... --data=pg19 --split=test --eval_tokens=2e7 --extrapolate=1,2,4,8,10
 
 There is no train split, because no model trains on these books. The tokenizer must be that of the
-run: PoPE's models are trained on OpenWebText as GPT-2 tokens. End-of-text follows each book, but
-only few windows contain it, because a book has about 70,000 words.
+run; PoPE's models are trained on OpenWebText as GPT-2 tokens. End-of-text follows each book, but
+few windows contain it, because a book has about 70,000 words.
 """
 from data import command
 from data.text import hub, texts, write_documents
 
 DOWNLOAD = True
 
-def load():
-    """Returns the corpus, a datasets.Dataset with one book per row, in a column "text"."""
-    return hub("emozilla/pg19-test", split="test")
+def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
+    def corpus():
+        return {"test": texts(hub("emozilla/pg19-test", split="test"), limit)}
 
-def prepare(folder, limit: int = None, tokenizer: str = "gpt2", load=load):
-    """Writes the set into `folder`, from the first `limit` books of what `load` returns."""
-    write_documents(folder, lambda: {"test": texts(load(), limit)}, tokenizer, limit=limit)
+    write_documents(folder, corpus, tokenizer, limit=limit)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -8,9 +8,8 @@ without the blanks. Only this copy carries loss, and nothing marks where it begi
 another split is in train.
 
 splits   train and val: `blanks` blanks; dense: half as many; sparse: twice as many
-options  copy: letters per row; blanks; vocabulary: the letters and the blank; train, val, dense,
-         sparse: rows; seed. The paper gives no numbers of rows, so these are ours, and the rows of
-         train repeat in epochs
+options  copy: letters per row; blanks; vocabulary: number of symbols, with the blank; train, val,
+         dense, sparse: rows, whose numbers are our choice, because the paper gives none; seed
 """
 import string
 
@@ -19,13 +18,13 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 BLANK = 0
 
 def generate(rng, rows, copy, blanks, vocabulary):
-    """Returns the tokens and the mask, both (rows, copy + blanks + copy)."""
+    """Returns the tokens and the loss mask, both (rows, copy + blanks + copy)."""
     letters = rng.integers(1, vocabulary, (rows, copy))
-    places = np.sort(rng.random((rows, copy + blanks)).argsort(axis=1)[:, :copy], axis=1)
+    places = rng.random((rows, copy + blanks)).argsort(axis=1)[:, :copy]
+    places = np.sort(places, axis=1)
     tokens = np.full((rows, copy + blanks + copy), BLANK)
     np.put_along_axis(tokens, places, letters, axis=1)
     tokens[:, copy + blanks :] = letters
@@ -35,7 +34,6 @@ def generate(rng, rows, copy, blanks, vocabulary):
 
 def prepare(folder, copy: int = 256, blanks: int = 256, vocabulary: int = 16, train: int = 640_000,
             val: int = 1000, dense: int = 1000, sparse: int = 1000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if the sizes do not make a task."""
     if copy < 1 or blanks < 0 or not 2 <= vocabulary <= 27:
         raise ValueError(f"copy={copy}, blanks={blanks}, vocabulary={vocabulary} do not make a "
                          "task; use copy >= 1, blanks >= 0, and a vocabulary of 2 (the blank and "

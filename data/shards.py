@@ -1,26 +1,25 @@
 """The format that all data sets share, its reader and its writer.
 
-A data set is a folder, data/<name>/. It is called data/<name>.part/ while it is being written, so a
+A data set is a folder, data/NAME/. While it is being written, its name is data/NAME.part/, so a
 folder under its final name is always complete. It holds
 
-  <split>_000000.bin, ...   the tokens, raw little-endian uint16
-  <split>_000000.loss, ...  in masked sets only: one uint8 per token, 1 if this target carries loss
+  train_000000.bin, ...     the tokens of the split train, raw little-endian uint16
+  train_000000.loss, ...    only in masked sets: one uint8 per token, 1 if this target carries loss
   meta.json
     vocab_size   at most 65536
-    tokenizer    a name, see data/tokenizer.py, or {"symbols": [the string of id 0, ...]}
+    tokenizer    its name, see data/tokenizer.py, or {"symbols": [the string of id 0, ...]}
     separator    the id of the token between documents, or null
-    row_length   {split: n} if every n tokens are a row, an example of its own. A split that is not
-                 listed here is a stream, which may be read from any token on
+    row_length   {split: n} if every n tokens are a row, which is an example of its own. A split
+                 that is not listed is a stream, in which a window may begin at any token
     loss         "all", or "mask" if there are .loss files
     shards       {"train_000000.bin": number of tokens, ...}
-    settings, documents, words: in text corpora only, see write_documents in data/text.py
+    settings, documents, words: only in text corpora, see write_documents in data/text.py
 """
 import contextlib
 import functools
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 
 try:
@@ -32,19 +31,18 @@ import numpy as np
 
 from data import command_for, locate, options, prepare_if_missing  # noqa: F401, for train.py
 
-
 def rng(seed, number):
-    """Returns a numpy generator that depends on nothing but (seed, number)."""
+    """Returns a numpy generator that depends only on (seed, number)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, number], dtype=np.uint64)))
 
 class Split:
     """One split of a data set. Its files are memory-mapped, so a batch reads only its own tokens.
 
-    Attributes: meta (the content of meta.json), vocab_size, tokens (their number), and row_length
-    and rows, which are 0 in a stream.
+    meta is the content of meta.json, tokens the number of tokens, row_length the number of tokens
+    per row, and rows the number of rows. The last two are 0 in a stream.
 
-    Raises FileNotFoundError if there is no such set, and ValueError if it has no such split or if a
-    file does not have the size that meta.json says.
+    Raises FileNotFoundError if there is no such set, and ValueError if it has no such split or if
+    the size of a file is not the one in meta.json.
     """
 
     def __init__(self, folder, split):
@@ -56,16 +54,15 @@ class Split:
             command = command_for(folder)
             raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command}")
         self.meta = json.loads(path.read_text(encoding="utf-8"))
-        shards = {}  # split -> {name: tokens}
-        for name, count in sorted(self.meta["shards"].items()):
-            shards.setdefault(split_of(name), {})[name] = count
-        if split not in shards:
-            known = ", ".join(sorted(shards))
-            raise ValueError(f"{folder} has no split {split!r}; it has: {known}; change "
+        known = sorted({split_of(name) for name in self.meta["shards"]})
+        if split not in known:
+            raise ValueError(f"{folder} has no split {split!r}; it has: {', '.join(known)}; change "
                              "--eval_splits, --evaluate or --split")
         self.bins = []
         self.masks = []
-        for name, count in shards[split].items():
+        for name, count in sorted(self.meta["shards"].items()):
+            if split_of(name) != split:
+                continue
             self.bins.append(self._map(name, count, "<u2"))
             if self.meta["loss"] == "mask":
                 self.masks.append(self._map(name.replace(".bin", ".loss"), count, "u1"))
@@ -74,32 +71,32 @@ class Split:
         self.vocab_size = self.meta["vocab_size"]
         self.row_length = self.meta["row_length"].get(split, 0)
         self.rows = self.tokens // self.row_length if self.row_length else 0
+        # the orders of two epochs are kept, because a batch may contain the border between them
         self.order = functools.lru_cache(maxsize=2)(self._draw_order)
 
     def batch(self, step, batch_size, block_size, seed, rank=0, world=1):
-        """Returns x and y of training batch `step`, int64 (batch_size // world, T). y is -1 where a
-        target carries no loss.
+        """Returns the part of training batch `step` that belongs to one rank: x and y, int64
+        (batch_size // world, T). y is -1 where a target carries no loss.
 
-        A stream gives random windows with T = block_size. Rows come in epochs, which hold each row
-        once, with T = row_length - 1. All ranks together read one batch, which depends on nothing
-        but (seed, step), so a resumed run reads what an uninterrupted one would have read.
+        A stream gives random windows with T = block_size. Rows come in epochs, each of which holds
+        every row once, with T = row_length - 1. The batch of all ranks together depends only on
+        (seed, step), so a resumed run reads what an uninterrupted one would have read.
         """
         length = self._targets(block_size)
-        share = batch_size // world
-        mine = np.arange(rank * share, (rank + 1) * share)
+        size = batch_size // world
+        mine = np.arange(rank * size, (rank + 1) * size)
         if not self.rows:
             starts = rng(seed, step).integers(0, self.tokens - length, size=batch_size)
             return self.read(starts[mine], length)
         rows = []
-        for number in step * batch_size + mine:  # counted since the first batch
+        for number in step * batch_size + mine:  # rows are counted from the first batch on
             epoch = number // self.rows
             rows.append(self.order(seed, epoch)[number % self.rows])
         return self.read(np.array(rows) * self.row_length, length)
 
     def windows(self, length, count=None):
         """Returns the starts, int64 (n,), of `count` windows that share no target and are spread
-        evenly over the split. All windows that fit are returned if there are no more, or if count
-        is None."""
+        evenly over the split. If count is None or fewer windows fit, it returns all that fit."""
         length = self._targets(length)
         fit = self.rows or (self.tokens - 1) // length
         count = fit if count is None else min(count, fit)
@@ -108,8 +105,8 @@ class Split:
         return np.arange(count) * (self.tokens - 1 - length) // max(count - 1, 1)
 
     def read(self, starts, length):
-        """Returns x and y, as `batch` does, of the windows that begin at `starts`, the numbers of
-        tokens before them (n,). y[i] is the token after x[i]."""
+        """Returns x and y, as `batch` does, of the windows whose first tokens have the numbers
+        `starts` (n,). y holds the token after each token of x."""
         length = self._targets(length)
         starts = np.asarray(starts, dtype=np.int64)
         window = self._gather(self.bins, starts, length + 1)
@@ -128,31 +125,33 @@ class Split:
     def _map(self, name, count, dtype):
         path = self.folder / name
         size = count * np.dtype(dtype).itemsize
-        if not path.exists():
-            raise ValueError(f"{path} is missing, although meta.json lists it; {self.write_again}")
         found = path.stat().st_size
         if found != size:
             raise ValueError(f"{path} has {found} bytes instead of {size}; {self.write_again}")
         return np.memmap(path, dtype, mode="r")
 
     def _targets(self, block_size):
-        """Returns the number of targets in a window: block_size, or a row's own number."""
-        targets = self.row_length - 1 if self.row_length else block_size
+        """Returns the number of targets in a window, which block_size sets only in a stream."""
+        if self.row_length:
+            targets = self.row_length - 1
+            need = f"block_size >= {targets}"
+        else:
+            targets = block_size
+            need = f"block_size < {self.tokens}"
         if targets > min(block_size, self.tokens - 1):
-            need = f"block_size >= {targets}" if self.row_length else f"block_size < {self.tokens}"
             raise ValueError(f"split {self.split!r} of {self.folder} has {self.tokens} tokens and "
                              f"needs {need}, got {block_size}")
         return targets
 
     def _gather(self, arrays, starts, length):
-        """Returns `length` values from each start on, int64 (n, length). A window may continue in
-        the next shard."""
+        """Returns the `length` values from each start on, int64 (n, length), of arrays that are
+        the shards of a split. A window may begin in one shard and end in another."""
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist()):
             shard = int(np.searchsorted(self.ends, start, side="right"))
             done = 0
             while done < length:
-                begin = start + done - int(self.ends[shard])  # negative, from the shard's end
+                begin = start + done - int(self.ends[shard])  # negative: counted from its end
                 values = arrays[shard][begin:][: length - done]
                 row[done : done + len(values)] = values
                 done += len(values)
@@ -165,55 +164,46 @@ class Writer(contextlib.AbstractContextManager):
 
     shard_tokens: a shard of rows has at most this many tokens, and a shard of a stream ends with
         the `write` that brings it to this many.
-    size: about how many bytes the set will take, so that a disk that is too small is refused early.
     settings: everything that the contents depend on. If they are given, a Writer resumes after the
-        last shard that an interrupted one with the same settings saved; otherwise it starts over.
-        `meta` is saved with each shard, so a caller keeps there what it needs for resuming.
+        last shard that an interrupted one with the same settings saved. Otherwise it starts over.
+        `meta` is saved with each shard, so a caller puts there what it needs for resuming.
 
-    One process at a time writes a set, and others wait for it. Windows cannot lock a folder, so
-    there, do not start two.
+    Only one process at a time writes a set, and others wait for it. Windows cannot lock a folder,
+    so there you must not start two.
 
     Raises FileExistsError if the set is complete, and ValueError if it was written with other
-    settings, if other files are in its place, or if the disk is too small.
+    settings or if other files are in its place.
     """
 
-    def __init__(self, folder, shard_tokens=100_000_000, size=0, settings=None):
+    def __init__(self, folder, shard_tokens=100_000_000, settings=None):
         self.folder = Path(folder).resolve()
         self.unfinished = Path(f"{self.folder}.part")
         self.shard_tokens = shard_tokens
-        self.meta = {"shards": {}}  # as saved until `finish`; a shard that it lacks does not count
+        self.meta = {"shards": {}}  # as in meta.json; a shard that is not listed does not count
         if settings is not None:
             self.meta["settings"] = settings
-        self.tokens = {}  # split -> the bytes of the tokens that are not in a shard yet
+        self.tokens = {}  # {split: the bytes of the tokens that are not in a shard yet}
         self.masks = {}
         self.row_length = {}
-        self.largest_token = 0
         self.lock = lock(self.unfinished)
         try:
             self._take_place()
-            missing = size - 2 * sum(self.meta["shards"].values())
-            free = shutil.disk_usage(self.unfinished).free
-            if missing > free:
-                raise ValueError(f"{folder} needs {missing / 1e9:.3g} GB, but its disk has only "
-                                 f"{free / 1e9:.3g} GB free; make room or choose another with "
-                                 "--out")
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *_):
-        with contextlib.suppress(OSError):  # it holds files, or it has its final name
+        with contextlib.suppress(OSError):  # it holds files, or it already has its final name
             self.unfinished.rmdir()
         if self.lock is not None:
             os.close(self.lock)
 
     def write(self, split, tokens, loss=None):
-        """Appends tokens to a split, (n,) of a stream or (n, row_length) of rows, and their mask,
-        which has the same shape and is nonzero where a target carries loss."""
+        """Appends tokens to a split: (n,) to a stream, or (n, row_length) to rows. The mask `loss`
+        has the same shape and is nonzero where a target carries loss."""
         tokens = np.asarray(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= 65535:
             raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
-        self.largest_token = max(self.largest_token, int(tokens.max(initial=0)))
         waiting = self.tokens.setdefault(split, bytearray())
         waiting += tokens.astype("<u2").tobytes()
         if loss is not None:
@@ -228,7 +218,7 @@ class Writer(contextlib.AbstractContextManager):
             self.end_shard(split, size)
 
     def end_shard(self, split, size=None):
-        """Saves the next `size` tokens of a split, or all that wait, as a shard."""
+        """Saves the first `size` of the tokens that wait in a split, or all, as a shard."""
         tokens = self.tokens.get(split)
         if not tokens:
             return
@@ -239,16 +229,16 @@ class Writer(contextlib.AbstractContextManager):
         if split in self.masks:
             self._save(f"{name}.loss", self.masks[split], size)
         self.meta["shards"][f"{name}.bin"] = size
-        if "settings" in self.meta:  # otherwise the next start is from the beginning anyway
+        if "settings" in self.meta:  # otherwise nothing can be resumed
             self._save_meta(self.meta)
 
     def finish(self, vocab_size, tokenizer, separator=None, **more):
-        """Saves what is left and meta.json, with the entries `more`, and gives the folder its final
-        name. Raises ValueError if there are no tokens, or tokens beyond vocab_size."""
+        """Saves the last shards and meta.json, to which it adds `more`, and gives the folder its
+        final name. Raises ValueError if there are no tokens."""
         for split in self.tokens:
             self.end_shard(split)
-        if not self.meta["shards"] or not self.largest_token < vocab_size <= 65536:
-            raise ValueError(f"{self.folder} got no tokens, or some beyond vocab_size={vocab_size}")
+        if not self.meta["shards"]:
+            raise ValueError(f"{self.folder} got no tokens; check its source")
         meta = {"vocab_size": vocab_size, "tokenizer": tokenizer, "separator": separator,
                 "row_length": self.row_length, "loss": "mask" if self.masks else "all"}
         self.meta["shards"] = dict(sorted(self.meta["shards"].items()))
@@ -264,7 +254,7 @@ class Writer(contextlib.AbstractContextManager):
             raise FileExistsError(f"{self.folder} is complete; delete it to write it again")
         try:
             if self.folder.exists():
-                self.folder.rmdir()  # works for an empty folder, but not for a file or a mount
+                self.folder.rmdir()  # which fails unless it is an empty folder
         except OSError:
             raise in_the_way(self.folder) from None
         paths = sorted(self.unfinished.iterdir())
@@ -279,7 +269,7 @@ class Writer(contextlib.AbstractContextManager):
                 path.unlink()
 
     def _read_meta(self, folder):
-        """Returns what meta.json holds. Raises ValueError if the set has other settings."""
+        """Returns the content of meta.json. Raises ValueError if the set has other settings."""
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if "settings" not in self.meta:
             return meta
@@ -306,7 +296,7 @@ class Writer(contextlib.AbstractContextManager):
         os.replace(self.unfinished / "meta.json.tmp", self.unfinished / "meta.json")
 
     def _save(self, name, waiting, size):
-        """Moves the first `size` bytes of `waiting` to a file, and returns when the disk has it."""
+        """Moves the first `size` bytes of `waiting` to a file and waits until the disk has it."""
         path = self.unfinished / name
         try:
             with open(path, "wb") as file, memoryview(waiting) as view:
@@ -326,13 +316,14 @@ def in_the_way(path):
     return ValueError(f"{path} is in the way; move it, or choose another folder with --out")
 
 def lock(folder):
-    """Makes a folder and locks it, until this process ends or closes the descriptor that this
-    returns. Waits while another process has locked it. Returns None on Windows."""
+    """Makes a folder and locks it. Returns the descriptor that holds the lock until it is closed or
+    this process ends. Waits while another process has the lock. Returns None on Windows."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         if fcntl is None:
             return None
-        # while this waits, the other process may rename or remove the folder; then try again
+        # the other process may rename or remove the folder while this one waits, and then the
+        # lock is on a folder that no longer has this name, so we try again
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(folder, os.O_RDONLY)
             try:
@@ -340,7 +331,7 @@ def lock(folder):
             except BlockingIOError:
                 print(f"waiting for the process that writes {folder.with_suffix('')}", flush=True)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError:  # some network disks have no locks
+            except OSError:  # some network file systems have no locks
                 pass
             if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
                 return descriptor

@@ -7,7 +7,6 @@ follows each file, and every tenth file is for validation. Python versions and d
 different files (10 to 35 MB, much of it the library's own tests), so compare losses only between
 runs on one machine.
 """
-
 import sysconfig
 from pathlib import Path
 
@@ -16,31 +15,24 @@ import numpy as np
 from data import command
 from data.shards import Writer
 
-DOWNLOAD = False  # so train.py prepares it by itself
 SEPARATOR = 256
-OTHERS = {"site-packages", "dist-packages"}  # what pip installs differs from user to user
+OTHERS = {"site-packages", "dist-packages"}  # left out, because they hold what the user installed
 
 def prepare(folder):
-    """Writes the set into `folder`. Raises FileNotFoundError if the library's source is not
-    installed."""
     library = Path(sysconfig.get_paths()["stdlib"])
     names = []
     for path in library.rglob("*.py"):
         name = path.relative_to(library)
         if not OTHERS & set(name.parts):
             names.append(name)
-    if not names:
-        raise FileNotFoundError(f"no *.py files in {library}; use a Python that comes with its "
-                                "library's source")
-    size = 0
     with Writer(folder) as writer:
         for i, name in enumerate(sorted(names)):
             text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
             tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
-            writer.write("val" if i % 10 == 9 else "train", tokens)
-            size += len(tokens)
+            split = "val" if i % 10 == 9 else "train"
+            writer.write(split, tokens)
         writer.finish(vocab_size=257, tokenizer="bytes", separator=SEPARATOR)
-    print(f"{folder}: {len(names):,} files, {size / 1e6:.1f} MB")
+    print(f"{folder}: {len(names):,} files")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -4,9 +4,9 @@ al. 2023, "The Impact of Positional Encoding on Length Generalization in Transfo
     python -m data.strings                                         # copy, up to 20 letters
     python -m data.strings --task=reversed_addition --longest=8    # and so on
 
-A row is a question, `=`, its answer, and pads up to the longest row. Only the answer carries loss,
-and no mark follows it. The length n is uniform in [1, longest], and so are the letters, digits or
-bits of that length. Short questions therefore occur many times.
+A row is a question, `=`, its answer, and padding up to the length of the longest row. Only the
+answer carries loss, and no end mark follows it. The length n is uniform in [1, longest]. The
+letters, digits or bits are uniform as well, so short questions occur many times.
 
 task                n                    a row
 copy                letters              hello=hello
@@ -17,13 +17,13 @@ reversed_addition   digits per number    067+958=5201    the units come first, s
                                                          known before it is needed
 parity              bits                 10110=1         1 if the number of ones is odd
 
-No row of another split is in train. Train may have all of the short questions, and val, which draws
-such a row again, then has hardly any of them. A task with fewer than 2^20 questions, such as sums
-of up to 3 digits, would leave too few to val. Then a tenth of all questions, chosen by a hash, is
-kept out of train, and val draws from these. If a+b is kept out, b+a may still be in train.
+No row of another split is in train. Train may have all of the short questions, and val then has
+hardly any, because it draws such a row again. A task with fewer than 2^20 questions, such as sums
+of numbers of up to 3 digits, would leave too few to val. In such a task, a tenth of all questions,
+chosen by a hash, is kept out of train. If a+b is kept out, b+a may still be in train.
 
-splits   train and val; x1.5, x2, x3, x4: n is above that of the previous split, and at most so many
-         times `longest`
+splits   train and val; x1.5, x2, x3, x4: n is larger than in the previous split, and at most so
+         many times `longest`
 options  task; longest; train, val: rows; test: rows of each longer split; seed. In the paper, the
          sizes differ by task, and numbers have no leading zeros
 """
@@ -34,10 +34,9 @@ import numpy as np
 from data import command
 from data.rows import write_rows
 
-DOWNLOAD = False
 SYMBOLS = [*string.digits, *string.ascii_lowercase, "+", "=", "_"]  # _ pads
 PAD = len(SYMBOLS) - 1
-FEW_QUESTIONS = 2**20  # a task with fewer holds some of them out of train
+FEW_QUESTIONS = 2**20  # a task with fewer questions holds some of them out of train
 
 def copy(text):
     return text, text
@@ -48,7 +47,8 @@ def reverse(text):
 def addition(digits):
     n = len(digits) // 2
     a, b = digits[:n], digits[n:]
-    return f"{a}+{b}", str(int(a) + int(b)).zfill(n + 1)
+    total = int(a) + int(b)
+    return f"{a}+{b}", str(total).zfill(n + 1)
 
 def reversed_addition(digits):
     question, answer = addition(digits)
@@ -57,14 +57,18 @@ def reversed_addition(digits):
 def parity(bits):
     return bits, str(bits.count("1") % 2)
 
-# task: the symbols to draw from, how many per unit of n, and what makes (question, answer) of them
-TASKS = {"copy": (string.ascii_lowercase, 1, copy), "reverse": (string.ascii_lowercase, 1, reverse),
-         "addition": (string.digits, 2, addition),
-         "reversed_addition": (string.digits, 2, reversed_addition),
-         "parity": ("01", 1, parity)}
+# for each task: the symbols to draw from, how many of them to draw per unit of n, and the function
+# that makes a question and its answer of these
+TASKS = {
+    "copy": (string.ascii_lowercase, 1, copy),
+    "reverse": (string.ascii_lowercase, 1, reverse),
+    "addition": (string.digits, 2, addition),
+    "reversed_addition": (string.digits, 2, reversed_addition),
+    "parity": ("01", 1, parity),
+}
 
 def generate(rng, rows, task, shortest, longest):
-    """Returns the tokens and the mask, both (rows, the length of the longest row)."""
+    """Returns the tokens and the loss mask, both (rows, length of the longest possible row)."""
     alphabet, drawn, solve = TASKS[task]
     length = len("=".join(solve("0" * drawn * longest)))
     tokens = np.full((rows, length), PAD)
@@ -72,7 +76,8 @@ def generate(rng, rows, task, shortest, longest):
     counts = rng.integers(shortest, longest + 1, rows)
     letters = rng.integers(0, len(alphabet), (rows, drawn * longest))
     for i, n in enumerate(counts):
-        question, answer = solve("".join(alphabet[k] for k in letters[i, : drawn * n]))
+        text = "".join(alphabet[k] for k in letters[i, : drawn * n])
+        question, answer = solve(text)
         start = len(question) + 1
         end = start + len(answer)
         tokens[i, :end] = [SYMBOLS.index(symbol) for symbol in f"{question}={answer}"]
@@ -81,8 +86,6 @@ def generate(rng, rows, task, shortest, longest):
 
 def prepare(folder, task: str = "copy", longest: int = 20, train: int = 100_000, val: int = 1000,
             test: int = 1000, seed: int = 0):
-    """Writes the set into `folder`. Raises ValueError if the task is unknown, or if `longest` is
-    too short for a split x1.5."""
     if task not in TASKS:
         raise ValueError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
     if longest < 2:

@@ -6,9 +6,12 @@
 
 The text must be UTF-8. In a folder, files and folders whose names begin with a dot are skipped. The
 last tenth of each file (or another fraction, --val) is for validation, and the rest is for
-training. End-of-text follows each of the two parts. Long files are tokenized in pieces, so they
-need little memory. A piece ends with a line, but a tokenizer that joins several line ends into one
-token cannot do so across two pieces.
+training. End-of-text follows each of the two parts. Long files are tokenized in pieces that end
+with a line, because they might not fit into memory. A tokenizer that makes one token of several
+line ends cannot do so across two pieces.
+
+Tokenizing a corpus uses all cores. If it is interrupted, the same command resumes it. A corpus that
+is streamed from the hub is then downloaded again from its beginning, but it is not tokenized again.
 
 splits   train, val
 options  source: the file or the folder; tokenizer: "bytes", a name that tiktoken or the Hugging
@@ -26,13 +29,11 @@ import shlex
 import signal
 import threading
 import time
-import urllib.request
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 
-from data import SCRIPTS, command, locate
+from data import command, locate
 from data.shards import Writer, split_of
 from data.tokenizer import load_encoding
 from data.tokenizer import tokenizer as tokenizer  # for sample.py
@@ -42,10 +43,10 @@ PIECE = 1 << 18  # characters of a file that are read and tokenized at a time
 END_OF_TEXT = object()  # see write_documents
 
 def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
-                    expect=None, shard_tokens=100_000_000, **origin):
-    """Tokenizes a text corpus on all cores and writes it. A rerun resumes after the last shard.
+                    shard_tokens=100_000_000, **origin):
+    """Tokenizes a text corpus on all cores and writes it, or resumes it after its last shard.
 
-    corpus: a function that returns {part: documents}, which is called after all checks.
+    corpus: a function that returns {part: documents}. It is called only if the set is not complete.
         documents(skip) yields the texts of a part without the first `skip`.
     separator: the end-of-text token goes "before" or "after" each document, or nowhere if None. If
         it is "marked", it replaces each END_OF_TEXT that documents(skip) yields between the texts.
@@ -53,14 +54,12 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         these splits one after the other. A split ends with the document that brings it to n tokens,
         and a split of None takes all that are left.
     shortest: documents of fewer tokens are left out.
-    expect: about how many tokens there will be, if `tokens` does not say.
     origin: what else the corpus depends on, by name.
 
-    meta.json gets, with each shard, the number of documents of each part that have been read. A
-    rerun skips these, so its files are identical, byte for byte. meta.json also gets these
-    arguments, as `settings`, because a rerun must have the same ones, and the number of words of
-    each split, because the perplexity per word, exp(loss * tokens / words), does not depend on the
-    tokenizer.
+    meta.json says, with each shard, how many documents of each part have been read. A rerun skips
+    these, so its files are identical, byte for byte. meta.json also has these arguments, as
+    `settings`, because a rerun must have the same ones, and the number of words of each split,
+    because the perplexity per word, exp(loss * tokens / words), does not depend on the tokenizer.
     """
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
@@ -68,10 +67,8 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
                          "only 65536; take another")
     settings = {"tokenizer": tokenizer, "separator": separator, "tokens": tokens or {},
                 "shortest": shortest, "shard_tokens": shard_tokens, **origin}
-    if tokens and None not in tokens.values():
-        expect = sum(tokens.values())
     try:
-        writer = Writer(folder, shard_tokens, 2 * (expect or 0), settings)
+        writer = Writer(folder, shard_tokens, settings)
     except FileExistsError as error:  # it has the same settings, so it is what was asked for
         print(error)
         return
@@ -81,7 +78,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         written = collections.Counter()
         for shard, count in writer.meta["shards"].items():
             written[split_of(shard)] += count
-        progress = Progress(expect, "tokens", written.total())
+        progress = Progress("tokens", written.total())
         encode = encoder(tokenizer, separator, shortest)
         for part, documents in corpus().items():
             skip = documents_read.setdefault(part, 0)
@@ -92,31 +89,33 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
                     ids, word_count = next(encoded, (None, 0))
                     if ids is None:
                         break
-                    # first, because `write` may save a shard, and these numbers with it
+                    # these come first, because `write` may save a shard and these numbers with it
                     documents_read[part] += 1
                     words[split] += word_count
                     written[split] += len(ids)
                     writer.write(split, ids)
                     progress.show(written.total())
-                # the numbers count every document that was read, so none may wait in two splits
+                # a shard is saved together with the number of documents that have been read, so no
+                # document of this split may still wait when a shard of the next one is saved
                 writer.end_shard(split)
         end_of_text = None if separator is None else encoding.eot_token
         writer.finish(encoding.n_vocab, tokenizer, end_of_text)
     sizes = [f"{split} {n:,} tokens of {words[split]:,} words" for split, n in written.items()]
-    print(f"\r{f'{folder}: ' + ', '.join(sizes):78}")
+    line = f"{folder}: {', '.join(sizes)}"
+    print(f"\r{line:78}")
 
 def encoder(tokenizer, separator, shortest):
-    """Returns a function that takes a text and returns its ids, uint16 (n,), with the separator,
-    and the number of its words. Both are empty for a text of fewer than `shortest` tokens."""
+    """Returns a function that turns a text into its ids, uint16 (n,), with the separator, and the
+    number of its words. A text of fewer than `shortest` tokens gives no ids and no words."""
     local = threading.local()
 
     def encode(text):
-        if not hasattr(local, "encoding"):  # tiktoken is slower if threads share one
+        if not hasattr(local, "encoding"):  # one per thread, because sharing one is slower
             local.encoding = load_encoding(tokenizer)
         end = [local.encoding.eot_token]
         if text is END_OF_TEXT:
             return np.array(end, dtype=np.uint16), 0
-        # a document that spells out <|endoftext|> gets these letters rather than the token
+        # if a document spells out <|endoftext|>, that is text and does not become the token
         ids = local.encoding.encode_to_numpy(text, disallowed_special=())
         if len(ids) < shortest:
             return np.zeros(0, dtype=np.uint16), 0
@@ -129,13 +128,17 @@ def encoder(tokenizer, separator, shortest):
     return encode
 
 def in_threads(function, items):
-    """Yields function(item) of each item, in order, computed on all cores only a little ahead of
-    the caller. Threads suffice, because tiktoken, tokenizers and numpy release the GIL."""
+    """Yields function(item) of each item, in order. All cores compute them, but only a little ahead
+    of the caller, because a corpus does not fit into memory. Threads suffice, because tiktoken,
+    tokenizers and numpy release the GIL."""
+    def of_block(block):
+        return [function(item) for item in block]
+
     items = iter(items)
     pending = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(CORES) as pool:
         while block := list(itertools.islice(items, 8)):
-            pending.append(pool.submit(lambda block: [function(item) for item in block], block))
+            pending.append(pool.submit(of_block, block))
             if len(pending) > 2 * CORES:
                 yield from pending.popleft().result()
         while pending:
@@ -143,8 +146,8 @@ def in_threads(function, items):
 
 @contextlib.contextmanager
 def workers(setup, *arguments):
-    """A pool of processes, one per core, for work in Python itself, which holds the GIL. Each
-    process begins with setup(*arguments). Raises OSError if one of them was killed."""
+    """A pool of processes, one per core, for work that holds the GIL. Each process begins with
+    setup(*arguments). Raises OSError if one of them was killed."""
     pool = concurrent.futures.ProcessPoolExecutor(
         CORES, initializer=start_worker, initargs=(setup, *arguments))
     try:
@@ -158,7 +161,7 @@ def workers(setup, *arguments):
 def start_worker(setup, *arguments):
     parent = multiprocessing.parent_process()
 
-    def end_with_parent():  # otherwise a worker would wait forever if its parent is killed
+    def end_with_parent():  # otherwise a worker would wait forever after its parent was killed
         parent.join()
         os._exit(1)
 
@@ -167,20 +170,16 @@ def start_worker(setup, *arguments):
     setup(*arguments)
 
 def count_words(text):
-    """Returns the number of words of a text, which spaces, line ends and control characters
-    separate. For plain text this is len(text.split()), but ten times as fast."""
+    """Returns the number of words of a text. Spaces, line ends and control characters separate
+    words, so this is len(text.split()) for plain text, but it is ten times as fast."""
     is_letter = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32
     return int(np.count_nonzero(is_letter[1:] > is_letter[:-1]))
 
 class Progress:
-    """A status line with what is done, the rate and the time left, printed at most once a second.
+    """A status line with what is done and the rate, printed at most once per second. `done` is what
+    an earlier process did, which does not count towards the rate."""
 
-    total: what there is to do, or None if that is unknown.
-    done: what an earlier process did, which must not count towards the rate.
-    """
-
-    def __init__(self, total, unit, done=0):
-        self.total = total or 0
+    def __init__(self, unit, done=0):
         self.unit = unit
         self.done_before = done
         self.start_time = time.monotonic()
@@ -188,30 +187,23 @@ class Progress:
 
     def show(self, done):
         now = time.monotonic()
-        if now - self.shown_time <= 1:
-            return
-        self.shown_time = now
-        rate = (done - self.done_before) / (now - self.start_time)
-        line = f"{done:,} {self.unit}, {rate:,.0f} per second"
-        if rate and done <= self.total:
-            left = timedelta(seconds=int((self.total - done) / rate))
-            line = f"{100 * done / self.total:.0f}%, {line}, {left} left"
-        print(f"\r{line:78}", end="", flush=True)
+        if now - self.shown_time > 1:
+            self.shown_time = now
+            rate = (done - self.done_before) / (now - self.start_time)
+            line = f"{done:,} {self.unit}, {rate:,.0f} per second"
+            print(f"\r{line:78}", end="", flush=True)
 
 def hub(*args, **options):
-    """Returns datasets.load_dataset(...), a corpus from the Hugging Face hub. Raises ImportError if
-    the package datasets is missing."""
-    try:
-        import datasets
-    except ImportError:
-        raise ImportError("corpora from the hub need a package: pip install datasets") from None
+    """Returns a corpus of the Hugging Face hub. This needs `pip install datasets`."""
+    import datasets
+
     return datasets.load_dataset(*args, **options)
 
 def texts(dataset, limit=None):
-    """Returns the function documents(skip) that write_documents takes, of the first `limit` texts
-    of a Dataset or IterableDataset."""
+    """Returns the function documents(skip) that write_documents takes, for the first `limit` texts
+    of a datasets.Dataset or IterableDataset with a column "text"."""
     def documents(skip):
-        if skip == getattr(dataset, "num_rows", None):  # the library's skip() refuses this number
+        if skip == getattr(dataset, "num_rows", None):  # the library refuses to skip all rows
             return iter(())
         stop = None if limit is None else max(limit - skip, 0)
         return itertools.islice((row["text"] for row in dataset.skip(skip)), stop)
@@ -220,30 +212,23 @@ def texts(dataset, limit=None):
 
 def download(url, sha256=None):
     """Fetches a file into data/downloads/, unless it is there, and returns its path. Raises
-    ValueError if it did not arrive whole."""
-    folder = locate("downloads")
-    path = folder / url.rpartition("/")[2]
-    if path.exists():
-        return path
-    from torch.hub import download_url_to_file
+    ValueError if that fails or if the file has another hash."""
+    path = locate("downloads") / url.rpartition("/")[2]
+    if not path.exists():
+        from torch.hub import download_url_to_file
 
-    print(f"downloading {url}")
-    folder.mkdir(exist_ok=True)
-    try:
-        download_url_to_file(url, f"{path}.tmp", sha256)
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            promised = int(answer.headers["Content-Length"] or 0)
-        size = os.path.getsize(f"{path}.tmp")
-        if promised not in (0, size):
-            raise OSError(f"{size:,} of {promised:,} bytes came")
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"{url} did not arrive whole ({error}); try again, or fetch it in "
-                         "another way and name it with --source=") from None
-    os.replace(f"{path}.tmp", path)
+        print(f"downloading {url}")
+        path.parent.mkdir(exist_ok=True)
+        try:
+            download_url_to_file(url, str(path), sha256)
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"{url} could not be downloaded ({error}); try again, or get the file "
+                             "in another way and name it with --source=") from None
     return path
 
 def digest(paths):
-    """Returns a hash of the contents of files. With it, the settings of an edited source differ."""
+    """Returns a hash of the contents of files. It is part of a set's settings, so that a corpus is
+    not resumed after its source was edited."""
     total = hashlib.sha256()
     for path in paths:
         content = hashlib.sha256()
@@ -266,7 +251,7 @@ def count_characters(path):
 
 def pieces(path, start, end):
     """Yields the characters from `start` to `end` of a UTF-8 file, a piece at a time. A piece ends
-    with a line, except if lines are very long."""
+    with a line unless the line is very long."""
     def read(size):
         text = file.read(min(PIECE, size))
         if not text:
@@ -284,43 +269,37 @@ def pieces(path, start, end):
             yield text
 
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
-    """Writes the text of a file, or of the files of a folder, into `folder`. Raises ValueError if
-    there is no text or if it is not UTF-8."""
     if not 0 < val < 1:
         raise ValueError(f"val={val} must lie between 0 and 1, because it is a fraction")
     paths = files(source)
-    lengths = {path: count_characters(path) for path in paths}  # all, before anything is written
-    if not sum(lengths.values()):
-        raise ValueError(f"source={source!r} holds no text; name a file, or a folder of files")
+    segments = {"train": [], "val": []}
+    for path in paths:
+        length = count_characters(path)
+        cut = round(length * (1 - val))
+        segments["train"].append((path, 0, cut))
+        segments["val"].append((path, cut, length))
+
+    def texts_of(split):
+        for path, start, end in segments[split]:
+            yield from pieces(path, start, end)
+            yield END_OF_TEXT
 
     def documents(split, skip):
         return itertools.islice(texts_of(split), skip, None)
 
-    def texts_of(split):
-        for path, length in lengths.items():
-            cut = round(length * (1 - val))
-            start, end = (0, cut) if split == "train" else (cut, length)
-            yield from pieces(path, start, end)
-            yield END_OF_TEXT
-
     def corpus():
-        return {split: functools.partial(documents, split) for split in ("train", "val")}
+        return {split: functools.partial(documents, split) for split in segments}
 
-    size = sum(path.stat().st_size for path in paths)
-    write_documents(folder, corpus, tokenizer, separator="marked",
-                    expect=size if tokenizer == "bytes" else size // 4, val=val,
-                    sha256=digest(paths))
-    name = Path(folder).name
+    write_documents(folder, corpus, tokenizer, separator="marked", val=val, sha256=digest(paths))
     data = Path(folder).resolve()
-    if data == locate(name).resolve():
-        data = name
-    run = name.replace("@", "_")  # sample.py reads RUN@key=value as an option
+    run = data.name.replace("@", "_")  # because sample.py reads what follows an @ as options
+    if data == locate(data.name).resolve():
+        data = data.name
     words = ["python", "train.py", "config/quickstart.py", f"--data={data}", f"--out_dir=out/{run}"]
     print(f"train on it with `{shlex.join(words)}`")
 
 def files(source):
-    """Returns the sorted paths of the files of a source. Raises ValueError if there is no such file
-    or folder."""
+    """Returns the paths of the files of a source, sorted."""
     if not source:
         raise ValueError("no text was named; name a file, or a folder of files, with --source=...")
     top = Path(source)
@@ -336,15 +315,10 @@ def files(source):
     return paths
 
 def name_set(source="", **_):
-    """Returns the name of a source's data set, which is that of its file or folder."""
+    """Returns the name of the data set of a source, which is that of its file or folder."""
     files(source)  # raises ValueError if there is no such source
     path = Path(source).resolve()
-    name = path.stem if path.is_file() else path.name
-    script = name.partition("@")[0]
-    if script in SCRIPTS:
-        raise ValueError(f"{source} would become data/{name}, which is the name of a set of "
-                         f"data/{script}.py; choose another with --out")
-    return name
+    return path.stem if path.is_file() else path.name
 
 if __name__ == "__main__":
     command(prepare, __doc__, name_set)

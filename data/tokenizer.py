@@ -8,9 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import tiktoken
 
-END_OF_TEXT = "<|endoftext|>"
-
-
 def tokenizer(meta):
     """Returns the tokenizer of a data set, given its meta.json. encode(text) returns a list of ids,
     and decode(ids) returns a text.
@@ -50,14 +47,14 @@ def of_symbols(symbols):
 
 def load_encoding(name):
     """Returns a tiktoken.Encoding of this name, or an object with the same methods. Raises
-    ValueError if it cannot be loaded, and ImportError if it needs the package tokenizers."""
+    ValueError if it cannot be loaded, or ImportError if this needs the package tokenizers."""
     try:
         if "/" in name or name.endswith(".json"):
             return HubEncoding(name)
         if name == "bytes":  # ids 0 to 255 are the bytes
             ranks = {bytes([i]): i for i in range(256)}
             pattern = r"[\s\S]"
-            special = {END_OF_TEXT: 256}
+            special = {"<|endoftext|>": 256}
         else:
             known = tiktoken.get_encoding(name)
             ranks = known._mergeable_ranks
@@ -65,7 +62,7 @@ def load_encoding(name):
             special = known._special_tokens
     except ImportError:
         raise ImportError(f"tokenizer {name!r} needs a package: pip install tokenizers") from None
-    except Exception as error:  # each library raises its own kinds
+    except Exception as error:  # each library raises errors of its own
         fault = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); check its name; its "
                          "first use needs a network, and if it has terms of use, also "
@@ -88,7 +85,8 @@ class HubEncoding:
         self.inner.no_padding()
         ids = self.inner.get_vocab()
         self.n_vocab = max(ids.values()) + 1
-        self.eot_token = ids["</s>" if "</s>" in ids else END_OF_TEXT]
+        end_of_text = "</s>" if "</s>" in ids else "<|endoftext|>"
+        self.eot_token = ids[end_of_text]
         self.inner.encode_special_tokens = True  # despite its name, this treats them as text
 
     def encode(self, text, allowed_special="all"):

@@ -2,15 +2,15 @@
 and appendix E)
 
     python -m data.wordcount             # TinyStories from the hub; an hour or two on eight cores
-    python -m data.wordcount --join=3    # WordCount-hard: three stories per sample
+    python -m data.wordcount --join=3    # WordCount-hard: three stories per example
     python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # a folder of *.txt
 
 This needs `pip install nltk`, and `datasets` for TinyStories. An example is a prompt, its answer,
 
     [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3
 
-and end-of-text. The answer and end-of-text carry loss. The word w is the most common one of the
-story, k is uniform in [1, number of sentences], and nltk's PunktSentenceTokenizer() finds the
+and end-of-text. Only the answer and end-of-text carry loss. The word w is the most common one of
+the story, k is uniform in [1, number of sentences], and nltk's PunktSentenceTokenizer() finds the
 sentences.
 
 The paper leaves three things open. We compare words in lower case. Of equally common words we take
@@ -18,12 +18,12 @@ the first. A row of train has as many whole examples as fit, and then padding, w
 has one example, so that its sequence error is the fraction of wrong answers.
 
 splits   train, val (99 : 1, by story); k1, k2, ...: the examples of val that ask for the last k
-         sentences, if there are at least ten (Figure 9). meta.json counts the lengths of all
-         stories, in sentences and in words (Figure 8)
-options  stories: a folder of text files instead of TinyStories; <|endoftext|> separates their
-         stories, and a file without it is cut at blank lines, after about 800 letters; join:
-         stories per sample, none of which is used twice; length: tokens per row of train;
-         tokenizer: that of the model to fine-tune; limit: the number of stories, for a trial; seed
+         sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
+         their number of sentences and by their number of words (Figure 8)
+options  stories: a folder of text files instead of TinyStories; <|endoftext|> separates the stories
+         of a file, and in a file without it, each paragraph is a story; join: stories per example,
+         none of which is used twice; length: tokens per row of train; tokenizer: that of the model
+         to fine-tune; limit: the number of stories, for a trial; seed
 """
 import collections
 import math
@@ -37,54 +37,39 @@ from data.shards import Writer, rng
 from data.text import hub, load_encoding, workers
 
 DOWNLOAD = True
-PIECE = 800  # letters of a story, in a text that does not mark them
-FEWEST = 10  # examples of val for a split of their own
+FEWEST = 10  # the fewest examples of val that get a split k1, k2, ... of their own
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
-def load():
-    """Returns the stories, a datasets.Dataset with a column "text"."""
-    return hub("roneneldan/TinyStories", split="train")
+# targets: how many tokens at the end carry loss; sentences and words: their numbers in the story
+Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentences", "words"])
 
 def read_folder(folder):
-    """Returns the stories of a folder's *.txt files, [{"text": story}, ...]. Raises ValueError if
-    it has none."""
+    """Returns the stories of a folder's *.txt files as rows, [{"text": story}, ...]."""
     stories = []
     for path in sorted(Path(folder).rglob("*.txt")):
         text = path.read_text(encoding="utf-8")
-        if "<|endoftext|>" in text:
-            stories += text.split("<|endoftext|>")
-            continue
-        piece = ""
-        for paragraph in re.split(r"\n\s*\n", text):
-            piece += paragraph + "\n\n"
-            if len(piece) > PIECE:
-                stories.append(piece)
-                piece = ""
-        stories.append(piece)
-    stories = [{"text": story.strip()} for story in stories if re.search(r"\w", story)]
-    if not stories:
-        raise ValueError(f"no *.txt with text in {folder}; name a folder of stories")
-    return stories
+        separator = r"<\|endoftext\|>" if "<|endoftext|>" in text else r"\n\s*\n"
+        stories += re.split(separator, text)
+    return [{"text": story} for story in stories if re.search(r"\w", story)]
 
 def words(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
 
 def question(story, sentences, random):
-    """Returns the prompt, the answer, k and the number of sentences of a story. `sentences` cuts a
-    text into sentences, and `random` is a numpy generator."""
+    """Returns the prompt, the answer, k and the number of sentences of a story. sentences(text)
+    splits a text into sentences, and `random` is a numpy generator."""
     found = sentences(story)
-    word = collections.Counter(words(story)).most_common(1)[0][0]
+    word, _ = collections.Counter(words(story)).most_common(1)[0]
     k = int(random.integers(1, len(found) + 1))
-    answer = f" {sum(words(sentence).count(word) for sentence in found[-k:])}"
-    return PROMPT.format(story, word, k), answer, k, len(found)
+    count = sum(words(sentence).count(word) for sentence in found[-k:])
+    return PROMPT.format(story, word, k), f" {count}", k, len(found)
 
 def start_worker(*state):
     global worker
     worker = state
 
 def work(groups):
-    """Returns the examples of groups of stories, which are given by their numbers (n, join). An
-    example is (tokens, how many of them carry loss, k, number of sentences, number of words)."""
+    """Returns the examples of groups of stories, given by the numbers of the stories (n, join)."""
     corpus, tokenizer, sentences, seed = worker
     encoding = load_encoding(tokenizer)
     examples = []
@@ -93,23 +78,25 @@ def work(groups):
         if words(story):
             random = rng(seed, 1 + group[0])
             prompt, answer, k, sentence_count = question(story, sentences, random)
-            targets = [*encoding.encode_ordinary(answer), encoding.eot_token]
-            tokens = [*encoding.encode_ordinary(prompt), *targets]
-            examples.append((tokens, len(targets), k, sentence_count, len(words(story))))
+            targets = encoding.encode_ordinary(answer) + [encoding.eot_token]
+            tokens = encoding.encode_ordinary(prompt) + targets
+            word_count = len(words(story))
+            examples.append(Example(tokens, len(targets), k, sentence_count, word_count))
     return examples
 
 def pack(examples, length, end):
-    """Yields the tokens and the mask of rows, both (1, length). A row has as many whole examples as
-    fit, and then `end`."""
+    """Yields the tokens and the mask of each row, both (1, length). A row has as many whole
+    examples as fit, and then `end` as padding."""
     tokens = []
     mask = []
-    for example, targets, *_ in examples:
-        if len(tokens) + len(example) > length:
+    for example in examples:
+        if len(tokens) + len(example.tokens) > length:
             yield pad(tokens, length, end), pad(mask, length, 0)
             tokens = []
             mask = []
-        tokens += example
-        mask += [0] * (len(example) - targets) + [1] * targets
+        tokens += example.tokens
+        mask += [0] * (len(example.tokens) - example.targets)
+        mask += [1] * example.targets
     if tokens:
         yield pad(tokens, length, end), pad(mask, length, 0)
 
@@ -117,19 +104,18 @@ def pad(values, length, end):
     return np.array([values + [end] * (length - len(values))])
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
-            limit: int = None, seed: int = 0, load=load):
-    """Writes the set into `folder`. Raises ValueError if there are too few stories or if none fits
-    into `length`, and ImportError if nltk is missing."""
-    try:
-        from nltk.tokenize import PunktSentenceTokenizer
-    except ImportError:
-        raise ImportError("finding sentences needs a package: pip install nltk") from None
-    corpus = read_folder(stories) if stories else load()
+            limit: int = None, seed: int = 0):
+    from nltk.tokenize import PunktSentenceTokenizer
+
+    if stories:
+        corpus = read_folder(stories)
+    else:
+        corpus = hub("roneneldan/TinyStories", split="train")
     encoding = load_encoding(tokenizer)
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
-        raise ValueError(f"{len(order)} stories are too few for training and validation samples of "
-                         f"{join}; name more")
+        raise ValueError(f"{len(order)} stories are too few for one example of {join} stories for "
+                         "training and one for validation; name more")
     val_stories = max(len(order) // 100, join)
     end = encoding.eot_token
     count = collections.Counter()
@@ -140,13 +126,12 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
         for block in pool.map(work, np.array_split(groups, math.ceil(len(groups) / 256))):
             for example in block:
-                tokens, _, _, sentences_of_story, words_of_story = example
-                if len(tokens) > length + 1:
+                if len(example.tokens) > length + 1:
                     count["left out, longer than a row"] += 1
                     continue
                 count[split] += 1
-                sentence_counts[sentences_of_story] += 1
-                word_counts[words_of_story] += 1
+                sentence_counts[example.sentences] += 1
+                word_counts[example.words] += 1
                 yield example
             counts = ", ".join(f"{n:,} {what}" for what, n in count.items())
             print(f"\r{folder}: {counts}", end=" ", flush=True)
@@ -156,15 +141,12 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
         val = list(examples("val", order[:val_stories]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")
-        longest = max(len(tokens) for tokens, *_ in val)
-        ks = collections.Counter(k for _, _, k, *_ in val)
-        splits = ["val"]
-        for k in sorted(ks):
-            if ks[k] >= FEWEST:
-                splits.append(f"k{k}")
-        for split in splits:
+        longest = max(len(example.tokens) for example in val)
+        ks = collections.Counter(example.k for example in val)
+        frequent = [f"k{k}" for k in sorted(ks) if ks[k] >= FEWEST]
+        for split in ["val"] + frequent:
             for example in val:
-                if split in ("val", f"k{example[2]}"):
+                if split in ("val", f"k{example.k}"):
                     tokens, mask = next(pack([example], longest, end))
                     writer.write(split, tokens, mask)
         for tokens, mask in pack(examples("train", order[val_stories:]), length + 1, end):
