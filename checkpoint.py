@@ -1,6 +1,6 @@
 """
-A run directory holds two files, which train.py writes and everything else only reads: ckpt.pt, the
-checkpoint, and log.jsonl, a record per line.
+A run directory holds two files that train.py writes and everything else only reads: ckpt.pt, the
+checkpoint, and log.jsonl, with one record per line.
 
     saved = checkpoint.read("out/quickstart_pope")
     model = GPT(checkpoint.model_config(saved))

@@ -1090,7 +1090,7 @@ class ExQPE(ExPE):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
 
 # cache: numbers per token and head (*: d more with sep-keys). The last column says how the loss
-# behaves on text past the trained length, as measured in eval/README.md
+# behaves on text past the trained length. eval/README.md has the numbers for seven of the methods
 PES = {  #                   acts on        learns                       cache  past that length
     "nope": NoPE,  #             nothing        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible

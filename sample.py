@@ -63,7 +63,7 @@ def main(argv):
     if action:
         refuse_unread(cfg, given, action)
     runs = names
-    if action not in ("report", "curves"):  # these read what other programs saved
+    if action not in ("report", "curves"):  # these read what earlier commands saved
         runs = [Run(name, cfg.data, cfg.device) for name in names]  # all, before any work
     if not action:
         is_task = all(run.meta["loss"] == "mask" for run in runs)
@@ -73,7 +73,7 @@ def main(argv):
 
 # --- the actions: each is one function of the config and the runs ---------------------------------
 
-COLDEST = 1e-3  # decoding is greedy below this, as the logits divided by much less could overflow
+COLDEST = 1e-3  # below this, decoding is greedy, as dividing the logits by much less could overflow
 
 def write_text(cfg, runs):
     temperature = cfg.temperature if cfg.temperature >= COLDEST else 0
@@ -150,7 +150,8 @@ def report(cfg, names):
     figures.draw_by_length(lines, path)
 
 def draw_training(cfg, names):
-    """Options of RUN@key=value change nothing here, because a log is older than they are."""
+    """The options of RUN@key=value have no effect here, because they apply after training, and the
+    log was written during it."""
     path = writable(cfg.out or os.path.join("out", "curves"))
     folders = dict.fromkeys(results.split_options(name)[0] for name in names)
     figures.draw_training(results.training(folders), path)
@@ -227,9 +228,9 @@ def refuse_unread(cfg, given, action):
         raise ValueError(f"text={cfg.text!r} takes the place of --split and --data; leave them out")
 
 def run_names(words):
-    """Returns the runs that are named, each once, although out/x and ./out/x are the same run.
-    Files among them are left out with a line on stderr, because a pattern such as out/* also finds
-    tables and pictures. Raises ValueError if no run is left."""
+    """Returns the runs that are named, each only once, even if it is named as both out/x and
+    ./out/x. Files among them are left out with a line on stderr, because a pattern such as out/*
+    also finds tables and pictures. Raises ValueError if no run is left."""
     names = {}
     for word in words:
         folder, options = results.split_options(word)
@@ -244,8 +245,8 @@ def run_names(words):
     return list(names.values())
 
 def writable(path):
-    """Returns the path without .csv or .png, after making its folder. This comes before anything is
-    measured, because a path that cannot be written would cost the work."""
+    """Returns the path without .csv or .png, after making its folder. This is called before
+    anything is measured, because the work would be lost if the folder could not be made."""
     if path.endswith((".csv", ".png")):
         path = path[:-4]
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -271,7 +272,8 @@ def load(run, device="auto"):
     return model, {key: saved[key] for key in ("config", "meta", "step")}
 
 def trained_length(saved):
-    """Returns the tokens per sequence in training. The last token of a row is only a target."""
+    """Returns the number of tokens per sequence in training. The last token of a row is only a
+    target."""
     row_length = saved["meta"]["row_length"].get("train")
     return row_length - 1 if row_length else saved["config"]["block_size"]
 
@@ -291,7 +293,7 @@ class Run:
         self.trained = trained_length(saved)
 
     def split(self, name):
-        """Opens a split of the data set. Raises ValueError if its tokens have other meanings."""
+        """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's."""
         split = Split(locate(self.data), name)
         theirs = split.meta["tokenizer"]
         ours = self.meta["tokenizer"]
@@ -301,8 +303,8 @@ class Run:
         return split
 
     def length(self, split):
-        """Returns the tokens per sequence of the split, which are as many as in training unless it
-        has rows of its own length."""
+        """Returns the number of tokens per sequence of the split, which is the same as in training
+        unless the split has rows of its own length."""
         return split.row_length - 1 if split.rows else self.trained
 
     def read(self, split, starts, length):

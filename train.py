@@ -5,9 +5,9 @@ Trains a GPT on one device, or on many under torchrun:
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, divided up
 
 A step's batch depends only on (seed, step), so a run that was stopped and resumed is the same run
-as an uninterrupted one. With another number of processes, only dropout and rounding differ. On
-SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. Ctrl-C after that ends it
-at once. The same command with --resume=True resumes it.
+as an uninterrupted one. With a different number of processes, only dropout and rounding differ. On
+SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. While it does so, Ctrl-C
+ends it at once. The same command with --resume=True resumes it.
 
 main() is the whole of training, from top to bottom. The functions that it calls stand below it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
@@ -135,7 +135,7 @@ def main(argv):
         # run draws the same numbers, and on the rank, so that processes draw different ones
         torch.manual_seed(cfg.seed + step * processes.world + processes.rank)
 
-        # The loss is the mean over all targets of the batch, where -1 marks what is no target.
+        # The loss is the mean over all targets of the batch, where -1 marks what is not a target.
         # Micro-batches and processes may hold different numbers of targets, so the mean of each
         # part is weighted by its share of them
         targets = processes.sum((y != -1).sum()).clamp(min=1)
@@ -239,9 +239,9 @@ def default_directory(cfg):
 # --- processes, signals and devices ---------------------------------------------------------------
 
 class Processes:
-    """The processes that torchrun started to train together, or only this one. Each has a device
-    and a part of every batch. sum and max wait for all processes, so all must call them at the same
-    point of the program."""
+    """The processes that torchrun started for this run, or only this one. Each has a device and a
+    part of every batch. sum and max wait for all processes, so all must call them at the same point
+    in the program."""
 
     def __init__(self, cfg):
         self.rank = int(os.environ.get("RANK", 0))  # set by torchrun
@@ -454,8 +454,8 @@ class Log:
 # --- training and evaluation ----------------------------------------------------------------------
 
 def learning_rate(step, cfg):
-    """Returns the learning rate of a step, which is a linear warm-up and then the schedule. cosine
-    and linear fall from learning_rate to min_lr, which they would reach at max_iters."""
+    """Returns the learning rate of a step, which follows a linear warm-up and then the schedule.
+    cosine and linear fall from learning_rate to min_lr, which they would reach at max_iters."""
     if step < cfg.warmup_iters:
         return cfg.learning_rate * (step + 1) / (cfg.warmup_iters + 1)
     t = (step - cfg.warmup_iters) / max(1, cfg.max_iters - cfg.warmup_iters)  # from 0 to 1
@@ -468,7 +468,8 @@ def learning_rate(step, cfg):
     return cfg.min_lr + height * (cfg.learning_rate - cfg.min_lr)
 
 def refuse_nan(name, loss, step, cfg):
-    """Raises ValueError if a loss is not finite. After a step, this prevents saving its weights."""
+    """Raises ValueError if a loss is not finite. main checks the training loss before it saves, so
+    weights that a step has ruined are never saved."""
     if not math.isfinite(loss):
         path = os.path.join(cfg.out_dir, "ckpt.pt")
         kept = "there is no checkpoint yet"
@@ -558,8 +559,8 @@ def last_words(error):
         is_bug = False
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints the first that is written
     if is_bug and report:
-        # This error may only be the loss of another process, which reports the cause itself. Wait
-        # for that report, after which torchrun ends this process
+        # This error may only mean that another process failed, which reports the cause itself.
+        # Wait for that report, after which torchrun ends this process
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
     if is_bug:

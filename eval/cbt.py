@@ -4,7 +4,8 @@ import re
 QUOTES = (("`` ", '"'), (" ''", '"'), ("` ", "'"), ("-LRB- ", "("), (" -RRB-", ")"))
 
 def plain(text):
-    """Undoes the tokenisation of the data, which separates quotes, brackets and endings."""
+    """Undoes the tokenisation of the data, which separates quotes, brackets, punctuation and
+    contractions such as n't from the words beside them."""
     for tokenised, written in QUOTES:
         text = text.replace(tokenised, written)
     return re.sub(r" (?=[.,:;!?']|n't\b)", "", text)

@@ -21,7 +21,7 @@ COLORS = {
     "relative": "#bcbd22", "t5": "#e377c2", "nope": "#7f7f7f", "learned": "#111111",
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
-LINES = ("-", "--", ":", "-.")  # for the second, third, ... curve of one colour
+LINES = ("-", "--", ":", "-.")  # for the first, second, ... curve of one colour
 TEXTS = 10  # segments of the split that a picture of attention is averaged over
 SHORT = 256  # tokens of each segment, because a map of more could not be read
 TOKENS_PER_INCH = 10  # of a map that is labelled with its tokens
@@ -66,7 +66,8 @@ def save(figure, path):
 def draw_by_length(lines, path):
     """Draws a panel for each config that was measured at several lengths: the loss of --extrapolate
     or the errors of --evaluate. lines are those of results.jsonl. Splits of different kinds get
-    panels of their own, such as content and content_x2 apart from position and position_x2."""
+    panels of their own, so content and content_x2 share one, and position and position_x2 share
+    another."""
     groups = {}  # {(title, metric): lines}
     for line in lines:
         split, _, multiple = line["split"].rpartition(" ")
@@ -94,7 +95,8 @@ def draw_by_length(lines, path):
     save(figure, path)
 
 def draw_training(rows, path):
-    """Draws a panel for each number that the logs hold, over steps. rows: of results.training."""
+    """Draws a panel for each number that the logs hold, over steps. rows are from
+    results.training."""
     keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
     keys = [key for key in keys if key not in ("run", "pe", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
@@ -105,7 +107,8 @@ def draw_training(rows, path):
 
 def draw_by_position(rows, path):
     """Draws the loss at each position of a long context. It falls as long as a model can use more
-    context, and rises where it no longer understands its positions. rows: of losses.by_position."""
+    context, and rises where it no longer understands its positions. rows are from
+    losses.by_position."""
     figure, (ax,) = panels(1, 1, 6, 4)
     draw_curves(ax, rows, "position", "loss", "loss")
     trained = max(row["trained"] for row in rows)
@@ -149,7 +152,7 @@ def draw_curves(ax, rows, x, y, metric):
 def tokens_to_show(run, name, files, split):
     """Returns the tokens (B, T) for the figure of this name. They are the beginnings of the text
     files "a.txt,b.txt", cut to the shortest, or else of segments spread over the split. A map shows
-    only the first text. T is at most SHORT or the model's block_size."""
+    only the first text. T is at most SHORT or the model's block_size, whichever is smaller."""
     length = min(SHORT, run.model.cfg.block_size)
     if files:
         encode = tokenizer(run.meta).encode

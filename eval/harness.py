@@ -37,9 +37,9 @@ class Score(tuple):
 
 class Model(TemplateLM):
     """A GPT behind the harness's interface. It reads at most block_size tokens at once, and
-    RUN@block_size=n allows more. Of a longer context it reads the last tokens, as the harness's own
-    adapters do. A longer continuation is scored block_size targets at a time. The separator stands
-    in for an empty context."""
+    RUN@block_size=n allows more. Of a longer context, it reads only the last tokens, as the
+    harness's own adapters do. A longer continuation is scored block_size targets at a time. The
+    separator stands in for an empty context."""
     def __init__(self, model, meta):
         super().__init__()
         if meta["separator"] is None:

@@ -52,7 +52,8 @@ def perplexity(loss):
 def evaluate(runs, names):
     """Yields the rows of each run, one for each split. They hold the scores over the whole split,
     which in a stream means every full window, or no scores if the sequences of the split are longer
-    than the model allows. All splits are opened first, so that a mistake costs no work."""
+    than the model allows. All splits are opened first, so that a mistake is reported before any
+    work is done."""
     splits = {run: [run.split(name) for name in names] for run in runs}
     for run in runs:
         rows = []
@@ -73,7 +74,8 @@ def extrapolate(runs, multiples, name, tokens):
     windows of this length. In `window_loss`, a token of the same text sees only as many previous
     tokens as in training, so a loss below it means that distant context helps. The windows of each
     length tile the same stretches of text, and the last one may be shorter, so that all lengths
-    have exactly the same targets. All splits are opened first, so that a mistake costs no work."""
+    have exactly the same targets. All splits are opened first, so that a mistake is reported before
+    any work is done."""
     splits = {run: run.split(name) for run in runs}
     texts = {run: stretches(splits[run], run.trained, multiples, tokens) for run in runs}
     if tokens != TOKENS:
@@ -138,7 +140,7 @@ def by_position(runs, name, tokens):
     the `position` of a row is the mean of its group. The segments that are read are spread evenly
     over the split and hold about `tokens` tokens together. All runs read the same ones, and a run
     whose positions end earlier reads only their beginnings."""
-    splits = {run: run.split(name) for run in runs}  # first, so that a mistake costs no work
+    splits = {run: run.split(name) for run in runs}  # first, so mistakes show before any work
     context = LONGEST * max(run.trained for run in runs)
     for split in splits.values():
         refuse_rows(split)
@@ -180,9 +182,9 @@ def tiled_loss(run, split, tiles, width, known):
     return loss / targets
 
 def windows(start, stop, width):
-    """Yields ((begin, end), first) for windows of at most `width` tokens, whose targets count from
-    `first` on. They overlap by half, so from the second window on, a target that counts sees at
-    least half a window."""
+    """Yields ((begin, end), first) for windows of at most `width` tokens, in which only the targets
+    from `first` on count towards the loss. The windows overlap by half, so from the second window
+    on, a target that counts sees at least half a window."""
     done = start
     while done < stop:
         new = width if done == start else math.ceil(width / 2)

@@ -1,5 +1,5 @@
 """
-Keeps what is measured in RUN/results.jsonl and in CSV files, and makes tables of it over runs and
+Stores measurements in RUN/results.jsonl and in CSV files, and makes tables of them over runs and
 seeds. A line is a dict that holds one number and everything that it depends on.
 """
 import csv
@@ -23,7 +23,8 @@ METRICS = {
 
 def split_options(run):
     """Returns the folder and the options of "folder@key=value,key=value". A folder's own name may
-    contain an @ too, so options need an =, and a folder that exists has none."""
+    contain an @ too, so what follows the last @ counts as options only if it contains an = and no
+    folder of the whole name exists."""
     folder, at, options = run.rpartition("@")
     if not at or "=" not in options or os.path.isdir(run):
         return run, ""
@@ -106,10 +107,10 @@ def training(folders):
     return list(rows.values())
 
 def latest(names):
-    """Returns the lines of the results.jsonl of these runs that were measured at a run's last step.
-    folder@options stands for what was measured with these options, and a folder for everything. If
-    a number was measured twice, the later one counts. A run without results is left out, and a line
-    on stderr says so. Raises ValueError if no run has any."""
+    """Returns the lines of the results.jsonl of these runs that were measured at the same step as
+    the last line of the file. folder@options stands for what was measured with these options, and a
+    folder for everything. If a number was measured twice, the later one counts. A run without
+    results is left out, and a line on stderr says so. Raises ValueError if no run has any."""
     found = {}
     for name in names:
         folder, wanted = split_options(name)

@@ -2,7 +2,7 @@
 # # A walk through positional encodings
 #
 # This page is a script. `python -m eval.walk` runs it in about two minutes on a laptop and saves
-# its pictures in `out/`, for which it needs matplotlib. An editor that knows cells (such as VS
+# its pictures in `out/`, for which it needs matplotlib. An editor that supports cells (such as VS
 # Code) runs it piece by piece, and `jupytext --to notebook eval/walk.py` turns it into a notebook.
 #
 # Everything here uses `model.py` as it is. By the end you will have seen what a positional
@@ -30,7 +30,7 @@ os.makedirs("out", exist_ok=True)
 # model of one layer without any encoding (`nope`), the prediction after the last letter of a
 # sentence therefore stays the same if all letters before it are shuffled. With RoPE it changes.
 # (With several layers, `nope` can learn something about order, because the causal mask gives each
-# token another number of tokens to see.)
+# token a different number of tokens to see.)
 
 # %%
 torch.manual_seed(0)
@@ -117,7 +117,7 @@ def train(name, steps=300):
 
 @torch.no_grad()
 def loss_by_position(gpt, length=512):
-    """Returns the loss at each position (length,), the mean over 64 pieces of the text in nats."""
+    """Returns the loss in nats at each position (length,), the mean over 64 pieces of the text."""
     starts = torch.linspace(0, len(text) - length - 1, 64).long()[:, None]
     piece = text[starts + torch.arange(length + 1)]
     logits, _ = gpt(piece[:, :-1], piece[:, 1:])
