@@ -187,41 +187,6 @@ def test_no_more_is_read_than_the_budgets_take(tmp_path):
     write_documents(tmp_path / "set", lambda: {"val": source}, "bytes", **how)
     check(tmp_path / "set", {"val": ["five5", "sixsix"] * 3}, **how)
 
-def test_a_second_start_with_other_arguments_is_refused(tmp_path, monkeypatch, capsys):
-    """Otherwise a set could mix two kinds, or not be the one that was asked for."""
-    corpus = corpus_of({"val": list(documents(0, 60))})
-    arguments = dict(tokens={"val": 2500, "train": None}, tokenizer="bytes", shard_tokens=500,
-                     limit=7)
-    with death_at(monkeypatch, 8):
-        write_documents(tmp_path / "set", corpus, **arguments)
-    for name in ("set.part", "set"):
-        before = contents(tmp_path / name)
-        assert len(before) > 2
-        for key, value in {"limit": 8, "shortest": 151, "separator": None}.items():
-            with pytest.raises(ValueError) as error:
-                write_documents(tmp_path / "set", lambda: 1 / 0, **arguments | {key: value})
-            one_line(error, f"{name} was written with {key}=", f" instead of {value!r}; delete")
-        assert contents(tmp_path / name) == before
-        write_documents(tmp_path / "set", corpus, **arguments)
-        corpus = None  # a complete set does not load it again
-    assert "set is complete; delete it to write it again\n" in capsys.readouterr().out
-
-def test_the_source_is_read_a_little_ahead(monkeypatch):
-    """Otherwise memory would grow with the corpus. The order stays."""
-    monkeypatch.setattr(text_corpora, "CORES", 3)
-    taken = []
-
-    def source():
-        for n in range(1000):
-            taken.append(n)
-            yield n
-
-    ahead = []
-    for n in text_corpora.in_threads(lambda n: n, source()):
-        assert n == len(ahead)
-        ahead.append(len(taken) - n)
-    assert len(ahead) == 1000 and 10 < max(ahead) <= 8 * (2 * 3 + 1)
-
 # tokenizers of the hub
 
 @pytest.fixture(scope="module")
@@ -410,29 +375,6 @@ def test_a_killed_worker_is_one_line():
         list(pool.map(die, range(3)))
     one_line(error, "worker", "killed")
 
-ORPHANS = """
-import multiprocessing, os, signal
-from data import text
-text.CORES = 2
-with text.workers(abs, 0) as pool:
-    list(pool.map(abs, range(9)))
-    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-def test_workers_end_with_a_killed_parent():
-    """Otherwise they would wait for work forever."""
-    process = subprocess.Popen([sys.executable, "-c", ORPHANS], cwd=ROOT, stdout=subprocess.PIPE)
-    pids = process.stdout.readline().split()
-    assert process.wait(30) == -signal.SIGKILL and pids
-    deadline = time.monotonic() + 30
-    for pid in pids:
-        path = Path(f"/proc/{int(pid)}/stat")
-        with contextlib.suppress(FileNotFoundError):
-            while " Z " not in path.read_text():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-
 # a text of one's own
 
 @pytest.mark.parametrize("seed", range(8))
@@ -462,11 +404,6 @@ def test_a_text_becomes_both_splits(tmp_path, monkeypatch, capsys, seed):
     assert words[1:] == ["train.py", "config/quickstart.py", f"--data={tmp_path / 'a set@1'}",
                          "--out_dir=out/a set_1"]
 
-def test_a_text_that_shrinks_while_it_is_read(tmp_path):
-    (tmp_path / "text").write_text("a line\n" * 9)
-    with pytest.raises(OSError, match="was shortened while it was read"):
-        list(text_corpora.pieces(tmp_path / "text", 0, 64))
-
 def test_a_long_text_needs_as_much_memory_as_a_short_one(tmp_path, monkeypatch):
     small = functools.partial(write_documents, shard_tokens=100_000)
     monkeypatch.setattr(text_corpora, "write_documents", small)
@@ -480,27 +417,31 @@ def test_a_long_text_needs_as_much_memory_as_a_short_one(tmp_path, monkeypatch):
         tracemalloc.stop()
     assert peaks[2] < 1.3 * peaks[1]
 
-def test_an_edited_text_is_refused(tmp_path, monkeypatch, capsys):
-    """Even if it is as long as before. Otherwise half the tokens would come from the old text."""
-    source, text = tmp_path / "text", "a text\n" * 500
-    source.write_text(text)
+@pytest.mark.parametrize("change, part", [
+    (dict(source="edited"), "another content of its source"),
+    (dict(val=0.2), "val=0.1 instead of 0.2")])
+def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch, capsys, change, part):
+    """Otherwise a set could mix two kinds, or not be the one that was asked for."""
+    monkeypatch.chdir(tmp_path)
+    text = "a text\n" * 500
+    Path("text").write_text(text)
+    Path("edited").write_text(text.replace("a", "A", 1))  # as long as before
     short = functools.partial(write_documents, shard_tokens=500)
     monkeypatch.setattr(text_corpora, "write_documents", short)
+    asked = dict(source="text", val=0.1)
     with death_at(monkeypatch, 7):
-        text_corpora.prepare(tmp_path / "set", source=str(source))
+        text_corpora.prepare(tmp_path / "set", **asked)
     for name in ("set.part", "set"):
-        before = contents(tmp_path / name)
+        before = contents(name)
         assert len(before) > 1
-        source.write_text(text.replace("a", "A", 1))
         with pytest.raises(ValueError) as error:
-            text_corpora.prepare(tmp_path / "set", source=str(source))
-        one_line(error, f"{name} was written with another content of its source; delete it")
-        assert contents(tmp_path / name) == before
-        source.write_text(text)
-        text_corpora.prepare(tmp_path / "set", source=str(source))
+            text_corpora.prepare(tmp_path / "set", **(asked | change))
+        one_line(error, f"{name} was written with {part}; delete it")
+        assert contents(name) == before
+        text_corpora.prepare(tmp_path / "set", **asked)
     # the same text is taken for this one, wherever it lies
-    source.rename(tmp_path / "other")
-    text_corpora.prepare(tmp_path / "set", source=str(tmp_path / "other"))
+    Path("text").rename("other")
+    text_corpora.prepare(tmp_path / "set", source="other")
     assert "set is complete; delete it" in capsys.readouterr().out
 
 def test_from_a_text_to_a_sentence(tmp_path, monkeypatch, capsys):

@@ -2,13 +2,11 @@
 
 Text corpora are in test_corpora.py, the tasks in test_tasks.py and refusals in test_bad_input.py.
 """
-import contextlib
 import itertools
 import json
 import os
 import random
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import contents, one_line
 
-from data import command, flip_flop, locate, prepare_if_missing, shards, stdlib
+from data import command, flip_flop, prepare_if_missing, stdlib
 from data.shards import Split, Writer
 from data.text import tokenizer
 
@@ -94,30 +92,27 @@ def test_what_is_read_is_what_was_written(tmp_path, seed):
 def test_files_are_as_documented(tmp_path, seed):
     """Raw uint16 in shards of the size that was asked for, which meta.json lists."""
     shard_tokens, splits = drawn_set(tmp_path / "set", seed)
-    meta = json.loads((tmp_path / "set" / "meta.json").read_text())
-    listed = []
-    for name, (tokens, mask) in splits.items():
-        paths = sorted((tmp_path / "set").glob(f"{name}_??????.bin"))
-        listed += [path.name for path in paths]
-        sizes = [meta["shards"][path.name] for path in paths]
-        assert [path.name for path in paths] == [f"{name}_{i:06d}.bin" for i in range(len(paths))]
-        assert [path.stat().st_size for path in paths] == [2 * size for size in sizes]
-        assert b"".join(path.read_bytes() for path in paths) == tokens.astype("<u2").tobytes()
-        masks = [path.with_suffix(".loss") for path in paths]
+    files = contents(tmp_path / "set")
+    meta = json.loads(files.pop("meta.json"))
+    assert list(meta["shards"]) == [name for name in files if name.endswith(".bin")]
+    for split, (tokens, mask) in splits.items():
+        names = [name for name in meta["shards"] if name.rpartition("_")[0] == split]
+        sizes = [meta["shards"][name] for name in names]
+        assert names == [f"{split}_{i:06d}.bin" for i in range(len(names))]
+        assert [len(files[name]) for name in names] == [2 * size for size in sizes]
+        assert b"".join(files[name] for name in names) == tokens.astype("<u2").tobytes()
         if mask is not None:
-            assert b"".join(path.read_bytes() for path in masks) == mask.astype("u1").tobytes()
-            assert [path.stat().st_size for path in masks] == sizes
+            masks = [files[name.replace(".bin", ".loss")] for name in names]
+            assert [len(part) for part in masks] == sizes
+            assert b"".join(masks) == mask.astype("u1").tobytes()
+        assert meta["loss"] == ("all" if mask is None else "mask")
         row_length = row_length_of(tokens)
+        assert meta["row_length"].get(split, 0) == row_length
         if row_length:  # as many whole rows as fit, but at least one
             full = max(shard_tokens // row_length, 1) * row_length
             assert set(sizes[:-1]) <= {full} and sizes[-1] <= full
         else:  # a shard ends with the write that fills it
             assert all(0 <= size - shard_tokens < LARGEST_CHUNK for size in sizes[:-1])
-    assert list(meta["shards"]) == sorted(listed)
-    lengths = {name: row_length_of(tokens) for name, (tokens, _) in splits.items()}
-    assert meta["row_length"] == {name: length for name, length in lengths.items() if length}
-    assert meta["loss"] == ("all" if mask is None else "mask")
-    assert (meta["tokenizer"], meta["separator"]) == ("bytes", 1)
 
 @pytest.mark.parametrize("seed", range(8))
 def test_evaluation_windows_share_no_target(tmp_path, seed):
@@ -160,18 +155,17 @@ def test_batches_depend_on_seed_and_step_alone(tmp_path, seed):
 
 @pytest.mark.parametrize("batch_size", [1, 8, 50])
 def test_epochs_hold_every_row_once(tmp_path, batch_size):
-    rows = np.random.default_rng(1).integers(0, 90, (23, 6))
-    rows[:, 0] = np.arange(23)
+    rows = np.arange(23 * 6).reshape(23, 6)
     with Writer(tmp_path, 25) as writer:
         writer.write("train", rows)
-        writer.finish(vocab_size=100, tokenizer="bytes")
+        writer.finish(vocab_size=200, tokenizer="bytes")
     split = Split(tmp_path, "train")
     steps = -(-6 * 23 // batch_size)
     x = np.concatenate([split.batch(step, batch_size, 100, seed=9)[0] for step in range(steps)])
-    orders = x[: 6 * 23, 0].reshape(6, 23)
-    assert (np.sort(orders) == np.arange(23)).all()
-    assert len(np.unique(orders, axis=0)) == 6
-    assert np.array_equal(x, rows[x[:, 0], :-1])
+    assert np.array_equal(x, rows[x[:, 0] // 6, :-1])
+    epochs = x[: 6 * 23, 0].reshape(6, 23)
+    assert (np.sort(epochs) == rows[:, 0]).all()
+    assert len(np.unique(epochs, axis=0)) == 6  # each has an order of its own
 
 def test_random_windows_begin_everywhere(tmp_path):
     with Writer(tmp_path, 30) as writer:
@@ -208,16 +202,6 @@ def test_token_beyond_the_vocabulary(tmp_path):
         with pytest.raises(ValueError) as error:
             split.read([0, start], 60)
         one_line(error, str(tmp_path), "token 500", "vocab_size=500")
-
-def test_missing_set_names_its_command(tmp_path):
-    for name, words in {
-        "nowhere": f"python -m data.NAME --out={tmp_path / 'nowhere'}`, where NAME is one of c4, ",
-        "stdlib": f"python -m data.stdlib --out={tmp_path / 'stdlib'}`",
-        "flip_flop@length=8,seed=1": "python -m data.flip_flop --length=8 --seed=1 --out=",
-    }.items():
-        with pytest.raises(FileNotFoundError) as error:
-            Split(tmp_path / name, "train")
-        one_line(error, words)
 
 # writing
 
@@ -259,31 +243,6 @@ def test_other_files_are_left_alone(tmp_path, name, named):
     one_line(error, str(tmp_path / named), "in the way", "--out")
     assert path.read_bytes() == b"mine"
 
-def test_a_link_to_another_disk(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "set").symlink_to(tmp_path / "disk")
-    stream(tmp_path / "set")
-    stream(tmp_path / "direct")
-    assert contents(tmp_path / "disk") == contents(tmp_path / "direct")
-    assert (tmp_path / "set").is_symlink()
-
-def test_without_fcntl(tmp_path, monkeypatch):
-    """Windows has no fcntl, cannot open folders, and has another separator in paths."""
-    def files_only(path, *arguments):
-        assert not os.path.isdir(path)
-        return os_open(path, *arguments)
-
-    stream(tmp_path / "want")
-    os_open = os.open
-    monkeypatch.setattr(shards, "fcntl", None)
-    monkeypatch.setattr(os, "open", files_only)
-    stream(tmp_path / "set")
-    assert contents(tmp_path / "set") == contents(tmp_path / "want")
-    monkeypatch.setattr(os, "sep", "\\")
-    assert locate("a\\b") == Path("a\\b")
-    source = "import sys; sys.modules['fcntl'] = None; import data.shards"
-    assert subprocess.run([sys.executable, "-c", source], cwd=ROOT).returncode == 0
-
 def test_files_are_on_the_disk_before_the_set_has_its_name(tmp_path, monkeypatch):
     """Otherwise a power cut could leave a set with half-written files."""
     synced = {}  # inode: size
@@ -323,59 +282,40 @@ def test_a_full_disk_is_one_line(tmp_path):
 
 # several writers of one set
 
-def start(source, *words):
-    """A process that runs Python code in the repository's root."""
-    return subprocess.Popen([sys.executable, "-c", source, *map(str, words)], cwd=ROOT, text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def start(name, folder):
+    """A process that prepares the set `name`, as train.py does."""
+    source = "import sys, data; data.prepare_if_missing(*sys.argv[1:])"
+    return subprocess.Popen([sys.executable, "-c", source, name, folder], cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE)
 
 def test_starts_at_once_make_a_set_once(tmp_path):
     name = "flip_flop@train=30000,length=64,val=9,sparse=9,dense=9"
     prepare_if_missing(name, tmp_path / "direct")
-    source = "import sys, data; data.prepare_if_missing(*sys.argv[1:])"
-    processes = [start(source, name, tmp_path / "set") for _ in range(3)]
+    processes = [start(name, tmp_path / "set") for _ in range(3)]
     printed = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert "".join(printed).count(" train, ") == 1  # one has written it
     assert contents(tmp_path / "set") == contents(tmp_path / "direct")
 
-WRITING = """
-import sys
-from data import command
-from data.shards import Writer
-def prepare(folder):
-    with Writer(folder) as writer:
-        print("writing", flush=True)
-        sys.stdin.readline()
-        writer.write("train", [1, 2])
-        writer.finish(vocab_size=3, tokenizer="bytes")
-command(prepare, "")
-"""
-
-@pytest.mark.parametrize("end", ["finished", "killed", "gone"])
+@pytest.mark.parametrize("end", ["finished", "stopped", "gone"])
 def test_a_start_waits_for_another(tmp_path, end):
-    """Whether the other finishes, is killed, or gives up and removes the .part folder."""
-    with contextlib.ExitStack() as stack:
-        first, second = [stack.enter_context(start(WRITING, f"--out={tmp_path / 'set'}"))
-                         for _ in range(2)]
-        try:
-            lines = {process: process.stdout.readline() for process in (first, second)}
-            if lines[first] != "writing\n":
-                first, second = second, first
-            assert lines[first] == "writing\n"
-            assert lines[second] == f"waiting for the process that writes {tmp_path / 'set'}\n"
-            if end == "gone":
-                shutil.rmtree(tmp_path / "set.part")
-            if end == "finished":
-                first.communicate("\n", timeout=30)
-            else:
-                first.kill()
-                first.wait()
-            printed = second.communicate("\n", timeout=30)[0]
-        finally:
-            first.kill()
-            second.kill()
-    assert second.returncode == 0 and ("is complete" in printed) == (end == "finished")
-    assert set(contents(tmp_path / "set")) == {"meta.json", "train_000000.bin"}
+    """Whether the other finishes, leaves some files, or gives up and removes the .part folder."""
+    name = "flip_flop@train=9,length=64,val=9,sparse=9,dense=9"
+    prepare_if_missing(name, tmp_path / "direct")
+    with Writer(tmp_path / "set", 20) as writer:
+        second = start(name, tmp_path / "set")
+        waits = f"waiting for the process that writes {tmp_path / 'set'}\n"
+        assert second.stdout.readline() == waits
+        if end != "gone":
+            writer.write("train", np.ones((9, 6)))
+        if end == "finished":
+            writer.finish(vocab_size=2, tokenizer="bytes")
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+    written = Split(tmp_path / "set", "train").row_length
+    assert written == (6 if end == "finished" else 64)
+    if end != "finished":
+        assert contents(tmp_path / "set") == contents(tmp_path / "direct")
     assert not (tmp_path / "set.part").exists()
 
 # tokenizers of sets, commands, and the standard library
@@ -383,10 +323,8 @@ def test_a_start_waits_for_another(tmp_path, end):
 def test_bytes_round_trip():
     bytewise = tokenizer({"tokenizer": "bytes"})
     text = "def naïve(): return 'κόσμε 🐍 \x00\r\n\t'  "
-    assert bytewise.encode(text) == list(text.encode())
-    assert bytewise.decode(bytewise.encode(text)) == text
-    assert bytewise.encode("a<|endoftext|>b") == [97, 256, 98]
-    assert bytewise.decode([97, 256, 98, 257, 60000]) == "a<|endoftext|>b"
+    assert bytewise.encode(f"{text}<|endoftext|>b") == [*text.encode(), 256, 98]
+    assert bytewise.decode([*text.encode(), 256, 98, 257, 60000]) == f"{text}<|endoftext|>b"
 
 def test_symbols_round_trip():
     symbols = tokenizer({"tokenizer": {"symbols": ["w", "r", "i", "0", "1"]}})
@@ -395,12 +333,6 @@ def test_symbols_round_trip():
     with pytest.raises(ValueError) as error:
         symbols.encode("w 2")
     one_line(error, "'2'", "w r i 0 1")
-
-@pytest.mark.parametrize("data", ["text", "../data/stdlib", "..", "", "@", "stdlib/", "nothing"])
-def test_training_prepares_only_data_scripts(tmp_path, data):
-    """Split then says what is wrong with another name."""
-    prepare_if_missing(data, tmp_path / "set")
-    assert not list(tmp_path.iterdir())
 
 def test_a_script_run_as_a_file_says_how_to_run_it():
     """Even one that imports numpy before `data`, which Python then finds in data/."""
@@ -418,12 +350,11 @@ def test_help_has_every_key(monkeypatch, capsys):
     assert "--length (int), --train (int)" in printed and "--out (str)" in printed
 
 def test_stdlib_splits_by_file(tmp_path, monkeypatch):
-    # a path may pass through a folder that is skipped inside the library
-    library = tmp_path / "site-packages" / "lib"
-    files = {"p1/m99.py": b""}
+    library = tmp_path / "site-packages"  # a folder of this name is skipped inside the library
+    files = {}
     for i in range(25):
         files[f"p{i % 3}/m{i:02d}.py"] = f"# файл {i}\n".encode() + bytes([255, 0, 13, 10]) * i
-    others = dict.fromkeys(("site-packages/x.py", "dist-packages/y/z.py", "p0/notes.txt"), b"other")
+    others = dict.fromkeys(["site-packages/x.py", "dist-packages/y.py", "p0/notes.txt"], b"other")
     for name, content in (files | others).items():
         (library / name).parent.mkdir(parents=True, exist_ok=True)
         (library / name).write_bytes(content)
@@ -437,4 +368,4 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
         written = np.fromfile(tmp_path / "out" / f"{split}_000000.bin", "<u2")
         assert written.tolist() == tokens
     meta = Split(tmp_path / "out", "val").meta
-    assert (meta["vocab_size"], meta["separator"]) == (257, 256) and not stdlib.DOWNLOAD
+    assert (meta["vocab_size"], meta["separator"]) == (257, 256)
