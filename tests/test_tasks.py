@@ -243,30 +243,30 @@ def test_a_task_without_rows_for_val_is_refused(tmp_path):
 
 # the command line, and training
 
-def test_command_names_the_set_after_its_options(monkeypatch, tmp_path, capsys):
+def test_training_uses_the_set_of_a_command(monkeypatch, tmp_path, capsys):
+    """The command names the set after its options, and neither writes it twice."""
     monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # sets are located beside it
-    options = dict(length=64, val=7, sparse=7, dense=7, train=30, seed=5)
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    script = importlib.import_module("data.flip_flop")
-    for more in ([], [f"--out={tmp_path / 'set'}"], []):
-        monkeypatch.setattr(sys, "argv", ["flip_flop.py", *flags, *more])
-        data.command(script.prepare, "")
-    assert "is complete" in capsys.readouterr().out
+    options = dict(task="copy", longest=6, train=64, val=7, test=7)
+    flags = [f"--{key}={value}" for key, value in options.items()]
+    name = "strings@" + ",".join(flags).replace("--", "")
+    script = importlib.import_module("data.strings")
     script.prepare(tmp_path / "direct", **options)
-    named = tmp_path / f"flip_flop@{','.join(flags).replace('--', '')}"
-    assert contents(named) == contents(tmp_path / "set") == contents(tmp_path / "direct")
-
-def test_training_prepares_the_set_once(monkeypatch, tmp_path):
-    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # sets are located beside it
-    name = "strings@task=copy,longest=6,train=64,val=7,test=7"
     words = [*TINY, f"--data={name}", "--block_size=100", "--max_iters=1", "--eval_splits=val,x1.5"]
     times = []
     for run in ("first", "second"):
+        monkeypatch.setattr(sys, "argv", ["strings.py", *flags])
+        data.command(script.prepare, "")
         train.main([*words, f"--out_dir={tmp_path / run}"])
-        lines = Path(tmp_path / run / "log.jsonl").read_text().splitlines()
-        log = [json.loads(line) for line in lines]
-        assert {record["split"] for record in log if "split" in record} == {"val", "x1.5"}
         times.append({path: path.stat().st_mtime_ns for path in (tmp_path / name).iterdir()})
-    assert times[0] == times[1]
-    prepare("strings", tmp_path / "direct", task="copy", longest=6, train=64, val=7, test=7)
+    assert times[0] == times[1] and "is complete" in capsys.readouterr().out
     assert contents(tmp_path / name) == contents(tmp_path / "direct")
+    lines = Path(tmp_path / "first" / "log.jsonl").read_text().splitlines()
+    log = [json.loads(line) for line in lines]
+    assert {record["split"] for record in log if "split" in record} == {"val", "x1.5"}
+
+def test_training_prepares_a_missing_task(monkeypatch, tmp_path):
+    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))
+    train.main([*TINY, "--data=lookup@train=64,test=7", "--block_size=100", "--max_iters=1",
+                "--eval_splits=content", f"--out_dir={tmp_path / 'run'}"])
+    prepare("lookup", tmp_path / "direct", train=64, test=7)
+    assert contents(tmp_path / "lookup@train=64,test=7") == contents(tmp_path / "direct")
