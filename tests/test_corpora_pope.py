@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import random
+import re
 import zipfile
 from collections import Counter
 
@@ -23,7 +24,6 @@ def decoded(folder, split):
     return [symbols[i] for i in np.fromfile(folder / f"{split}_000000.bin", "<u2")]
 
 def chunks(values, n):
-    assert len(values) % n == 0
     return [values[i : i + n] for i in range(0, len(values), n)]
 
 # JSB
@@ -103,12 +103,11 @@ def midi(notes):
 
 def pieces_of_music(count):
     """Distinct pieces. A key is struck once in each, so no note hides another. The bars hold gaps.
-    Two pieces reach both ends of the keyboard, and one has a note beyond it."""
+    The pieces reach both ends of the keyboard, and the last one has a note beyond it."""
     rng = random.Random(1)
     pieces = []
     for i in range(count):
-        low, high = (21, 108) if i < 2 else (24, 105)
-        keys = {low, high, *rng.sample(range(low, high + 1), 30)}
+        keys = {21, 108, *rng.sample(range(21, 109), 30)}
         onsets = rng.sample(range(i, 900), len(keys))
         notes = []
         for onset, key in zip(onsets, sorted(keys)):
@@ -165,27 +164,24 @@ def test_maestro_refuses_another_vocabulary(tmp_path, monkeypatch):
 
 # the human genome
 
-def fasta(seed, names, width=70, end="\n"):
+def fasta(names, width=70, end="\n"):
     """Returns the text of a FASTA file, with other records in between, and {chromosome: its
     letters}."""
-    rng = random.Random(seed)
+    rng = random.Random(5)
     text = ""
     sequences = {}
     for i, (chromosome, name) in enumerate(names.items()):
-        letters = rng.choices("ACGTacgt", k=rng.randint(6000, 6030) + 6000 * (i % 4))
-        for _ in range(i % 5):  # runs of unknown letters, and single ones of other meanings
-            at, length = rng.randrange(len(letters)), rng.choice([1, 1, 5, 6, 7, 2500])
-            letters[at : at + length] = rng.choices("NnMRykN", k=len(letters[at : at + length]))
-        if i == 11:
-            letters[:6000] = "N" * 6000
+        alphabet = "ACGTacgt" * 30 + "NMRyk"[: i % 5]  # the last ones are unknown
+        letters = rng.choices(alphabet, k=rng.randint(6000, 6030) + 6000 * (i % 4))
+        if i in (11, 21):
+            letters[:2500] = "N" * 2500
         sequences[chromosome] = "".join(letters)
         for header, sequence in (
             (name, sequences[chromosome]),
             (f"NT_{i:06}.1 Homo sapiens chromosome 1 unlocalized", "ACGT" * 2000),
             (f"chr{chromosome}_KI270706v1_random", "GATTACA" * 900),
         ):
-            lines = [sequence[j : j + width] for j in range(0, len(sequence), width)]
-            text += end.join([f">{header}", *lines]) + end
+            text += end.join([f">{header}", *chunks(sequence, width)]) + end
     return text, sequences
 
 CHROMOSOMES = [*map(str, range(1, 23)), "X", "Y"]
@@ -195,23 +191,19 @@ UCSC = {c: f"chr{c}" for c in CHROMOSOMES}
 ENSEMBL = {c: f"{c} dna:chromosome chromosome:GRCh38:{c}:1:2:1 REF" for c in reversed(CHROMOSOMES)}
 
 def spelled(window):
-    """The words of a window. Between two N the text is cut into sixes, what is left over into
+    """The words of a window. Between two N the text is cut into sixes, and what is left over into
     letters."""
     words = []
-    for i, text in enumerate("".join(c if c in "ACGT" else "N" for c in window.upper()).split("N")):
-        if i:
-            words.append("N")
-        while len(text) >= 6:
-            words.append(text[:6])
-            text = text[6:]
-        words.extend(text)
+    for text in re.split("(N)", re.sub("[^ACGT]", "N", window.upper())):
+        whole = len(text) // 6 * 6
+        words += [*chunks(text[:whole], 6), *text[whole:]]
     return words
 
 # width 61 and \r\n, and blocks that end inside headers, windows and runs of N
 @pytest.mark.parametrize("names, width, end, block", [
     (NCBI, 80, "\n", 997), (UCSC, 61, "\r\n", 1), (ENSEMBL, 10**6, "\n", 6000)])
 def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, width, end, block):
-    text, sequences = fasta(5, names, width, end)
+    text, sequences = fasta(names, width, end)
     source, out = tmp_path / "genome.fa", tmp_path / "out"
     source.write_bytes(text.encode())
     human_genome.prepare(out, source=str(source))
@@ -246,12 +238,11 @@ def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, wid
     assert contents(tmp_path / "again") == contents(out)
 
 def test_genome_must_be_whole(tmp_path):
-    text, _ = fasta(6, NCBI)
+    text, _ = fasta(NCBI)
     packed = gzip.compress(text.encode(), 1)
     source = tmp_path / "broken.fna.gz"
-    less, _ = fasta(6, {c: name for c, name in NCBI.items() if c != "21"})
+    less, _ = fasta({c: name for c, name in NCBI.items() if c != "21"})
     for content, part in ((packed[: len(packed) // 2], "broken.fna.gz"),
-                          (packed[:-8] + b"\0" * 8, "broken.fna.gz"),
                           (packed[:5000] + b"\xff" * 50 + packed[5050:], "broken.fna.gz"),
                           (less.encode(), "chromosome 21;")):
         source.write_bytes(content)

@@ -78,15 +78,12 @@ def test_what_is_read_is_what_was_written(tmp_path, seed):
         flat = tokens.ravel()
         targets = flat if mask is None else np.where(mask.ravel(), flat, -1)
         sizes = [1, 2, int(dice.integers(1, len(flat))), len(flat) - 1]
-        if row_length:
-            sizes = [row_length - 1]
-        for size in sizes:
+        for size in [row_length - 1] if row_length else sizes:
             starts = dice.integers(0, len(flat) - size, 20)
             x, y = split.read(starts, size)
             assert x.dtype == y.dtype == np.int64
-            for i, start in enumerate(starts):
-                assert np.array_equal(x[i], flat[start : start + size])
-                assert np.array_equal(y[i], targets[start + 1 : start + size + 1])
+            places = starts[:, None] + np.arange(size)
+            assert np.array_equal(x, flat[places]) and np.array_equal(y, targets[places + 1])
 
 @pytest.mark.parametrize("seed", range(12))
 def test_files_are_as_documented(tmp_path, seed):
@@ -101,11 +98,11 @@ def test_files_are_as_documented(tmp_path, seed):
         assert names == [f"{split}_{i:06d}.bin" for i in range(len(names))]
         assert [len(files[name]) for name in names] == [2 * size for size in sizes]
         assert b"".join(files[name] for name in names) == tokens.astype("<u2").tobytes()
+        assert meta["loss"] == ("all" if mask is None else "mask")
         if mask is not None:
             masks = [files[name.replace(".bin", ".loss")] for name in names]
             assert [len(part) for part in masks] == sizes
             assert b"".join(masks) == mask.astype("u1").tobytes()
-        assert meta["loss"] == ("all" if mask is None else "mask")
         row_length = row_length_of(tokens)
         assert meta["row_length"].get(split, 0) == row_length
         if row_length:  # as many whole rows as fit, but at least one
@@ -231,17 +228,6 @@ def test_a_set_has_its_name_when_it_is_complete(tmp_path):
         flip_flop.prepare(tmp_path / "set", train=3)
     assert contents(tmp_path / "set") == contents(tmp_path / "direct")
 
-@pytest.mark.parametrize("name, named", [
-    ("set", "set"), ("set/train_000000.bin", "set"), ("set.part/notes_1.bin", "set.part/notes")])
-def test_other_files_are_left_alone(tmp_path, name, named):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"mine")
-    with pytest.raises(ValueError) as error:
-        Writer(tmp_path / "set")
-    one_line(error, str(tmp_path / named), "in the way", "--out")
-    assert path.read_bytes() == b"mine"
-
 def test_files_are_on_the_disk_before_the_set_has_its_name(tmp_path, monkeypatch):
     """Otherwise a power cut could leave a set with half-written files."""
     synced = {}  # inode: size
@@ -281,20 +267,7 @@ def test_a_full_disk_is_one_line(tmp_path):
 
 # several writers of one set
 
-def start(name, folder):
-    """A process that prepares the set `name`, as train.py does."""
-    source = "import sys, data; data.prepare_if_missing(*sys.argv[1:])"
-    return subprocess.Popen([sys.executable, "-c", source, name, folder], cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE)
-
-def test_starts_at_once_make_a_set_once(tmp_path):
-    name = "flip_flop@train=30000,length=64,val=9,sparse=9,dense=9"
-    prepare_if_missing(name, tmp_path / "direct")
-    processes = [start(name, tmp_path / "set") for _ in range(3)]
-    printed = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert "".join(printed).count(" train, ") == 1  # one has written it
-    assert contents(tmp_path / "set") == contents(tmp_path / "direct")
+PREPARES = "import sys, data; data.prepare_if_missing(*sys.argv[1:])"  # as train.py does
 
 @pytest.mark.parametrize("end", ["finished", "stopped", "gone"])
 def test_a_start_waits_for_another(tmp_path, end):
@@ -302,7 +275,8 @@ def test_a_start_waits_for_another(tmp_path, end):
     name = "flip_flop@train=9,length=64,val=9,sparse=9,dense=9"
     prepare_if_missing(name, tmp_path / "direct")
     with Writer(tmp_path / "set", 20) as writer:
-        second = start(name, tmp_path / "set")
+        words = [sys.executable, "-c", PREPARES, name, tmp_path / "set"]
+        second = subprocess.Popen(words, cwd=ROOT, text=True, stdout=subprocess.PIPE)
         waits = f"waiting for the process that writes {tmp_path / 'set'}\n"
         assert second.stdout.readline() == waits
         if end != "gone":
@@ -324,14 +298,6 @@ def test_bytes_round_trip():
     text = "def naïve(): return 'κόσμε 🐍 \x00\r\n\t'  "
     assert bytewise.encode(f"{text}<|endoftext|>b") == [*text.encode(), 256, 98]
     assert bytewise.decode([*text.encode(), 256, 98, 257, 60000]) == f"{text}<|endoftext|>b"
-
-def test_symbols_round_trip():
-    symbols = tokenizer({"tokenizer": {"symbols": ["w", "r", "i", "0", "1"]}})
-    assert symbols.encode("w 1  i 0\nr 1") == [0, 4, 2, 3, 1, 4]
-    assert symbols.decode(np.array([0, 4, 2, 3, 1, 4, 5])) == "w 1 i 0 r 1"
-    with pytest.raises(ValueError) as error:
-        symbols.encode("w 2")
-    one_line(error, "'2'", "w r i 0 1")
 
 def test_a_script_run_as_a_file_says_how_to_run_it():
     """Even one that imports numpy before `data`, which Python then finds in data/."""

@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
-from model import GPT, PES, GPTConfig
+from model import GPT, GPTConfig
 from train import TrainConfig
 
 VOCABULARY = {  # where a config leaves it to the data
-    "wikitext103": 50257, "fineweb_edu": 50257, "code": 32000, "fineweb": 32000, "human_genome": 4107, "maestro": 328,
-    "jsb": 90, "data/c4_llama": 32000, "data/wordcount_llama": 32000,
-    "data/wordcount_hard_llama": 32000, "data/fineweb_edu_mistral": 32768,
+    "wikitext103": 50257, "fineweb_edu": 50257, "code": 32000, "fineweb": 32000,
+    "human_genome": 4107, "maestro": 328, "jsb": 90, "data/c4_llama": 32000,
+    "data/wordcount_llama": 32000, "data/wordcount_hard_llama": 32000,
+    "data/fineweb_edu_mistral": 32768,
     "flip_flop": 5, "selective_copy": 16, "counting": 18, "indirect_indexing": 66,
 }
 NAMES = sorted(Path(path).stem for path in glob.glob("config/[a-z]*.py"))
@@ -145,27 +146,6 @@ def test_defaults_of_the_papers():
     assert cfg.expe_v is False
     assert (cfg.t5_buckets, cfg.t5_max_distance, cfg.rel_capped) == (32, 128, False)
     assert parameters(GPTConfig(vocab_size=50257)) == 124_439_808  # GPT-2's
-
-def test_position_apart_from_content_loses_the_last_x():
-    """CoPE section 3.1. A row is x y..y x y..y. If a logit is a content term, larger by `content`
-    for an x than for a y, plus a term that falls by `position` per token, then the last x gets less
-    attention than the last y once it is more than content / position tokens back. CoPE counts only
-    the x, and finds the last one at any distance if its gates are sharp."""
-    T, content, position = 80, 40.0, 1.001
-    cfg = GPTConfig(n_head=1, n_embd=2, block_size=T, cope_npos=4)
-    q = torch.tensor([[[[2**0.5, 0.0]]]])  # q.a / sqrt(d) is the first entry of a
-    i, j = torch.tensor([[T - 1]]), torch.arange(T)
-    relative, cope = PES["relative"](cfg), PES["cope"](cfg)
-    relative.a.data[:, 0] = -position * torch.arange(T)
-    cope.e.data[0] = -position * torch.arange(4) / 2**0.5  # CoPE does not divide q.e by sqrt(d)
-    for distance in range(1, T - 1):
-        last_x = T - 1 - distance
-        is_x = (j == 0) | (j == last_x)
-        logits = (content * (is_x.float() - 0.5)).view(1, 1, 1, T)  # gates: sigmoid(+-20)
-        apart = (logits + relative.logit_bias(q, logits, i, j, None)).flatten()
-        together = logits + cope.logit_bias(q, logits, i, j, logits)
-        assert (apart[last_x] > apart[T - 1]) == (distance < content / position)
-        assert together.argmax() == last_x
 
 def rows_of_flags(name):
     """The flags that begin rows of a docstring's tables: [["--pe=rope"], ...]."""

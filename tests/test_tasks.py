@@ -8,7 +8,6 @@ import random
 import re
 import string
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,22 +121,19 @@ def lookup(split, row, items, questions, **_):
     return range(length + 1, len(row), 2)
 
 def strings(split, row, task, longest, **_):
-    question, answer, pads = re.fullmatch(r"(.+)=([^_]+)(_*)", "".join(row)).groups()
+    question, answer = "".join(row).rstrip("_").split("=")
     n = len(question)
+    want = {"copy": question, "reverse": question[::-1], "parity": str(question.count("1") % 2)}
     if "addition" in task:
         a, b = question.split("+")
         n = len(a)
         total = str(int(a) + int(b)).zfill(n + 1)
-        assert len(b) == n and answer == (total if task == "addition" else total[::-1])
-    elif task == "parity":
-        assert set(question) <= {"0", "1"} and int(answer) == question.count("1") % 2
-    else:
-        assert question.isalpha() and answer == (question if task == "copy" else question[::-1])
-    ends = {"val": longest, "x1.5": 3 * longest // 2, "x2": 2 * longest, "x3": 3 * longest,
-            "x4": 4 * longest}
-    before = dict(zip(ends, [0, *ends.values()]))
-    split = "val" if split == "train" else split
-    assert before[split] < n <= ends[split]
+        assert len(b) == n
+        want = {"addition": total, "reversed_addition": total[::-1]}
+    assert answer == want[task]
+    ends = [0, longest, 3 * longest // 2, 2 * longest, 3 * longest, 4 * longest]
+    place = ["val", "x1.5", "x2", "x3", "x4"].index(split.replace("train", "val"))
+    assert ends[place] < n <= ends[place + 1]
     return range(len(question) + 1, len(question) + 1 + len(answer))
 
 SOLVERS = dict(flip_flop=flip_flop, selective_copy=selective_copy, counting=counting,
@@ -243,30 +239,22 @@ def test_a_task_without_rows_for_val_is_refused(tmp_path):
 
 # the command line, and training
 
-def test_training_uses_the_set_of_a_command(monkeypatch, tmp_path, capsys):
-    """The command names the set after its options, and neither writes it twice."""
+def test_training_prepares_the_set_once(monkeypatch, tmp_path, capsys):
+    """The command names the set after the same options, so that it does not write it again."""
     monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # sets are located beside it
     options = dict(task="copy", longest=6, train=64, val=7, test=7)
     flags = [f"--{key}={value}" for key, value in options.items()]
     name = "strings@" + ",".join(flags).replace("--", "")
+    train.main([*TINY, f"--data={name}", "--block_size=100", "--max_iters=1",
+                "--eval_splits=val,x1.5", f"--out_dir={tmp_path / 'run'}"])
     script = importlib.import_module("data.strings")
     script.prepare(tmp_path / "direct", **options)
-    words = [*TINY, f"--data={name}", "--block_size=100", "--max_iters=1", "--eval_splits=val,x1.5"]
-    times = []
-    for run in ("first", "second"):
-        monkeypatch.setattr(sys, "argv", ["strings.py", *flags])
-        data.command(script.prepare, "")
-        train.main([*words, f"--out_dir={tmp_path / run}"])
-        times.append({path: path.stat().st_mtime_ns for path in (tmp_path / name).iterdir()})
-    assert times[0] == times[1] and "is complete" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["strings.py", *flags])
+    data.command(script.prepare, "")
+    assert f"{tmp_path / name} is complete" in capsys.readouterr().out
+    sys.argv.append(f"--out={tmp_path / 'named'}")
+    data.command(script.prepare, "")
     assert contents(tmp_path / name) == contents(tmp_path / "direct")
-    lines = Path(tmp_path / "first" / "log.jsonl").read_text().splitlines()
-    log = [json.loads(line) for line in lines]
+    assert contents(tmp_path / "named") == contents(tmp_path / "direct")
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert {record["split"] for record in log if "split" in record} == {"val", "x1.5"}
-
-def test_training_prepares_a_missing_task(monkeypatch, tmp_path):
-    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))
-    train.main([*TINY, "--data=lookup@train=64,test=7", "--block_size=100", "--max_iters=1",
-                "--eval_splits=content", f"--out_dir={tmp_path / 'run'}"])
-    prepare("lookup", tmp_path / "direct", train=64, test=7)
-    assert contents(tmp_path / "lookup@train=64,test=7") == contents(tmp_path / "direct")

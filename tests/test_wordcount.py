@@ -83,17 +83,3 @@ def test_answers(stories, tmp_path, join, val, train):
     wordcount.prepare(tmp_path / "other", **how, seed=1)
     assert contents(tmp_path / "again") == contents(tmp_path / "set")
     assert contents(tmp_path / "other") != contents(tmp_path / "set")
-
-def test_what_does_not_fit(stories, tmp_path, capsys):
-    def made(name, **how):
-        wordcount.prepare(tmp_path / name, stories=stories, tokenizer="bytes", limit=40, **how)
-        questions = examples(tmp_path / name, "train") + examples(tmp_path / name, "val")
-        return questions, capsys.readouterr().out
-
-    questions, _ = made("all")
-    # bytes, and the end, which is no input
-    longest = max(len(f"{text} {answer}") for text, answer in questions)
-    for length, count in ((longest, 40), (longest - 1, 39)):
-        fit, printed = made(str(length), length=length)
-        assert len(fit) == count
-        assert ("1 left out, longer than a row" in printed) == (count == 39)
