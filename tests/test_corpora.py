@@ -143,9 +143,10 @@ write_documents(sys.argv[1], lambda: parts, "bytes", shard_tokens=10_000, shorte
 """
 
 def test_killed_at_random_moments(tmp_path):
-    """By SIGKILL, which no handler sees. No start is long enough to finish without resuming."""
-    folder = tmp_path / "out"
+    """By SIGKILL, which no handler sees. No saved shard is written again."""
+    folder, saved = tmp_path / "out", tmp_path / "out.part" / "meta.json"
     dice = random.Random(0)
+    shards = {}
     starts = 0
     while starts < 50 and not folder.exists():
         process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], cwd=ROOT,
@@ -157,7 +158,11 @@ def test_killed_at_random_moments(tmp_path):
         process.kill()
         process.communicate()
         starts += 1
-    assert starts >= 3
+        if saved.exists():
+            before = shards
+            shards = json.loads(saved.read_text())["shards"]
+            assert before.items() <= shards.items()
+    assert starts >= 3 and shards
     check(folder, {"val": documents(0, 600)}, 10_000, shortest=40,
           tokens={"val": 25_000, "test": 24_999, "train": None})
 
@@ -298,12 +303,6 @@ def test_corpora_of_the_hub(tmp_path, monkeypatch, hub, name, options, parts, ho
     assert died
     prepare(tmp_path / "again", tokenizer="bytes", **options)
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")
-
-def test_columns_of_code(tmp_path, hub):
-    with pytest.raises(ValueError) as error:
-        importlib.import_module("data.code").prepare(tmp_path / "set", "some/code",
-                                                     tokenizer="bytes")
-    one_line(error, "column='content' is not in some/code", "func")
 
 def test_sections_are_tokenized_apart(tmp_path, hub, vocabulary):
     """But WikiText's tokens are those of the whole text."""
