@@ -11,7 +11,6 @@ import json
 import os
 import random
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -318,16 +317,6 @@ def test_sections_are_tokenized_apart(tmp_path, hub, vocabulary):
         text = "".join(WIKI[name][: heads[8]])
         got = np.fromfile(tmp_path / "set" / f"{split}_000000.bin", "<u2").tolist()
         assert got == load_encoding(vocabulary).encode_ordinary(text)
-
-# worker processes
-
-def die(_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def test_a_killed_worker_is_one_line():
-    with pytest.raises(OSError) as error, text_corpora.workers(abs, 0) as pool:
-        list(pool.map(die, range(3)))
-    one_line(error, "worker", "killed")
 
 # a text of one's own
 

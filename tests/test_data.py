@@ -299,6 +299,11 @@ def test_bytes_round_trip():
     assert bytewise.encode(f"{text}<|endoftext|>b") == [*text.encode(), 256, 98]
     assert bytewise.decode([*text.encode(), 256, 98, 257, 60000]) == f"{text}<|endoftext|>b"
 
+def test_symbols_round_trip():
+    symbols = tokenizer({"tokenizer": {"symbols": ["w", "r", "i", "0", "1"]}})
+    assert symbols.encode("w 1  i 0\nr 1") == [0, 4, 2, 3, 1, 4]
+    assert symbols.decode([0, 4, 2, 3, 1, 4, 5]) == "w 1 i 0 r 1"  # no symbol has the id 5
+
 def test_a_script_run_as_a_file_says_how_to_run_it():
     """Even one that imports numpy before `data`, which Python then finds in data/."""
     words = [sys.executable, str(ROOT / "data" / "flip_flop.py")]

@@ -173,6 +173,7 @@ def test_rows_are_right_and_not_in_train(tmp_path, task, drawn, seed):
     for name, values in (sizes | drawn).items():
         if name in known:
             options[name] = dice.choice(values)
+    print(options)  # pytest shows it if this fails
     splits = prepare(task, tmp_path / "set", **options)
     for split, rows in splits.items():
         assert len(rows) == options.get(split, options.get("test"))
