@@ -8,11 +8,10 @@ import random
 import re
 import string
 import sys
-from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import TINY, contents, fails
+from conftest import TINY, contents
 
 import data
 import train
@@ -27,49 +26,52 @@ def read(folder):
     assert meta["vocab_size"] == len(symbols) == len(set(symbols))
     splits = {}
     for name, count in sorted(meta["shards"].items()):
-        split = re.fullmatch(r"(.+)_\d{6}\.bin", name)[1]
+        split = name.rpartition("_")[0]
         length = meta["row_length"][split]
-        tokens = np.fromfile(folder / name, "<u2")
-        loss = np.fromfile(folder / name.replace(".bin", ".loss"), "u1")
-        assert len(tokens) == len(loss) == count
-        for row, mask in zip(tokens.reshape(-1, length).tolist(), loss.reshape(-1, length)):
-            splits.setdefault(split, []).append(([symbols[i] for i in row], mask.tolist()))
+        tokens = np.fromfile(folder / name, "<u2").reshape(-1, length)
+        loss = np.fromfile(folder / name.replace(".bin", ".loss"), "u1").reshape(-1, length)
+        assert tokens.size == loss.size == count
+        rows = splits.setdefault(split, [])
+        for row, mask in zip(tokens.tolist(), loss.tolist()):
+            rows.append(([symbols[i] for i in row], mask))
     return splits
 
 def prepare(name, folder, **options):
     importlib.import_module(f"data.{name}").prepare(folder, **options)
     return read(folder)
 
-# Each of these takes a row apart, and fails if the row breaks the rules of its task. It returns
-# what was drawn at random, by name, and the positions of the targets.
+# Each of these solves a row again. It fails if the row breaks a rule of its task, and returns the
+# positions of the targets
 
 def flip_flop(split, row, length, **_):
     assert len(row) == length and (row[0], row[-2]) == ("w", "r")
-    instructions = row[::2]
-    for instruction, bit in zip(instructions, row[1::2]):
+    reads = []
+    for t in range(0, length, 2):
+        instruction, bit = row[t], row[t + 1]
         assert instruction in ("w", "r", "i") and bit in ("0", "1")
         if instruction == "w":
             held = bit
-        assert instruction != "r" or bit == held
-    drawn = {f"instruction of {split}": instructions[1:-1]}
-    return drawn, [2 * i + 1 for i, instruction in enumerate(instructions) if instruction == "r"]
+        if instruction == "r":
+            assert bit == held
+            reads.append(t + 1)
+    return reads
 
 def selective_copy(split, row, copy, blanks, **_):
     blanks = {"dense": blanks // 2, "sparse": 2 * blanks}.get(split, blanks)
     letters = [symbol for symbol in row[: copy + blanks] if symbol != "."]
     assert row[copy + blanks :] == letters and len(letters) == copy
-    return {"letter": letters}, range(copy + blanks, 2 * copy + blanks)
+    return range(copy + blanks, 2 * copy + blanks)
 
 def counting(split, row, steps, length, **_):
     words = list(itertools.takewhile(lambda word: word != "_", row))
     assert row[len(words) :] == ["_"] * (length - len(words))
-    if len(words) == length:  # it may have been cut
+    if len(words) == length:  # the beginning may have been cut off
         assert words[-3] == "print"
-        return {}, [length - 1]
-    values = {}
+        return [length - 1]
     program, variable, answer = re.fullmatch(r"(.*)print (\w) (\d+)", " ".join(words)).groups()
     operations = re.findall(r"pass;|\w = 0 ;|\w \+\+;", program)
     assert " ".join([*operations, ""]) == program and 3 <= len(operations) <= steps
+    values = {}
     for operation in operations:
         name = operation[0]
         if operation.endswith("= 0 ;"):
@@ -78,18 +80,18 @@ def counting(split, row, steps, length, **_):
             values[name] += 1  # a KeyError if it was never set
             assert values[name] <= 10
     assert values[variable] == int(answer)
-    return {f"operations of {split}": [len(operations)]}, [len(words) - 1]
+    return [len(words) - 1]
 
 def indirect_indexing(split, row, letters, shortest, longest, shift, **_):
     assert len(row) == longest + 8
     shape = r"([a-zA-Z]+),([a-zA-Z]),([+-](?:0|[1-9]\d?)),([a-zA-Z])_*"
     text, letter, moved, target = re.fullmatch(shape, "".join(row)).groups()
-    place = text.index(letter)
-    assert text[place:][int(moved)] == target if moved[0] == "+" else (
-        place + int(moved) >= 0 and text[place + int(moved)] == target)
-    assert shortest <= len(text) == len(set(text)) <= longest and moved != "-0"
-    assert abs(int(moved)) <= shift and set(text) <= set(string.ascii_letters[:letters])
-    return {"length": [len(text)], "shift": [moved]}, [len("".join(row).rstrip("_")) - 1]
+    place = text.index(letter) + int(moved)
+    assert place >= 0 and text[place] == target
+    assert shortest <= len(text) == len(set(text)) <= longest
+    assert abs(int(moved)) <= shift and moved != "-0"
+    assert set(text) <= set(string.ascii_letters[:letters])
+    return [len("".join(row).rstrip("_")) - 1]
 
 def recall(split, row, length, pairs, queries, filler, **_):
     if split.startswith("x"):
@@ -100,79 +102,93 @@ def recall(split, row, length, pairs, queries, filler, **_):
     assert len(row) == length + 2 * queries and len(set(asked)) == queries
     assert set(re.sub(r"[a-z]\d", "", text)) <= set(FILLERS[:filler])
     assert row[length + 1 :: 2] == [values[key] for key in asked]
-    return {"value": values.values(), "key": values}, range(length + 1, len(row), 2)
+    return range(length + 1, len(row), 2)
+
+def lookup(split, row, items, questions, **_):
+    kind, _, times = split.partition("_x")
+    length = items * int(times or 1)
+    keys = [item[0] for item in row[:length]]
+    assert len(row) == length + 2 * questions and len(set(keys)) == length
+    asked = []
+    for t in range(length, len(row), 2):
+        by_content = row[t].endswith("?")
+        place = keys.index(row[t][0]) if by_content else t - int(row[t][:-1])
+        assert row[t + 1] == row[place][1]
+        assert kind == "train" or by_content == (kind == "content")
+        asked.append(place)
+    assert len(set(asked)) == questions
+    assert length - items <= min(asked) and max(asked) < length
+    return range(length + 1, len(row), 2)
 
 def strings(split, row, task, longest, **_):
-    question, answer, pads = re.fullmatch(r"(.+)=([^_]+)(_*)", "".join(row)).groups()
+    question, answer = "".join(row).rstrip("_").split("=")
     n = len(question)
+    want = {"copy": question, "reverse": question[::-1], "parity": str(question.count("1") % 2)}
     if "addition" in task:
         a, b = question.split("+")
         n = len(a)
         total = str(int(a) + int(b)).zfill(n + 1)
-        assert len(b) == n and answer == (total if task == "addition" else total[::-1])
-    elif task == "parity":
-        assert set(question) <= {"0", "1"} and int(answer) == question.count("1") % 2
-    else:
-        assert question.isalpha() and answer == (question if task == "copy" else question[::-1])
-    ends = {"val": longest, "x1.5": 3 * longest // 2, "x2": 2 * longest, "x3": 3 * longest,
-            "x4": 4 * longest}
-    before = dict(zip(ends, [0, *ends.values()]))
-    split = "val" if split == "train" else split
-    assert before[split] < n <= ends[split]
-    return {f"n of {split}": [n]}, range(len(question) + 1, len(question) + 1 + len(answer))
-
-def drawn_options(task, dice):
-    """Returns options of a task, at its limits now and then."""
-    def between(low, high):
-        return dice.choice([low, high, dice.randint(low, high)])
-
-    if task == "flip_flop":
-        return dict(length=2 * between(12, 30), train=between(1, 1500), val=400, sparse=200,
-                    dense=between(0, 300))
-    if task == "selective_copy":
-        return dict(copy=between(4, 9), blanks=between(3, 9), vocabulary=between(9, 27),
-                    train=between(1, 1500), val=400, dense=200, sparse=between(0, 300))
-    sizes = dict(train=between(1, 1500), val=200, test=between(0, 100))
-    if task == "counting":
-        lengths = dict(steps=between(20, 40), length=between(40, 90))
-        return dict(variables=between(1, 26), **lengths, **sizes)
-    if task == "indirect_indexing":
-        shift = between(0, 15)
-        shortest = shift + between(4, 6)
-        longest = shortest + between(0, 9)
-        return dict(shift=shift, shortest=shortest, longest=longest,
-                    letters=between(longest, 52), **sizes)
-    if task == "recall":
-        pairs = between(3, 26)
-        return dict(length=2 * pairs + between(0, 9), pairs=pairs, queries=between(1, pairs),
-                    filler=between(1, 16), **sizes)
-    name = dice.choice(["copy", "reverse", "addition", "reversed_addition", "parity"])
-    return dict(task=name, longest=between(9, 16) if name == "parity" else between(2, 9), **sizes)
+        assert len(b) == n
+        want = {"addition": total, "reversed_addition": total[::-1]}
+    assert answer == want[task]
+    ends = [0, longest, 3 * longest // 2, 2 * longest, 3 * longest, 4 * longest]
+    place = ["val", "x1.5", "x2", "x3", "x4"].index(split.replace("train", "val"))
+    assert ends[place] < n <= ends[place + 1]
+    return range(len(question) + 1, len(question) + 1 + len(answer))
 
 SOLVERS = dict(flip_flop=flip_flop, selective_copy=selective_copy, counting=counting,
-               indirect_indexing=indirect_indexing, recall=recall, strings=strings)
+               indirect_indexing=indirect_indexing, recall=recall, lookup=lookup, strings=strings)
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("task", SOLVERS)
-def test_rows_are_right_and_not_in_train(tmp_path, task, seed):
-    options = drawn_options(task, random.Random(f"{task} {seed}"))
-    splits = prepare(task, tmp_path / "set", **options, seed=seed)
+# options to draw from, many at the ends of their ranges. Where so few rows exist that train could
+# take them all, the other splits get none
+NONE = dict(val=[0], test=[0])
+DRAWN = [
+    ("flip_flop", dict(length=[24, 36, 60], sparse=[200], dense=[0, 300])),
+    ("flip_flop", dict(length=[4], val=[0], sparse=[0], dense=[0])),
+    ("selective_copy", dict(copy=[5, 9], blanks=[4, 9], vocabulary=[9, 27], dense=[200],
+                            sparse=[0, 300])),
+    ("selective_copy", dict(copy=[1], blanks=[0], vocabulary=[2], val=[0], dense=[0], sparse=[0])),
+    ("counting", dict(variables=[1, 3, 26], steps=[20, 40], length=[40, 90])),
+    ("counting", dict(NONE, variables=[26], steps=[3], length=[8])),
+    ("indirect_indexing", dict(shift=[0, 7, 15], shortest=[20, 24], longest=[24, 33],
+                               letters=[33, 52])),
+    ("indirect_indexing", dict(NONE, shift=[51], shortest=[52], longest=[52], letters=[52])),
+    ("indirect_indexing", dict(NONE, shift=[0], shortest=[1], longest=[1], letters=[1])),
+    ("recall", dict(length=[12, 21, 52], pairs=[3, 6], queries=[1, 3], filler=[1, 16])),
+    ("recall", dict(length=[52], pairs=[26], queries=[26], filler=[16])),
+    ("recall", dict(NONE, length=[2], pairs=[1], queries=[1], filler=[1])),
+    ("lookup", dict(items=[3, 8], questions=[1, 3])),
+    ("strings", dict(task=["copy", "reverse"], longest=[3, 9])),
+    ("strings", dict(task=["addition", "reversed_addition"], longest=[2, 9])),
+    ("strings", dict(task=["parity"], longest=[9, 16])),
+]
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("task, drawn", DRAWN)
+def test_rows_are_right_and_not_in_train(tmp_path, task, drawn, seed):
+    sizes = dict(train=[2, 700, 1500], val=[200], test=[0, 60, 100])
+    known = importlib.import_module(f"data.{task}").prepare.__annotations__
+    dice = random.Random(seed)
+    options = {"seed": seed}
+    for name, values in (sizes | drawn).items():
+        if name in known:
+            options[name] = dice.choice(values)
+    print(options)  # pytest shows it if this fails
+    splits = prepare(task, tmp_path / "set", **options)
     for split, rows in splits.items():
         assert len(rows) == options.get(split, options.get("test"))
         for row, mask in rows:
-            _, targets = SOLVERS[task](split, row, **options)
+            targets = SOLVERS[task](split, row, **options)
             assert mask == [int(t in targets) for t in range(len(row))]
-    known = {" ".join(row).rstrip("_ ") for row, _ in splits.pop("train")}
+    trained = {" ".join(row).rstrip("_ ") for row, _ in splits.pop("train")}
     for split, rows in splits.items():
-        assert not known & {" ".join(row).rstrip("_ ") for row, _ in rows}, split
-    # a function of the seed, whose smaller train split is the start of a larger one
-    whole = contents(tmp_path / "set")
-    less = dict(options, train=options["train"] // 2, seed=seed)
-    prepare(task, tmp_path / "less", **less)
-    for name in ("train_000000.bin", "train_000000.loss"):
-        assert options["train"] == 1 or whole[name].startswith(contents(tmp_path / "less")[name])
-    prepare(task, tmp_path / "other", **dict(less, seed=seed + 1))
-    assert contents(tmp_path / "other") != contents(tmp_path / "less")
+        assert not trained & {" ".join(row).rstrip("_ ") for row, _ in rows}, split
+    # a smaller train split is the start of a larger one
+    options["train"] //= 2
+    prepare(task, tmp_path / "less", **options)
+    smaller, larger = contents(tmp_path / "less"), contents(tmp_path / "set")
+    for name in {"train_000000.bin", "train_000000.loss"} & smaller.keys():
+        assert larger[name].startswith(smaller[name])
 
 # what was published was trained on these bytes, so they must never change
 PUBLISHED = [
@@ -187,6 +203,7 @@ PUBLISHED = [
      "a9a2643a7d9405d2"),
     ("strings", dict(task="reversed_addition", longest=2, train=1500, val=40, test=20),
      "4609ebb12a14bcd4"),
+    ("lookup", dict(items=4, questions=2, train=1500, test=40), "12c512f9ebe2b939"),
 ]
 
 @pytest.mark.parametrize("task, options, want", PUBLISHED)
@@ -195,50 +212,9 @@ def test_the_bytes_of_a_task_stay(tmp_path, task, options, want):
     total = hashlib.sha256()
     for name, content in contents(tmp_path / "set").items():
         total.update(name.encode() + content)
-    assert total.hexdigest().startswith(want)
-
-# what is drawn: (task, options, the name of what is drawn, {value: probability})
-FIFTH = 1 / 5
-FREQUENCIES = [
-    ("flip_flop", dict(length=60), "instruction of train", dict(i=0.8, w=0.1, r=0.1)),
-    ("flip_flop", dict(length=60), "instruction of sparse", dict(i=0.98, w=0.01, r=0.01)),
-    ("flip_flop", dict(length=60), "instruction of dense", dict(i=0.1, w=0.45, r=0.45)),
-    ("selective_copy", dict(copy=4, blanks=4, vocabulary=6), "letter",
-     dict.fromkeys("abcde", FIFTH)),
-    ("counting", dict(variables=2, steps=22, length=99), "operations of train",
-     dict.fromkeys(range(3, 23), FIFTH / 4)),
-    ("indirect_indexing", dict(letters=30, shortest=9, longest=13, shift=2), "length",
-     dict.fromkeys(range(9, 14), FIFTH)),
-    ("indirect_indexing", dict(letters=30, shortest=9, longest=13, shift=2), "shift",
-     dict.fromkeys(["-2", "-1", "+0", "+1", "+2"], FIFTH)),
-    ("recall", dict(length=12, pairs=3, queries=2, filler=4), "value",
-     dict.fromkeys(string.digits, FIFTH / 2)),
-    ("strings", dict(task="reverse", longest=8), "n of x1.5", dict.fromkeys(range(9, 13), 1 / 4)),
-]
-
-def likely(counts, probabilities):
-    """Asserts that each value was drawn as often as its probability says, within five standard
-    deviations, and no other value."""
-    total = counts.total()
-    assert counts.keys() <= probabilities.keys()
-    for value, p in probabilities.items():
-        assert abs(counts[value] - total * p) < 5 * (total * p * (1 - p)) ** 0.5, value
-
-def uniform(counts, values):
-    values = list(values)
-    likely(counts, dict.fromkeys(values, 1 / len(values)))
-
-@pytest.mark.parametrize("task, options, name, probabilities", FREQUENCIES)
-def test_frequencies_are_the_documented_ones(tmp_path, task, options, name, probabilities):
-    names = ["train", "val", "sparse", "dense"] if task in ("flip_flop", "selective_copy") else (
-        ["train", "val", "test"])
-    splits = prepare(task, tmp_path / "set", **options, **dict.fromkeys(names, 1000))
-    counts = Counter()
-    for split, rows in splits.items():
-        for row, _ in rows:
-            counts.update(SOLVERS[task](split, row, **options)[0].get(name, []))
-    assert counts.total() >= 1000
-    likely(counts, probabilities)
+    assert total.hexdigest()[:16] == want
+    prepare(task, tmp_path / "other", **options, seed=1)
+    assert contents(tmp_path / "other") != contents(tmp_path / "set")
 
 def test_counting_keeps_the_last_tokens(tmp_path):
     """Programs depend only on the seed, so a set of long enough rows has the same ones, uncut."""
@@ -246,11 +222,9 @@ def test_counting_keeps_the_last_tokens(tmp_path):
     whole = prepare("counting", tmp_path / "long", **how, length=130)["train"]
     cut = prepare("counting", tmp_path / "short", **how, length=40)["train"]
     for (long, _), (short, mask) in zip(whole, cut):
-        words = [word for word in long if word != "_"]
-        kept = words[-40:]
+        kept = [word for word in long if word != "_"][-40:]
         assert short == kept + ["_"] * (40 - len(kept))
         assert mask == [int(t == len(kept) - 1) for t in range(40)]
-    assert {len(row) for row, _ in whole} == {130}
 
 def test_a_tenth_of_few_questions_is_held_out(tmp_path):
     """Train draws all of the others, and val all of the held-out ones."""
@@ -264,87 +238,24 @@ def test_a_task_without_rows_for_val_is_refused(tmp_path):
     with pytest.raises(ValueError, match="val=5: hardly any row.*take fewer train rows or a"):
         prepare("recall", tmp_path / "set", length=2, pairs=1, queries=1, train=20_000, val=5)
 
-@pytest.mark.parametrize("task, options", [
-    ("flip_flop", dict(length=7)), ("flip_flop", dict(length=2)),
-    ("selective_copy", dict(copy=0)), ("selective_copy", dict(blanks=-1)),
-    ("selective_copy", dict(vocabulary=1)), ("selective_copy", dict(vocabulary=28)),
-    ("counting", dict(variables=0)), ("counting", dict(variables=27)),
-    ("counting", dict(steps=2)), ("counting", dict(length=7)),
-    ("indirect_indexing", dict(shift=-1)), ("indirect_indexing", dict(shift=20)),
-    ("indirect_indexing", dict(shortest=41)), ("indirect_indexing", dict(letters=39)),
-    ("indirect_indexing", dict(letters=53)),
-    ("recall", dict(queries=0)), ("recall", dict(queries=3, pairs=2)), ("recall", dict(pairs=27)),
-    ("recall", dict(length=31, pairs=16)), ("recall", dict(filler=0)), ("recall", dict(filler=17)),
-    ("strings", dict(task="sort")), ("strings", dict(longest=1)),
-])
-def test_options_that_make_no_task(tmp_path, task, options):
-    with pytest.raises(ValueError) as error:
-        prepare(task, tmp_path / "set", **options)
-    text = str(error.value)
-    assert "\n" not in text and all(f"{name}={value!r}" in text for name, value in options.items())
-    assert not list(tmp_path.iterdir())
-
-@pytest.mark.parametrize("task, options", [
-    ("flip_flop", dict(length=4)),
-    ("selective_copy", dict(copy=1, blanks=0, vocabulary=2)),
-    ("counting", dict(variables=26, steps=3, length=8)),
-    ("indirect_indexing", dict(letters=1, shortest=1, longest=1, shift=0)),
-    ("indirect_indexing", dict(letters=52, shortest=52, longest=52, shift=51)),
-    ("recall", dict(length=52, pairs=26, queries=26, filler=16)),
-    ("recall", dict(length=2, pairs=1, queries=1, filler=1)),
-    ("strings", dict(task="copy", longest=2)),
-])
-def test_options_at_their_limits(tmp_path, task, options):
-    # so few rows exist that train could take them all
-    others = dict.fromkeys(("val", "sparse", "dense"), 0)
-    if task not in ("flip_flop", "selective_copy"):
-        others = dict(val=0, test=0)
-    rows = prepare(task, tmp_path / "set", **options, **others, train=300)["train"]
-    assert len(rows) == 300
-    for row, mask in rows:
-        _, targets = SOLVERS[task]("train", row, **options)
-        assert mask == [int(t in targets) for t in range(len(row))]
-
 # the command line, and training
 
-def test_command_names_the_set_after_its_options(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # sets are located beside it
-    options = dict(length=64, val=7, sparse=7, dense=7, train=30, seed=5)
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    script = importlib.import_module("data.flip_flop")
-    for more in ([], [f"--out={tmp_path / 'set'}"], []):
-        monkeypatch.setattr(sys, "argv", ["flip_flop.py", *flags, *more])
-        data.command(script.prepare, "")
-    assert "is complete" in capsys.readouterr().out
-    script.prepare(tmp_path / "direct", **options)
-    named = tmp_path / f"flip_flop@{','.join(flags).replace('--', '')}"
-    assert contents(named) == contents(tmp_path / "set") == contents(tmp_path / "direct")
-
-def test_training_prepares_the_set_once(monkeypatch, tmp_path):
+def test_training_prepares_the_set_once(monkeypatch, tmp_path, capsys):
+    """The command names the set after the same options, so that it does not write it again."""
     monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # sets are located beside it
     options = dict(task="copy", longest=6, train=64, val=7, test=7)
-    name = "strings@" + ",".join(f"{key}={value}" for key, value in options.items())
-    words = [*TINY, f"--data={name}", "--block_size=100", "--max_iters=1", "--eval_splits=val,x1.5"]
-    times = []
-    for out in (tmp_path / "run", tmp_path / "again"):
-        train.main([*words, f"--out_dir={out}"])
-        log = [json.loads(line) for line in open(out / "log.jsonl")]
-        assert {record["split"] for record in log if "split" in record} == {"val", "x1.5"}
-        times.append({path: path.stat().st_mtime_ns for path in (tmp_path / name).iterdir()})
-    assert times[0] == times[1]
-    prepare("strings", tmp_path / "direct", **options)
+    flags = [f"--{key}={value}" for key, value in options.items()]
+    name = "strings@" + ",".join(flags).replace("--", "")
+    train.main([*TINY, f"--data={name}", "--block_size=100", "--max_iters=1",
+                "--eval_splits=val,x1.5", f"--out_dir={tmp_path / 'run'}"])
+    script = importlib.import_module("data.strings")
+    script.prepare(tmp_path / "direct", **options)
+    monkeypatch.setattr(sys, "argv", ["strings.py", *flags])
+    data.command(script.prepare, "")
+    assert f"{tmp_path / name} is complete" in capsys.readouterr().out
+    sys.argv.append(f"--out={tmp_path / 'named'}")
+    data.command(script.prepare, "")
     assert contents(tmp_path / name) == contents(tmp_path / "direct")
-
-@pytest.mark.parametrize("data, parts", [
-    ("flip_flop@lenght=8", ["'lenght'", "did you mean 'length'"]),
-    ("flip_flop@length=eight", ["length='eight'", "not of type int"]),
-    ("flip_flop@train=8,length", ["'length'", "has no value"]),
-    ("flip_flop@length=7", ["length=7", "even"]),
-    ("recall@pairs=40", ["pairs=40", "26"]),
-    ("flipflop@length=8", ["no meta.json", "flipflop"]),
-])
-def test_options_in_training_that_do_not_exist(monkeypatch, tmp_path, data, parts):
-    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))
-    line = fails("train.py", *TINY, f"--data={data}", f"--out_dir={tmp_path / 'run'}")
-    assert all(part in line for part in parts), line
-    assert not list(tmp_path.iterdir())
+    assert contents(tmp_path / "named") == contents(tmp_path / "direct")
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert {record["split"] for record in log if "split" in record} == {"val", "x1.5"}

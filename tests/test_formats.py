@@ -1,0 +1,321 @@
+"""jsb.py, maestro.py, human_genome.py and wordcount.py: what the shards say, the source says.
+
+The sources are small files in the original formats: JSON, MIDI, FASTA and text.
+"""
+import collections
+import functools
+import gzip
+import itertools
+import json
+import random
+import re
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import contents, one_line
+
+from data import human_genome, jsb, maestro, wordcount
+from data.shards import Split
+from data.text import tokenizer
+
+
+def decoded(folder, split):
+    """The symbols of a split, read without the reader."""
+    symbols = json.loads((folder / "meta.json").read_text())["tokenizer"]["symbols"]
+    return [symbols[i] for i in np.fromfile(folder / f"{split}_000000.bin", "<u2")]
+
+def chunks(values, n):
+    return [values[i : i + n] for i in range(0, len(values), n)]
+
+# JSB
+
+def chorales(path, steps):
+    """Writes random pieces of so many steps, {split: [steps, ...]}, and returns the pieces."""
+    rng = random.Random(0)
+    pieces = {}
+    for split, lengths in steps.items():
+        pieces[split] = []
+        for length in lengths:
+            keys = [rng.choice([-1, 21, 108, rng.randint(22, 107)]) for _ in range(4 * length)]
+            pieces[split].append(chunks(keys, 4))
+    path.write_text(json.dumps(pieces))
+    return pieces
+
+@pytest.mark.parametrize("length", [4, 16, 2048])
+def test_jsb_holds_every_pitch_once_in_order(tmp_path, length):
+    source = tmp_path / "j.json"
+    pieces = chorales(source, {"test": [7], "train": [4, 8, 3, 1, 516, 9], "valid": [513, 512]})
+    out = tmp_path / "out"
+    jsb.prepare(out, length=length, source=str(source))
+    meta = json.loads((out / "meta.json").read_text())
+    assert meta["vocab_size"] == len(set(meta["tokenizer"]["symbols"])) == 90
+    for split, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
+        rows = []
+        masks = []
+        for piece in pieces[theirs]:
+            before = "_"
+            keys = [str(key) for step in piece for key in step]
+            for i in range(0, len(keys), length):
+                now = keys[i : i + length]
+                pads = length - len(now)
+                rows.append([before, *now, *["_"] * pads])
+                masks.append([0, *[1] * len(now), *[0] * pads])
+                before = now[-1]
+        assert chunks(decoded(out, split), length + 1) == rows
+        loss = np.fromfile(out / f"{split}_000000.loss", "u1").tolist()
+        assert chunks(loss, length + 1) == masks
+
+def test_download_is_whole_or_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # so it is tmp_path/downloads
+    remote = tmp_path / "remote" / "Jsb16thSeparated.json"
+    remote.parent.mkdir()
+    monkeypatch.setattr(jsb, "URL", remote.as_uri())
+    out = tmp_path / "out"
+
+    def refused(part):
+        with pytest.raises(ValueError) as error:
+            jsb.prepare(out)
+        one_line(error, jsb.URL, "--source=", part)
+        assert not out.exists()
+
+    refused("No such file")
+    chorales(remote, {"train": [4], "valid": [3], "test": [2]})
+    refused("invalid hash value")  # whole, but not the file that the script knows
+    monkeypatch.setattr(jsb, "SHA256", None)
+    jsb.prepare(out)
+    jsb.prepare(tmp_path / "local", source=str(remote))
+    remote.unlink()
+    jsb.prepare(tmp_path / "again")  # the second start reads what the first one fetched
+    assert contents(out) == contents(tmp_path / "again") == contents(tmp_path / "local")
+
+# MAESTRO
+
+def midi(notes):
+    """Returns the bytes of a MIDI file at a tempo of 120. A note is (onset, key, velocity,
+    duration), with times in eighths of a beat."""
+    symusic = pytest.importorskip("symusic")
+    score = symusic.Score(480)  # ticks per beat
+    score.tempos.append(symusic.Tempo(0, 120))
+    track = symusic.Track()
+    for onset, key, velocity, duration in notes:
+        track.notes.append(symusic.Note(60 * onset, 60 * duration, key, velocity))
+    score.tracks.append(track)
+    return score.dumps_midi()
+
+def pieces_of_music(count):
+    """Distinct pieces. A key is struck once in each, so no note hides another. The bars hold gaps.
+    The pieces reach both ends of the keyboard, and the last one has a note beyond it."""
+    rng = random.Random(1)
+    pieces = []
+    for i in range(count):
+        keys = {21, 108, *rng.sample(range(21, 109), 30)}
+        onsets = rng.sample(range(i, 900), len(keys))
+        notes = []
+        for onset, key in zip(onsets, sorted(keys)):
+            notes.append((onset, key, 4 * rng.randrange(32) + 3, rng.randint(1, 31)))
+        pieces.append(sorted(notes))
+    pieces[-1] = [(8, 60, 67, 8), (8, 64, 67, 8), (8, 67, 67, 8), (40, 125, 67, 8)]
+    return pieces
+
+def test_maestro_says_what_was_played(tmp_path):
+    """Documents are what miditok says of notes that were moved, and left out, by hand."""
+    miditok = pytest.importorskip("miditok")
+    symusic = pytest.importorskip("symusic")
+    remi = miditok.REMI(miditok.TokenizerConfig(
+        special_tokens=["PAD", "BOS", "EOS", "MASK"], use_chords=True, use_tempos=True))
+    pieces = pieces_of_music(30)
+    archive, out = tmp_path / "m.zip", tmp_path / "out"
+    played = {}  # what a document may say: (piece, semitones)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("maestro-v3.0.0/README", b"not music")
+        for i, notes in enumerate(pieces):
+            suffix = "midi" if i % 2 else "mid"
+            file.writestr(f"maestro-v3.0.0/{2018 - i % 3}/piece_{i:02}.{suffix}", midi(notes))
+            for semitones in range(-3, 4):
+                moved = [(a, key + semitones, b, c) for a, key, b, c in notes if 21 <= key <= 108]
+                moved = [note for note in moved if 21 <= note[1] <= 108]
+                track, = remi(symusic.Score.from_midi(midi(moved)))
+                assert tuple(track.tokens) not in played
+                played[tuple(track.tokens)] = i, semitones
+    maestro.prepare(out, source=str(archive))
+
+    meta = json.loads((out / "meta.json").read_text())
+    assert (meta["vocab_size"], meta["row_length"], meta["separator"]) == (328, {}, 1)
+    found = {}  # split: {(piece, semitones): how often}
+    for split in ("train", "val", "test"):
+        documents = " ".join(decoded(out, split)).split("EOS_None")
+        assert documents.pop() == ""  # the split ends with a piece
+        found[split] = collections.Counter()
+        for first, *words in map(str.split, documents):
+            assert first == "BOS_None"
+            found[split][played[tuple(words)]] += 1
+    parts = {split: {piece for piece, _ in counts} for split, counts in found.items()}
+    assert sorted(itertools.chain(*parts.values())) == list(range(30))  # each piece is in one split
+    assert {split: len(part) for split, part in parts.items()} == dict(train=26, val=2, test=2)
+    for split, shifts in (("train", range(-3, 4)), ("val", [0]), ("test", [0])):
+        assert found[split] == collections.Counter(itertools.product(parts[split], shifts))
+
+# the human genome
+
+def fasta(names, width=70, end="\n"):
+    """Returns the text of a FASTA file, with other records in between, and {chromosome: its
+    letters}."""
+    rng = random.Random(5)
+    text = ""
+    sequences = {}
+    for i, (chromosome, name) in enumerate(names.items()):
+        alphabet = "ACGTacgt" * 30 + "NMRyk"[: i % 5]  # the last ones are unknown
+        letters = rng.choices(alphabet, k=rng.randint(6000, 6030) + 6000 * (i % 4))
+        if i in (11, 21):
+            letters[:2500] = "N" * 2500
+        sequences[chromosome] = "".join(letters)
+        for header, sequence in (
+            (name, sequences[chromosome]),
+            (f"NT_{i:06}.1 Homo sapiens chromosome 1 unlocalized", "ACGT" * 2000),
+            (f"chr{chromosome}_KI270706v1_random", "GATTACA" * 900),
+        ):
+            text += end.join([f">{header}", *chunks(sequence, width)]) + end
+    return text, sequences
+
+CHROMOSOMES = [*map(str, range(1, 23)), "X", "Y"]
+NCBI = {c: f"NC_{i:06}.{9 + i % 4} Homo sapiens chromosome {c}, GRCh38.p14 Primary Assembly"
+        for i, c in enumerate(CHROMOSOMES, 1)}
+UCSC = {c: f"chr{c}" for c in CHROMOSOMES}
+ENSEMBL = {c: f"{c} dna:chromosome chromosome:GRCh38:{c}:1:2:1 REF" for c in reversed(CHROMOSOMES)}
+
+def spelled(window):
+    """The words of a window. Between two N the text is cut into sixes, and what is left over into
+    letters."""
+    words = []
+    for text in re.split("(N)", re.sub("[^ACGT]", "N", window.upper())):
+        whole = len(text) // 6 * 6
+        words += [*chunks(text[:whole], 6), *text[whole:]]
+    return words
+
+# width 61 and \r\n, and blocks that end inside headers, windows and runs of N
+@pytest.mark.parametrize("names, width, end, block", [
+    (NCBI, 80, "\n", 997), (UCSC, 61, "\r\n", 1), (ENSEMBL, 10**6, "\n", 6000)])
+def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, width, end, block):
+    text, sequences = fasta(names, width, end)
+    source, out = tmp_path / "genome.fa", tmp_path / "out"
+    source.write_bytes(text.encode())
+    human_genome.prepare(out, source=str(source))
+    printed = capsys.readouterr().out
+    meta = json.loads((out / "meta.json").read_text())
+    symbols = meta["tokenizer"]["symbols"]
+    assert meta["vocab_size"] == len(symbols) == len(set(symbols)) == 4107
+    assert (meta["loss"], meta["separator"]) == ("all", 4106)
+    # the ids of the Nucleotide Transformer
+    assert symbols[:9] == ["<unk>", "<pad>", "<mask>", "<cls>", "AAAAAA", "AAAAAT", "AAAAAC",
+                           "AAAAAG", "AAAATA"]
+    assert symbols[4099:] == ["GGGGGG", "A", "T", "C", "G", "N", "<eos>", "<bos>"]
+    train = [c for c in names if c not in ("21", "22")]  # in the file's order
+    for split, chromosomes in {"val": ["21"], "test": ["22"], "train": train}.items():
+        rows = chunks(decoded(out, split), 1001)
+        windows = []
+        for c in chromosomes:
+            letters = sequences[c]
+            windows += [letters[i : i + 6000] for i in range(0, len(letters) - 5999, 6000)]
+        assert rows == [["<bos>", *spelled(window)[:1000]] for window in windows]
+        assert meta["row_length"][split] == 1001
+        percent = 100 * sum(row.count("N") for row in rows) / (1000 * len(rows))
+        assert f"{len(rows):,} {split} rows ({percent:.1f}% N)" in printed
+
+    # in small blocks, from a gzip file in several members: the same bytes
+    records = functools.partial(human_genome.records, block=block)
+    monkeypatch.setattr(human_genome, "records", records)
+    half = len(text) // 2
+    members = [gzip.compress(part.encode(), 1) for part in (text[:half], text[half:])]
+    (tmp_path / "packed.fna.gz").write_bytes(b"".join(members))
+    human_genome.prepare(tmp_path / "again", source=str(tmp_path / "packed.fna.gz"))
+    assert contents(tmp_path / "again") == contents(out)
+
+def test_genome_must_be_whole(tmp_path):
+    text, _ = fasta(NCBI)
+    packed = gzip.compress(text.encode(), 1)
+    source = tmp_path / "broken.fna.gz"
+    less, _ = fasta({c: name for c, name in NCBI.items() if c != "21"})
+    for content, part in ((packed[: len(packed) // 2], "broken.fna.gz"),
+                          (packed[:5000] + b"\xff" * 50 + packed[5050:], "broken.fna.gz"),
+                          (less.encode(), "chromosome 21;")):
+        source.write_bytes(content)
+        with pytest.raises(ValueError) as error:
+            human_genome.prepare(tmp_path / "out", source=str(source))
+        one_line(error, part)
+        assert not list(tmp_path.glob("out*"))
+
+# WordCount: every prompt is taken apart again, and its answer is counted by hand
+
+SENTENCES = ["The cat saw Tom.", "It didn't run!", "tom, TOM and the cat.", "Was it the end?",
+             "He said nothing to the dog.", "Run."]
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory):
+    pytest.importorskip("nltk")
+    folder = tmp_path_factory.mktemp("stories")
+    rng = np.random.default_rng(0)
+    texts = []
+    for i in range(2000):
+        begin = " ".join(rng.choice(SENTENCES, rng.integers(0, 3)))
+        texts.append(f"{begin} Story{i} ended.")
+    (folder / "a.txt").write_text("<|endoftext|>".join(texts[:900]))
+    (folder / "b.txt").write_text("\n<|endoftext|>\n".join(texts[900:]))
+    return str(folder)
+
+def examples(folder, split):
+    """The text of the prompt and the answer of every example of a split, by its mask."""
+    data = Split(folder, split)
+    decode = tokenizer({"tokenizer": "bytes"}).decode
+    x, y = data.read(data.windows(data.row_length - 1), data.row_length - 1)
+    found = []
+    for inputs, targets in zip(x.tolist(), y.tolist()):
+        tokens = [*inputs, 256]
+        begin = 0
+        for end in [t + 1 for t, target in enumerate(targets) if target == 256]:
+            answer = [target for target in targets[begin:end] if target != -1]
+            first = end + 1 - len(answer)
+            assert answer == tokens[first:end] + [256] and answer[0] == ord(" ")
+            found.append((decode(tokens[begin:first]), int(decode(answer[1:-1]))))
+            begin = end + 1
+        assert set(tokens[begin:]) <= {256} and set(targets[begin:]) <= {-1}
+    return found
+
+PROMPT = re.compile(r"\[INST\] (.*) How many times word '(.*)' mentioned in the last '(\d+)' "
+                    r"sentences\? \[/INST\]", re.S)
+
+@pytest.mark.parametrize("join, val, train", [(1, 20, 1980), (3, 6, 660)])
+def test_answers(stories, tmp_path, join, val, train):
+    how = dict(stories=stories, tokenizer="bytes", length=700, join=join)
+    wordcount.prepare(tmp_path / "set", **how)
+    questions = {split: examples(tmp_path / "set", split) for split in ("val", "train")}
+    assert {split: len(questions[split]) for split in questions} == dict(val=val, train=train)
+    meta = Split(tmp_path / "set", "train").meta
+    assert meta["vocab_size"] == 257 and meta["row_length"]["train"] == 701
+    told = []
+    by_k = collections.defaultdict(list)
+    lengths = collections.Counter()
+    for text, answer in questions["val"] + questions["train"]:
+        story, word, k = PROMPT.fullmatch(text).groups()
+        sentences = re.findall(r"[^.!?]+[.!?]", story)
+        counts = collections.Counter(re.findall(r"[a-z0-9']+", story.lower()))
+        assert counts[word] == max(counts.values()) and 1 <= int(k) <= len(sentences)
+        last = " ".join(sentences[-int(k) :]).lower()
+        assert answer == re.findall(r"[a-z0-9']+", last).count(word)
+        told += re.findall(r"Story(\d+)", story)
+        lengths[str(len(sentences))] += 1
+        if (text, answer) in questions["val"]:
+            by_k[f"k{k}"].append((text, answer))
+    assert len(told) == len(set(told)) == 2000 // join * join  # no story is told twice
+    assert meta["sentences"] == lengths
+    # a split of its own for each k with ten examples of val
+    names = {name.rpartition("_")[0] for name in meta["shards"]}
+    assert "k1" in names or join == 3
+    assert names == {"val", "train"} | {k for k in by_k if len(by_k[k]) >= 10}
+    for k in names & by_k.keys():
+        assert examples(tmp_path / "set", k) == by_k[k]
+
+    wordcount.prepare(tmp_path / "again", **how)
+    wordcount.prepare(tmp_path / "other", **how, seed=1)
+    assert contents(tmp_path / "again") == contents(tmp_path / "set")
+    assert contents(tmp_path / "other") != contents(tmp_path / "set")
