@@ -4,7 +4,6 @@ Text corpora are in test_corpora.py and the tasks are in test_tasks.py.
 """
 import itertools
 import json
-import os
 import random
 import resource
 import subprocess
@@ -16,20 +15,12 @@ import numpy as np
 import pytest
 from conftest import contents, one_line
 
-from data import command, flip_flop, prepare_if_missing, stdlib
+from data import flip_flop, prepare_if_missing, stdlib
 from data.shards import Split, Writer
 from data.text import tokenizer
 
 ROOT = Path(__file__).parent.parent
 LARGEST_CHUNK = 90  # how many tokens or rows a drawn set gets in one write
-
-def stream(folder):
-    """Writes a masked stream of 1000 tokens in shards of 200."""
-    values = np.random.default_rng(0).integers(0, 500, 1000)
-    with Writer(folder, shard_tokens=200) as writer:
-        for chunk in values.reshape(-1, 40):
-            writer.write("train", chunk, np.ones(40))
-        writer.finish(vocab_size=500, tokenizer="bytes")
 
 @pytest.fixture(scope="module", params=range(10))
 def drawn(request, tmp_path_factory):
@@ -151,20 +142,23 @@ def test_epochs_hold_every_row_once(tmp_path, batch_size):
     assert (np.sort(epochs) == rows[:, 0]).all()
     assert len(np.unique(epochs, axis=0)) == 6  # each has an order of its own
 
-@pytest.mark.parametrize("name", ["train_000003.bin", "train_000003.loss"])
-def test_a_damaged_shard_is_not_read(tmp_path, name):
-    """Otherwise a run would continue on a part of the data, or with shifted masks."""
-    stream(tmp_path)
-    path = tmp_path / name
-    whole = path.read_bytes()
-    for content in (whole[:-1], whole + b"\0"):
-        path.write_bytes(content)
-        with pytest.raises(ValueError) as error:
-            Split(tmp_path, "train")
-        one_line(error, name, f"has {len(content)} bytes instead of {len(whole)}", "delete")
-
-def test_token_beyond_the_vocabulary(tmp_path):
-    stream(tmp_path)
+def test_a_damaged_set_is_not_read(tmp_path):
+    """Otherwise a run would continue on a part of the data, with shifted masks or with tokens that
+    the model does not have."""
+    values = np.random.default_rng(0).integers(0, 500, 1000)
+    with Writer(tmp_path, shard_tokens=200) as writer:
+        for chunk in values.reshape(-1, 40):
+            writer.write("train", chunk, np.ones(40))
+        writer.finish(vocab_size=500, tokenizer="bytes")
+    for name in ("train_000003.bin", "train_000003.loss"):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        for content in (whole[:-1], whole + b"\0"):
+            path.write_bytes(content)
+            with pytest.raises(ValueError) as error:
+                Split(tmp_path, "train")
+            one_line(error, name, f"has {len(content)} bytes instead of {len(whole)}", "delete")
+        path.write_bytes(whole)
     shard = np.memmap(tmp_path / "train_000002.bin", dtype="<u2", mode="r+")
     shard[0] = 500
     shard.flush()
@@ -187,45 +181,8 @@ def test_writer_refuses_tokens_that_do_not_fit(tmp_path, tokens, part):
     one_line(error, part)
     assert not (tmp_path / "a").exists()
 
-def test_a_set_has_its_name_when_it_is_complete(tmp_path):
-    """What an error or a kill leaves behind does not get into the next set."""
-    unfinished = tmp_path / "set.part"
-    with Writer(tmp_path / "set", 20) as writer:
-        writer.write("train", np.ones((9, 6)), np.ones((9, 6)))
-    for name in ("train_000001.bin.tmp", "meta.json.tmp", "val_000007.loss"):
-        (unfinished / name).write_bytes(b"{")
-    assert len(contents(unfinished)) == 9 and not (tmp_path / "set").exists()
-    stream(tmp_path / "set")
-    stream(tmp_path / "direct")
-    assert contents(tmp_path / "set") == contents(tmp_path / "direct")
-    assert not unfinished.exists()
-    with pytest.raises(FileExistsError, match="is complete; delete it"):
-        flip_flop.prepare(tmp_path / "set", train=3)
-    assert contents(tmp_path / "set") == contents(tmp_path / "direct")
-
-def test_files_are_on_the_disk_before_the_set_has_its_name(tmp_path, monkeypatch):
-    """Otherwise a power cut could leave a set with half-written files."""
-    synced = {}  # inode: size
-    fsync, rename = os.fsync, os.rename
-
-    def recording_fsync(descriptor):
-        fsync(descriptor)
-        status = os.fstat(descriptor)
-        synced[status.st_ino] = status.st_size
-
-    def checking_rename(source, target):
-        statuses = [path.stat() for path in Path(source).iterdir()]
-        assert len(statuses) == 11
-        assert all(synced[status.st_ino] == status.st_size for status in statuses)
-        rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", recording_fsync)
-    monkeypatch.setattr(os, "rename", checking_rename)
-    stream(tmp_path / "set")
-    assert len(contents(tmp_path / "set")) == 11
-
 def test_a_full_disk_is_one_line(tmp_path):
-    """What is saved stays, and the next start succeeds."""
+    """What is saved has another name, and nothing of it gets into the next set."""
     how = dict(length=64, train=2000, val=9, sparse=9)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))  # a larger file does not fit
@@ -234,11 +191,16 @@ def test_a_full_disk_is_one_line(tmp_path):
             flip_flop.prepare(tmp_path / "set", **how, dense=5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    path = tmp_path / "set.part" / "dense_000000.bin"
-    one_line(error, str(path), "make room there or use --out")
-    assert "train_000000.bin" in contents(tmp_path / "set.part") and not path.exists()
-    flip_flop.prepare(tmp_path / "set", **how, dense=9)
-    assert Split(tmp_path / "set", "dense").rows == 9 and not (tmp_path / "set.part").exists()
+    unfinished = tmp_path / "set.part"
+    one_line(error, str(unfinished / "dense_000000.bin"), "make room there or use --out")
+    saved = contents(unfinished)
+    assert "train_000000.bin" in saved and "dense_000000.bin" not in saved
+    for name in ("train_000001.bin.tmp", "meta.json.tmp", "val_000007.loss"):  # as a kill may leave
+        (unfinished / name).write_bytes(b"{")
+    for name in ("set", "direct"):
+        flip_flop.prepare(tmp_path / name, **how, dense=9)
+    assert contents(tmp_path / "set") == contents(tmp_path / "direct")
+    assert not unfinished.exists()
 
 PREPARES = "import sys, data; data.prepare_if_missing(*sys.argv[1:])"  # as train.py does
 
@@ -281,14 +243,6 @@ def test_a_script_run_as_a_file_says_how_to_run_it():
     run = subprocess.run(words, capture_output=True, text=True)
     assert run.returncode == 1
     assert run.stderr == "run it from the folder above: `python -m data.flip_flop`\n"
-
-def test_help_has_every_key(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["flip_flop", "--help"])
-    with pytest.raises(SystemExit) as stop:
-        command(flip_flop.prepare, flip_flop.__doc__)
-    printed = capsys.readouterr().out
-    assert not stop.value.code and flip_flop.__doc__.strip() in printed
-    assert "--length (int), --train (int)" in printed and "--out (str)" in printed
 
 def test_stdlib_splits_by_file(tmp_path, monkeypatch):
     library = tmp_path / "site-packages"  # a folder of this name is skipped inside the library

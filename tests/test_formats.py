@@ -56,8 +56,7 @@ def test_jsb_holds_every_pitch_once_in_order(tmp_path, length):
         for piece in pieces[theirs]:
             before = "_"
             keys = [str(key) for step in piece for key in step]
-            for i in range(0, len(keys), length):
-                now = keys[i : i + length]
+            for now in chunks(keys, length):
                 pads = length - len(now)
                 rows.append([before, *now, *["_"] * pads])
                 masks.append([0, *[1] * len(now), *[0] * pads])
@@ -68,26 +67,20 @@ def test_jsb_holds_every_pitch_once_in_order(tmp_path, length):
 
 def test_download_is_whole_or_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # so it is tmp_path/downloads
-    remote = tmp_path / "remote" / "Jsb16thSeparated.json"
-    remote.parent.mkdir()
+    remote = tmp_path / "Jsb16thSeparated.json"
     monkeypatch.setattr(jsb, "URL", remote.as_uri())
     out = tmp_path / "out"
-
-    def refused(part):
+    for part in ("No such file", "invalid hash value"):
         with pytest.raises(ValueError) as error:
             jsb.prepare(out)
         one_line(error, jsb.URL, "--source=", part)
         assert not out.exists()
-
-    refused("No such file")
-    chorales(remote, {"train": [4], "valid": [3], "test": [2]})
-    refused("invalid hash value")  # whole, but not the file that the script knows
+        chorales(remote, {"train": [4], "valid": [3], "test": [2]})  # whole, but not the known file
     monkeypatch.setattr(jsb, "SHA256", None)
     jsb.prepare(out)
-    jsb.prepare(tmp_path / "local", source=str(remote))
     remote.unlink()
     jsb.prepare(tmp_path / "again")  # the second start reads what the first one fetched
-    assert contents(out) == contents(tmp_path / "again") == contents(tmp_path / "local")
+    assert contents(out) == contents(tmp_path / "again")
 
 # MAESTRO
 
@@ -124,12 +117,11 @@ def test_maestro_says_what_was_played(tmp_path):
     symusic = pytest.importorskip("symusic")
     remi = miditok.REMI(miditok.TokenizerConfig(
         special_tokens=["PAD", "BOS", "EOS", "MASK"], use_chords=True, use_tempos=True))
-    pieces = pieces_of_music(30)
     archive, out = tmp_path / "m.zip", tmp_path / "out"
     played = {}  # what a document may say: (piece, semitones)
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("maestro-v3.0.0/README", b"not music")
-        for i, notes in enumerate(pieces):
+        for i, notes in enumerate(pieces_of_music(30)):
             suffix = "midi" if i % 2 else "mid"
             file.writestr(f"maestro-v3.0.0/{2018 - i % 3}/piece_{i:02}.{suffix}", midi(notes))
             for semitones in range(-3, 4):
@@ -142,19 +134,19 @@ def test_maestro_says_what_was_played(tmp_path):
 
     meta = json.loads((out / "meta.json").read_text())
     assert (meta["vocab_size"], meta["row_length"], meta["separator"]) == (328, {}, 1)
-    found = {}  # split: {(piece, semitones): how often}
-    for split in ("train", "val", "test"):
+    pieces = []
+    for split, size, shifts in (("train", 26, range(-3, 4)), ("val", 2, [0]), ("test", 2, [0])):
         documents = " ".join(decoded(out, split)).split("EOS_None")
         assert documents.pop() == ""  # the split ends with a piece
-        found[split] = collections.Counter()
+        found = []
         for first, *words in map(str.split, documents):
             assert first == "BOS_None"
-            found[split][played[tuple(words)]] += 1
-    parts = {split: {piece for piece, _ in counts} for split, counts in found.items()}
-    assert sorted(itertools.chain(*parts.values())) == list(range(30))  # each piece is in one split
-    assert {split: len(part) for split, part in parts.items()} == dict(train=26, val=2, test=2)
-    for split, shifts in (("train", range(-3, 4)), ("val", [0]), ("test", [0])):
-        assert found[split] == collections.Counter(itertools.product(parts[split], shifts))
+            found.append(played[tuple(words)])
+        of_split = {piece for piece, _ in found}
+        assert len(of_split) == size
+        assert sorted(found) == sorted(itertools.product(of_split, shifts))
+        pieces += of_split
+    assert sorted(pieces) == list(range(30))  # each piece is in one split
 
 # the human genome
 
@@ -193,13 +185,22 @@ def spelled(window):
         words += [*chunks(text[:whole], 6), *text[whole:]]
     return words
 
-# width 61 and \r\n, and blocks that end inside headers, windows and runs of N
-@pytest.mark.parametrize("names, width, end, block", [
-    (NCBI, 80, "\n", 997), (UCSC, 61, "\r\n", 1), (ENSEMBL, 10**6, "\n", 6000)])
-def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, width, end, block):
+def packed(text):
+    """The text as a gzip file in two members."""
+    half = len(text) // 2
+    return gzip.compress(text[:half].encode(), 1) + gzip.compress(text[half:].encode(), 1)
+
+# blocks end inside headers, windows and runs of N
+@pytest.mark.parametrize("names, width, end, block, pack", [
+    (NCBI, 80, "\n", 997, packed), (UCSC, 61, "\r\n", 1, str.encode),
+    (ENSEMBL, 10**6, "\n", 6000, packed)])
+def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, width, end, block,
+                                       pack):
     text, sequences = fasta(names, width, end)
-    source, out = tmp_path / "genome.fa", tmp_path / "out"
-    source.write_bytes(text.encode())
+    source, out = tmp_path / "genome", tmp_path / "out"
+    source.write_bytes(pack(text))
+    records = functools.partial(human_genome.records, block=block)
+    monkeypatch.setattr(human_genome, "records", records)
     human_genome.prepare(out, source=str(source))
     printed = capsys.readouterr().out
     meta = json.loads((out / "meta.json").read_text())
@@ -215,29 +216,18 @@ def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, names, wid
         rows = chunks(decoded(out, split), 1001)
         windows = []
         for c in chromosomes:
-            letters = sequences[c]
-            windows += [letters[i : i + 6000] for i in range(0, len(letters) - 5999, 6000)]
+            windows += [window for window in chunks(sequences[c], 6000) if len(window) == 6000]
         assert rows == [["<bos>", *spelled(window)[:1000]] for window in windows]
         assert meta["row_length"][split] == 1001
         percent = 100 * sum(row.count("N") for row in rows) / (1000 * len(rows))
         assert f"{len(rows):,} {split} rows ({percent:.1f}% N)" in printed
 
-    # in small blocks, from a gzip file in several members: the same bytes
-    records = functools.partial(human_genome.records, block=block)
-    monkeypatch.setattr(human_genome, "records", records)
-    half = len(text) // 2
-    members = [gzip.compress(part.encode(), 1) for part in (text[:half], text[half:])]
-    (tmp_path / "packed.fna.gz").write_bytes(b"".join(members))
-    human_genome.prepare(tmp_path / "again", source=str(tmp_path / "packed.fna.gz"))
-    assert contents(tmp_path / "again") == contents(out)
-
 def test_genome_must_be_whole(tmp_path):
-    text, _ = fasta(NCBI)
-    packed = gzip.compress(text.encode(), 1)
-    source = tmp_path / "broken.fna.gz"
+    source = tmp_path / "broken"
+    whole = packed(fasta(NCBI)[0])
     less, _ = fasta({c: name for c, name in NCBI.items() if c != "21"})
-    for content, part in ((packed[: len(packed) // 2], "broken.fna.gz"),
-                          (packed[:5000] + b"\xff" * 50 + packed[5050:], "broken.fna.gz"),
+    for content, part in ((whole[: len(whole) // 3], "broken is damaged"),
+                          (whole[:5000] + b"\xff" * 50 + whole[5050:], "broken is damaged"),
                           (less.encode(), "chromosome 21;")):
         source.write_bytes(content)
         with pytest.raises(ValueError) as error:
@@ -247,8 +237,7 @@ def test_genome_must_be_whole(tmp_path):
 
 # WordCount: every prompt is taken apart again, and its answer is counted by hand
 
-SENTENCES = ["The cat saw Tom.", "It didn't run!", "tom, TOM and the cat.", "Was it the end?",
-             "He said nothing to the dog.", "Run."]
+SENTENCES = ["The cat saw Tom.", "It didn't run!", "tom, TOM and the cat.", "Was it the end?"]
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory):
@@ -260,7 +249,7 @@ def stories(tmp_path_factory):
         begin = " ".join(rng.choice(SENTENCES, rng.integers(0, 3)))
         texts.append(f"{begin} Story{i} ended.")
     (folder / "a.txt").write_text("<|endoftext|>".join(texts[:900]))
-    (folder / "b.txt").write_text("\n<|endoftext|>\n".join(texts[900:]))
+    (folder / "b.txt").write_text("\n\n".join(texts[900:]))
     return str(folder)
 
 def examples(folder, split):
@@ -288,8 +277,10 @@ PROMPT = re.compile(r"\[INST\] (.*) How many times word '(.*)' mentioned in the 
 def test_answers(stories, tmp_path, join, val, train):
     how = dict(stories=stories, tokenizer="bytes", length=700, join=join)
     wordcount.prepare(tmp_path / "set", **how)
+    wordcount.prepare(tmp_path / "again", **how)
+    assert contents(tmp_path / "again") == contents(tmp_path / "set")
     questions = {split: examples(tmp_path / "set", split) for split in ("val", "train")}
-    assert {split: len(questions[split]) for split in questions} == dict(val=val, train=train)
+    assert (len(questions["val"]), len(questions["train"])) == (val, train)
     meta = Split(tmp_path / "set", "train").meta
     assert meta["vocab_size"] == 257 and meta["row_length"]["train"] == 701
     told = []
@@ -314,8 +305,3 @@ def test_answers(stories, tmp_path, join, val, train):
     assert names == {"val", "train"} | {k for k in by_k if len(by_k[k]) >= 10}
     for k in names & by_k.keys():
         assert examples(tmp_path / "set", k) == by_k[k]
-
-    wordcount.prepare(tmp_path / "again", **how)
-    wordcount.prepare(tmp_path / "other", **how, seed=1)
-    assert contents(tmp_path / "again") == contents(tmp_path / "set")
-    assert contents(tmp_path / "other") != contents(tmp_path / "set")

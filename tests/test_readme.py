@@ -54,8 +54,9 @@ def cell(values, decimals):
     low, high = f"{min(values):.{decimals}f}", f"{max(values):.{decimals}f}"
     return mean if low == high else f"{mean} ({low}–{high})"
 
-def expected(config):
-    """The rows of README's table for a config, best at its last length first."""
+@pytest.mark.parametrize("config", TABLES)
+def test_table(config):
+    """The rows of a config's table come in the order of the last length, the best first."""
     columns, decimals = TABLES[config]
     rows = []
     for pe, values in read("results", config).items():
@@ -64,13 +65,9 @@ def expected(config):
         last = values[columns[-1] if decimals == 1 else columns[-2]] or [math.inf]
         cells = [cell(values[column], decimals) for column in columns]
         rows.append((sum(last) / len(last), f"| `{pe}` | {seeds.pop()} | {' | '.join(cells)} |"))
-    return [row for _, row in sorted(rows)]
-
-@pytest.mark.parametrize("config", TABLES)
-def test_table(config):
-    head, rows, rest = Path("eval/README.md").read_text("utf-8").partition(
-        "\n".join(["", *expected(config), ""]))
-    assert rows and head.endswith("| --- |") and not rest.startswith("|")
+    table = "\n".join(["", *(row for _, row in sorted(rows)), ""])
+    head, found, rest = Path("eval/README.md").read_text("utf-8").partition(table)
+    assert found and head.endswith("| --- |") and not rest.startswith("|")
 
 def test_initial_values():
     """The table of initial values in counting."""
@@ -100,24 +97,10 @@ def test_small_runs(config, splits, metric, decimals):
         row = f"| {cells} | {seeds} | `{config}.py{flag}` |"
         assert sum(line.endswith(row) for line in table) == 1
 
-def positions_apart(pe, l, theta):
-    """How many of 8,192 positions differ in what `pe` writes into l dimensions in bfloat16."""
-    cfg = model.GPTConfig(n_head=1, n_embd=128, expe_l=l, expe_theta=theta)
-    x = torch.zeros(1, 8192, 128, dtype=torch.bfloat16)
-    written, _ = model.PES[pe](cfg).inputs(x, x, torch.arange(8192))
-    return len(written[0, :, :l].unique(dim=0))
-
-def test_positions_in_bfloat16():
-    """ExPE section 2.3 counts numbers, not positions; this counts positions."""
-    text = Path("eval/README.md").read_text("utf-8")
-    for l in (1, 8, 24, 96):
-        expe = [positions_apart("expe", l, theta) for theta in (1 / 1000, 1 / 2048, 1 / 3000)]
-        cells = [f"{n:,}" for n in (*expe, positions_apart("exqpe", l, 1 / 2048))]
-        assert f"| {l} | {' | '.join(cells)} |" in text.splitlines()
-
 def test_python_blocks(stream, tmp_path, monkeypatch):
     """README's method trains, and its attention with PoPE has the weights of the equation."""
-    method, attention = re.findall(r"```python\n(.*?)```", Path("README.md").read_text("utf-8"), re.S)
+    text = Path("README.md").read_text("utf-8")
+    method, attention = re.findall(r"```python\n(.*?)```", text, re.S)
     exec(method, vars(model))
     monkeypatch.setitem(model.PES, "slope", model.Slope)
     run = tmp_path / "a"
