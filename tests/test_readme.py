@@ -117,7 +117,8 @@ def test_positions_in_bfloat16():
 
 def test_python_blocks(stream, tmp_path, monkeypatch):
     """README's method trains, and its attention with PoPE has the weights of the equation."""
-    method, attention = re.findall(r"```python\n(.*?)```", Path("README.md").read_text("utf-8"), re.S)
+    readme = Path("README.md").read_text("utf-8")
+    method, attention = re.findall(r"```python\n(.*?)```", readme, re.S)
     exec(method, vars(model))
     monkeypatch.setitem(model.PES, "slope", model.Slope)
     run = tmp_path / "a"
