@@ -63,8 +63,9 @@ def fails(script, *words):
     return stop.value.code
 
 def contents(folder):
-    """{name: bytes} of a folder's files."""
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    """{name: bytes} of the files in a folder and below it, and {name: None} of the folders."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+            for path in sorted(Path(folder).rglob("*"))}
 
 def one_line(error, *parts):
     """The exception's text is one line that holds these parts."""
