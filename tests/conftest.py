@@ -41,12 +41,14 @@ def stream(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
-    """Rows of 12 tokens. The number of targets that carry loss varies."""
+    """Rows of 12 tokens. The number of targets that carry loss varies. The first row of val has
+    none."""
     folder, rng = tmp_path_factory.mktemp("data") / "rows", np.random.default_rng(1)
     writer = Writer(folder)
     for split, n in (("train", 64), ("val", 10)):
         tokens, loss = rng.integers(0, 9, (n, 12)), rng.random((n, 12)) < rng.random((n, 1)) ** 3
         loss[:, -1] = True
+        loss[0] &= split == "train"
         writer.write(split, tokens, loss)
     writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
     return str(folder)
