@@ -265,7 +265,7 @@ def interrupt_often(data, folder, times, numbers, ranks=1):
         processes = start_ranks(printed, [*words, "--max_iters=1000000"], ranks, setup)
         # Before the first step, a process may not yet listen to signals
         wait_for(lambda: (out / "log.jsonl").exists()
-                 and '"lr"' in "".join((out / "log.jsonl").read_text().split('"config"')[n + 1 :]))
+                 and '"lr"' in "".join((out / "log.jsonl").read_text().split('{"config"')[n + 1 :]))
         if number == signal.SIGKILL:
             wait_for((out / "ckpt.pt").exists)
         time.sleep(dice.uniform(0.2, 2))
@@ -274,7 +274,7 @@ def interrupt_often(data, folder, times, numbers, ranks=1):
         for process in processes:
             process.join(120)
             # a shell then leaves `&&` and loops
-            assert process.exitcode == -number, printed.read_text()
+            assert process.exitcode == -number, printed.read_text()[-2000:]
         reached.append(read(str(out))["step"])
         for line in (out / "log.jsonl").read_text().splitlines()[:-1]:
             json.loads(line)
