@@ -161,7 +161,7 @@ def test_methods_picture(drawn, monkeypatch, capsys):
         same = [effect[i + 4, i] for i in range(7) if not first[i]]  # distance 4
         is_relative = torch.allclose(torch.stack(same), same[0], atol=1e-5)
         assert is_relative == (method.kind in (None, "relative")), name
-    drawn.clear()
+    monkeypatch.setattr(figures, "save", None)  # which is not called any more
     monkeypatch.setattr("sys.argv", ["methods", "--help"])
     runpy.run_path(methods.__file__, run_name="__main__")
-    assert not drawn and capsys.readouterr().out == f"{methods.__doc__.strip()}\n"
+    assert capsys.readouterr().out == f"{methods.__doc__.strip()}\n"
