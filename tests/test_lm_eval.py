@@ -52,7 +52,8 @@ def ask(kind, arguments):
 def logps(net, context, targets):
     """Each target's log-probability, by a forward pass of its own, and whether it is the likeliest.
     The model sees the 16 tokens before the last target."""
-    tokens, found = context + targets, []
+    tokens = context + targets
+    found = []
     for at in range(len(context), len(tokens)):
         inputs = tokens[max(0, len(tokens) - 17) : at]
         with torch.no_grad():
@@ -125,7 +126,8 @@ def test_cbt(run, net, own_tasks, monkeypatch):
     tale = [f"line {i} of a tale ." for i in range(20)]
     rows = [dict(sentences=tale, question="The XXXXX 's .", options=["for a in", "a", "print", ""]),
             dict(sentences=tale, question="`` XXXXX ?", options=["end='", "é", "in range(3)"])]
-    context, chosen = " ".join(tale).replace(" .", "."), {}
+    context = " ".join(tale).replace(" .", ".")
+    chosen = {}
     for row, before, after in zip(rows, (" The ", ' "'), ("'s.", "?")):
         means, sums = {}, {}
         for option in filter(None, row["options"]):

@@ -32,7 +32,8 @@ from data.shards import Writer  # noqa: E402
 
 
 def make_data(folder):
-    writer, dice = Writer(folder), random.Random(0)
+    writer = Writer(folder)
+    dice = random.Random(0)
     for split, n in (("train", 50_000), ("val", 2000)):
         writer.write(split, [dice.randrange(29) for _ in range(n)])
     writer.finish(vocab_size=29, tokenizer="bytes")
@@ -50,7 +51,8 @@ def interrupt(numbers, folder, ranks=1):
     return f"40 times, {len(set(reached))} checkpoints up to step {reached[-1]}, no bit lost"
 
 def disk(folder):
-    small, flags = folder / "small", ["--checkpoint_interval=5", "--eval_interval=1000000"]
+    small = folder / "small"
+    flags = ["--checkpoint_interval=5", "--eval_interval=1000000"]
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
     try:
