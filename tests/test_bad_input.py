@@ -13,10 +13,11 @@ import train
 from data.shards import Writer
 
 ROOT = Path(__file__).parent.parent
-NEEDS = {"data/maestro.py": "miditok", "data/wordcount.py": "nltk"}  # the rest of these commands
+IMPORTS = {"data/maestro.py": "miditok", "data/wordcount.py": "nltk"}  # before any other mistake
 
-# A command, and what its line must contain. {name} is a path of the fixture `places`. Training has
-# a complete command, which the words here change. A word in capitals sets a variable, as in a shell
+# A command, and what its line must contain. {name} is a path of the fixture `places`. For train.py,
+# the words here change a complete command, see `failure`. A word in capitals sets an environment
+# variable, as in a shell.
 
 CONFIG = [
     ("train.py", ["nothing to train; try python train.py config/quickstart.py"]),
@@ -145,7 +146,7 @@ def places(stream, rows, tmp_path_factory):
         path.stem: path for path in folder.iterdir()}
 
 def failure(command, places, monkeypatch):
-    """The line that a command fails with, in an empty folder."""
+    """The line that a command fails with, in an empty folder. Training would otherwise succeed."""
     monkeypatch.chdir(places["empty"])
     monkeypatch.setattr("data.__file__", "data.py")  # sets without a path are located here
     words = [word.format(**places) for word in command.split()]
@@ -159,7 +160,8 @@ def failure(command, places, monkeypatch):
 
 @pytest.mark.parametrize("command, parts", [*CONFIG, *TRAIN, *SAMPLE, *DATA], ids=str)
 def test_bad_input(command, parts, places, monkeypatch):
-    for script, library in NEEDS.items():
+    """One line tells the mistake, and nothing is written."""
+    for script, library in IMPORTS.items():
         if script in command:
             pytest.importorskip(library)
     before = contents(places["set"].parent)
@@ -174,10 +176,11 @@ def test_bad_input(command, parts, places, monkeypatch):
     ("sample.py {run} --tasks=cbt", "lm_eval"),
 ])
 def test_a_library_that_is_missing(command, library, places, monkeypatch):
+    """The line says what to install."""
     class Finder:
         def find_spec(name, *rest):
             if name == library:
-                raise ModuleNotFoundError(name=name)
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
     monkeypatch.delattr(eval, "harness", raising=False)

@@ -42,7 +42,8 @@ def train(words, status=0):
     """Trains, and returns the errors, which are one line if the status is 1."""
     done = subprocess.run([sys.executable, "train.py", *words], stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE, text=True, timeout=120)
-    assert done.returncode == status and (done.stderr.count("\n") == 1 or not status), done.stderr
+    assert done.returncode == status, done.stderr
+    assert status == 0 or done.stderr.count("\n") == 1, done.stderr
     return done.stderr.strip()
 
 def interrupt(numbers, folder, ranks=1):
