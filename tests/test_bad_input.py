@@ -80,7 +80,7 @@ SAMPLE = [
     ("sample.py {run} --evaluate=val --split=val", ["--split does nothing for evaluate"]),
     ("sample.py {run} --evaluate=val --extrapolate=1", ["exclude each other; keep one"]),
     ("sample.py {run} --extrapolate=1,nan", ["extrapolate=", "positive number"]),
-    ("sample.py {run} --extrapolate=-1", ["extrapolate='-1' is not a"]),
+    ("sample.py {run} --extrapolate=a", ["extrapolate='a' is not a"]),
     ("sample.py {run} --extrapolate=0.01", ["0.01 times 16 tokens is not in 1 to 599"]),
     ("sample.py {run} --extrapolate=2 --eval_tokens=256", ["eval_tokens"]),
     ("sample.py {run} {task} --extrapolate=1", ["holds rows of 12 tokens", "needs a stream"]),

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, fails
 
+import checkpoint
 import eval
 import sample
 import train
@@ -135,7 +136,7 @@ def test_loss_by_position(runs, stream, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
     sample.main([str(runs / "rope"), str(runs / "learned"), "--figure=loss_by_position",
-                 f"--out={tmp_path / 'new' / 'x'}", "--device=cpu", "--eval_tokens=400"])
+                 f"--out={tmp_path / 'new' / 'x.csv'}", "--device=cpu", "--eval_tokens=400"])
     tokens = tokens_of(stream, "val")
     starts = [0, (599 - 128) // 2, 599 - 128]  # three segments of 128 tokens
     lines = drawn[0].axes[0].lines
@@ -250,7 +251,8 @@ def test_report(tmp_path, monkeypatch, capsys):
         folder = name.partition("@")[0]
         os.makedirs(f"out/{folder}", exist_ok=True)
         with open(f"out/{folder}/results.jsonl", "a") as file:
-            for value, n in itertools.product(values, (1, 2)):  # the last measurement counts
+            multiples = (1,) if factor in name else (1, 2)
+            for value, n in itertools.product(values, multiples):  # the last measurement counts
                 file.write(json.dumps(dict(
                     run=f"elsewhere/{name}", config=f"config/{name[0]}.py", split=f"val {n}x",
                     pe=name[2:6], trained=8, length=8 * n, seed=values[-1], steps=9, metric="loss",
@@ -263,8 +265,8 @@ def test_report(tmp_path, monkeypatch, capsys):
              for run, _, row in rows if row[:1].isdigit()]
     assert found == [
         ("pope", [3, 3, 2.6, 1, 6, 4, 2.6, 2, 7]), ("rope", [1, 0.5, 1.5]),
-        ("rope (rope_factor=2)", [1, 3, 4]), ("rope", [1, 4, 5])]
-    assert len((tmp_path / "new" / "r.csv").read_text().splitlines()) == 1 + 12
+        ("rope (rope_factor=2)", [1, 3]), ("rope", [1, 4, 5])]
+    assert len((tmp_path / "new" / "r.csv").read_text().splitlines()) == 1 + 11
     assert "left out out/z_new, which has no results" in printed.err
 
 # runs and actions
@@ -291,10 +293,13 @@ def test_yarn_knows_the_trained_length(runs, task):
         assert sample.load(f"{run}{yarn}{more}", "cpu")[0].cfg.rope_trained == trained
     assert sample.load(str(runs / "rope"), "cpu")[0].cfg.rope_trained == 0
 
-def test_ctrl_c_is_one_line(runs, monkeypatch):
+def test_ctrl_c_is_one_line(runs, stream, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(checkpoint, "open_log", interrupted)
+    line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}")
+    assert line == "interrupted; the same command starts again"
     monkeypatch.setattr(losses, "evaluate", interrupted)
     monkeypatch.setattr(sys, "argv", ["sample.py", str(runs / "rope"), "--evaluate=val"])
     with pytest.raises(SystemExit) as stop:
