@@ -101,6 +101,7 @@ DATA = [
     ("data/flip_flop.py --out={set}", ["{set} is complete", "delete it"]),
     ("data/flip_flop.py --out={moved}", ["{moved} is in the way", "--out"]),
     ("data/flip_flop.py --out={text}", ["{text} is in the way", "--out"]),
+    ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
     ("data/selective_copy.py --vocabulary=28", ["vocabulary=28", "27"]),
     ("data/counting.py --variables=27", ["variables=27", "26"]),
     ("data/indirect_indexing.py --shift=20", ["shift=20", "shortest=20"]),
@@ -138,6 +139,8 @@ def places(stream, rows, tmp_path_factory):
     writer.write("train", np.arange(1000) % 500)
     writer.finish(vocab_size=500, tokenizer="bytes")
     (folder / "empty").mkdir()
+    (folder / "moved" / "half.part").mkdir()
+    (folder / "moved" / "half.part" / "notes.txt").write_text("of somebody else")
     (folder / "text").write_text("a text")
     (folder / "latin").write_bytes(b"caf\xe9")
     (folder / "wrong_key.py").write_text("eval_iters = 200")
