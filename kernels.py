@@ -1,13 +1,21 @@
 """
 An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory.
 
-One kernel serves four methods, and combinations such as `pope+fox`. PoPE is plain attention over
-vectors of width 2d, which model.py rotates before it calls us. ALiBi and FoX add a bias to the
-logit of each key. CoPE counts. After this derivation come the functions that the kernels share, the
-three kernels, and how they are launched.
+One kernel serves four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias to the
+logit of each key. CoPE counts. PoPE is plain attention over vectors of width 2d. Nothing is rotated
+here: model.py rotates q and k before it calls us, and adds PoPE's delta to the angles of k. After
+this derivation come the functions that the kernels share, the three kernels, and how they are
+launched.
+
+PoPE's rotation stays in PyTorch, although an operator of its own would save less memory. In
+bfloat16 with 16 sequences, a layer keeps 25 bytes per element of q for the backward pass, and such
+an operator would keep 12 (counted on a CPU). For a model of 124M parameters at T = 1024 that is
+1.9 GB more. torch.compile recomputes the magnitudes, so that a compiled layer keeps 16. We pay this
+because the operator needs two more kernels and about 110 lines, and is less accurate.
 
 Attention. i is a query, j and t are keys, d is the width of a head. dX is the gradient of the loss
-with respect to X, and o multiplies entry by entry. The logits S are -inf where j > i.
+with respect to X, and o multiplies entry by entry. The logits S are -inf where j > i. P (weights)
+and p (positions, below) have nothing in common but their letter, which both papers use.
 
     P = softmax(S)    O = P V
     dV = P^T dO       dP = dO V^T
@@ -16,7 +24,7 @@ with respect to X, and o multiplies entry by entry. The logits S are -inf where 
 The two row sums are equal because sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The
 forward pass stores the log-sum-exp L of each row, so that the backward passes can recompute
 P = exp(S - L) one tile at a time (FlashAttention, arXiv:2205.14135, and 2307.08691). Dropout
-multiplies P and dP by the same mask and changes nothing else.
+multiplies P and dP by the same factors and changes nothing else.
 
 A bias for each key. ALiBi and FoX add b_j - b_i to S_ij. In ALiBi b_j = m j, and in FoX
 b_j = -(log f_0 + .. + log f_j). The softmax drops b_i, because it is the same for all keys of a
@@ -138,12 +146,16 @@ try:
     import triton.language as tl
     from triton.language import constexpr
 except ImportError:  # this module still imports, so that why_not can name what is missing
+    def jit(kernel=None, **options):
+        return kernel or jit
+
+    triton = SimpleNamespace(jit=jit, __version__=None)
     constexpr = float
-    triton = SimpleNamespace(jit=lambda f=None, **_: f or (lambda f: f), __version__=None)
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it when it is imported
 ASM = constexpr(not INTERPRET)  # the interpreter cannot run inline assembly
-LOG2E, LN2 = constexpr(math.log2(math.e)), constexpr(math.log(2))
+LOG2E = constexpr(math.log2(math.e))
+LN2 = constexpr(math.log(2))
 
 # --- shared by all kernels ------------------------------------------------------------------------
 # A program takes M queries or N keys of head bh = 0 .. B H - 1. q and k have width D; v and the
@@ -197,30 +209,33 @@ def mix(x):
     return x ^ (x >> 16)
 
 @triton.jit
-def dropout(x, seed, bh, i, j, DROPOUT):
-    """Zeroes a random fraction of x, a tile of weights or of their gradients. The hash depends only
-    on seed, head, query and key, so every pass draws the same mask, whatever its tiles are. Queries
-    and keys are hashed apart, so that one hash is left for each pair of them."""
+def dropout(seed, bh, i, j, DROPOUT):
+    """Returns what dropout multiplies the weights of queries i and keys j by: 0 for a random
+    fraction of them. The hash depends only on seed, head, query and key, so every pass draws the
+    same mask, whatever its tiles are. Queries and keys are hashed apart, so that one hash is left
+    for each pair of them."""
+    factor = 1.0
     if DROPOUT > 0:
         seed_bits = tl.load(seed)
         head = mix(seed_bits.to(tl.uint32) ^ bh.to(tl.uint32))
         query = mix(head + i.to(tl.uint32))
         key = mix((seed_bits >> 32).to(tl.uint32) + j.to(tl.uint32))
         dropped = mix(query ^ key) < tl.cast(DROPOUT * 4294967296.0, tl.uint32)  # 2^32
-        x = tl.where(dropped, 0.0, x) * (1 / (1 - DROPOUT))
-    return x
+        factor = tl.where(dropped, 0.0, 1 / (1 - DROPOUT))
+    return factor
 
 @triton.jit
-def online_softmax(s, scale, v, row_max, row_sum, acc, seed, bh, i, j, DROPOUT):
-    """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, row_sum (M,), and of
-    weighted values, acc (M, DV), both relative to 2^row_max. Dropout acts after the softmax."""
+def online_softmax(s, scale, v, kept, row_max, weight_sum, acc):
+    """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, weight_sum (M,), and
+    of weighted values, acc (M, DV), both relative to 2^row_max. kept is from dropout, which acts
+    after the softmax."""
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
     prob = tl.exp2(s * scale - new_max[:, None])
     shrink = tl.exp2(row_max - new_max)
-    row_sum = row_sum * shrink + tl.sum(prob, 1)
-    prob = dropout(prob, seed, bh, i[:, None], j[None, :], DROPOUT)
+    weight_sum = weight_sum * shrink + tl.sum(prob, 1)
+    prob *= kept
     acc = matmul(prob.to(v.dtype), v, acc * shrink[:, None])  # (M, N) x (N, DV) -> (M, DV)
-    return new_max, row_sum, acc
+    return new_max, weight_sum, acc
 
 # --- how CoPE counts ------------------------------------------------------------------------------
 # Positions are integers, in units of 1/2048. z_pairs (B, H, T, npos) packs z[c] and z[c + 1] into
@@ -356,7 +371,8 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     i = tile * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
     q_tile = load(q, bh, H, i, T, D)
-    row_max, row_sum = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32)
+    row_max = tl.full((M,), -1e30, tl.float32)
+    weight_sum = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
     remaining = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. remaining - 1
@@ -365,6 +381,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     # 1. the keys that are counted, from right to left, and first those under the mask
     if COUNTS:
         tl.static_assert(M == QUERIES, "the backward passes rely on where each tile stopped")
+        tl.static_assert(N % KEYS == 0, "attention_backward_kv counts all of its N keys, or none")
         z_pairs += bh * T * NPOS
         if gate_q is not None:
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
@@ -393,14 +410,16 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                         s += load_bias(key_bias, bh, j, T)[None, :]
                     s = mask_future(s, causal, masked, float("-inf"))
                     v_tile = load(v, bh, H, j, T, DV, masked)
-                    row_max, row_sum, acc = online_softmax(s, 1.0, v_tile, row_max, row_sum, acc,
-                                                           seed, bh, i, j, DROPOUT)
+                    kept = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
+                    row_max, weight_sum, acc = online_softmax(s, 1.0, v_tile, kept, row_max,
+                                                              weight_sum, acc)
                 remaining = stop
         last = last_bias(z_pairs, row, NPOS, q_tile.dtype)
         row_max -= last  # all remaining keys have this bias, so it is added once, to lse
         bounds = (0, remaining, remaining)
 
     # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
+    s_scale: constexpr = scale if key_bias is None else 1.0  # fused with what online_softmax does
     for masked in tl.static_range(1 if COUNTS else 2):
         for n in range(bounds[masked], bounds[masked + 1]):
             j = n * N + tl.arange(0, N)
@@ -410,16 +429,17 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                 s = s * scale + load_bias(key_bias, bh, j, T)[None, :]
             s = mask_future(s, i[:, None] >= j[None, :], masked, float("-inf"))
             v_tile = load(v, bh, H, j, T, DV, masked)
-            row_max, row_sum, acc = online_softmax(s, scale if key_bias is None else 1.0, v_tile,
-                                                   row_max, row_sum, acc, seed, bh, i, j, DROPOUT)
-    acc /= row_sum[:, None]
+            kept = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
+            row_max, weight_sum, acc = online_softmax(s, s_scale, v_tile, kept, row_max,
+                                                      weight_sum, acc)
+    acc /= weight_sum[:, None]
     store(o, bh, H, i, acc, T, DV)
     if COUNTS:
         store(o_residual, bh, H, i, acc - acc.to(q_tile.dtype).to(tl.float32), T, DV)
         tl.store(units_total + bh * T + i, units_right, mask=i < T)
         tl.store(saturated + bh * tl.num_programs(0) + tile, remaining * N)
         row_max += last
-    tl.store(lse + bh * T + i, row_max + tl.log2(row_sum), mask=i < T)
+    tl.store(lse + bh * T + i, row_max + tl.log2(weight_sum), mask=i < T)
 
 @triton.jit(do_not_specialize=["first"])
 def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
@@ -458,7 +478,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     row_lse = tl.load(lse + bh * T + i, mask=valid, other=float("inf"))  # past T weights are 0
     plain_offset = -row_lse
     acc = tl.zeros((M, triton.next_power_of_2(D)), tl.float32)
-    row_sum = tl.zeros((M,), tl.float32)  # of dS
+    ds_row_sum = tl.zeros((M,), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
     end = tl.cdiv(tl.minimum(tile * M + M, T), N)
     bounds = (0, diagonal, diagonal, end)  # of the parts PLAIN, COUNTED and MASKED
@@ -475,7 +495,8 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
             acc_gate = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
         dp_left = tl.zeros((M,), tl.float32)
-        lower_left, upper_left = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
+        lower_left = tl.zeros((M,), tl.float32)
+        upper_left = tl.zeros((M,), tl.float32)
         n_plain = tl.load(saturated + bh * tl.cdiv(T, QUERIES) + tile * M // QUERIES) // N
         bounds = (0, n_plain, diagonal, end)
 
@@ -491,7 +512,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                 s += load_bias(key_bias, bh, j, T)[None, :]
             v_tile = load(v, bh, H, j, T, DV, part == MASKED)
             dprob = matmul(do_tile, tl.trans(v_tile))  # (M, DV) x (DV, N) -> (M, N)
-            dprob = dropout(dprob, seed, bh, i[:, None], j[None, :], DROPOUT)
+            dprob *= dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
             if part == PLAIN or not COUNTS:
                 ds = tl.exp2(s + plain_offset[:, None]) * (dprob - row_do_o[:, None])
                 ds = mask_future(ds, causal, part == MASKED)
@@ -503,10 +524,12 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                     gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
-                table = tables + n // (KEYS // N) * T + i
+                # for attention_backward_kv: dp_left of the first tile within its KEYS, and
+                # units_right of the last, which overwrites those before it
+                kv_tile = n // (KEYS // N)
+                table = tables + kv_tile * T + i
                 tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
-                # the next tile of the same KEYS overwrites this, so that the rightmost remains
                 tl.store(units_right_at + table, units_right, mask=valid)
                 suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N)
                 p = units_right[:, None] + round_to_int(suffix)
@@ -524,7 +547,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                 dg, dp_left = prefix_sums(ds * slope, dp_left, N, k_tile.dtype)
                 dgate_logit = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
             if dkey_bias is not None:
-                row_sum += tl.sum(ds, 1)
+                ds_row_sum += tl.sum(ds, 1)
             if COUNTS and part != PLAIN:
                 if gate_q is None:
                     ds += dgate_logit
@@ -535,7 +558,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     # 3. the gradients; dz from the differences of the run ends
     store(dq, bh, H, i, acc * (scale * LN2), T, D)  # scale * LN2 = 1 / sqrt(d)
     if dkey_bias is not None:
-        tl.store(dkey_bias + bh * T + i, -row_sum, mask=valid)
+        tl.store(dkey_bias + bh * T + i, -ds_row_sum, mask=valid)
     if COUNTS:
         if gate_q is not None:
             store(dgate_q, bh, H, i, acc_gate * (scale * LN2), T, DV)
@@ -569,7 +592,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     v_tile = load(v, bh, H, j, T, DV)
     acc_k = tl.zeros((N, triton.next_power_of_2(D)), tl.float32)
     acc_v = tl.zeros((N, triton.next_power_of_2(DV)), tl.float32)
-    column_sum = tl.zeros((N,), tl.float32)  # of dS
+    ds_column_sum = tl.zeros((N,), tl.float32)
     if key_bias is not None:
         bias_tile = load_bias(key_bias, bh, j, T)
     if COUNTS:
@@ -628,13 +651,13 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                 prob = mask_future(prob, causal, part == MASKED)
                 do_tile = load(do, bh, H, i, T, DV)
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
-                dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
-                kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
-                acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
+                kept = dropout(seed, bh, i[None, :], j[:, None], DROPOUT)
+                dprob *= kept
+                acc_v = matmul((prob * kept).to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
                 row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
                 ds = prob * (dprob - row_do_o[None, :])
                 if dkey_bias is not None:
-                    column_sum += tl.sum(ds, 1)
+                    ds_column_sum += tl.sum(ds, 1)
                 if COUNTS and part != PLAIN:
                     dp = (ds * slope).to(do_tile.dtype)
                     dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
@@ -650,7 +673,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     store(dv, bh, H, j, acc_v, T, DV)
     if dkey_bias is not None:
         minus_row_sum = tl.load(dkey_bias + bh * T + j, mask=j < T)
-        tl.store(dkey_bias + bh * T + j, minus_row_sum + column_sum, mask=j < T)
+        tl.store(dkey_bias + bh * T + j, minus_row_sum + ds_column_sum, mask=j < T)
     if COUNTS and gate_q is not None:
         store(dgate_k, bh, H, j, acc_gate * (scale * LN2), T, DV)
 
@@ -679,9 +702,9 @@ def is_small(device):
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in small
 
 @functools.cache
-def counting(kernel):
-    """Returns the kernel compiled only once for all T. By default, Triton compiles a kernel anew if
-    T is 1 or a multiple of 16. Plain attention then needs fewer registers, but CoPE's backward_q
+def compiled_once(kernel):
+    """Returns a copy of the kernel that serves all T. By default, Triton compiles a kernel anew if T
+    is 1 or a multiple of 16. Plain attention then needs fewer registers, but CoPE's backward_q
     needs more, and Triton 3.6 and 3.8 fail to compile CoPE's loops for T = 1."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
 
@@ -700,7 +723,9 @@ def choose(kernel, q, v, npos, dropout):
     M, N, warps, stages = tiles[KERNELS.index(kernel)]
     options = dict(QUERIES=QUERIES, KEYS=KEYS, NPOS=npos, DROPOUT=dropout, D=q.size(3),
                    DV=v.size(3), M=M, N=N, num_warps=warps, num_stages=stages)
-    return counting(kernel) if npos else kernel, options
+    if npos:
+        kernel = compiled_once(kernel)
+    return kernel, options
 
 def strided(x):
     """Returns (B, H, T, d) as (pointer, strides of batch, head and token), or None for None."""
@@ -708,7 +733,7 @@ def strided(x):
         return None
     if x.stride(-1) != 1:
         x = x.contiguous()
-    return x, *x.stride()[:3]
+    return x, x.stride(0), x.stride(1), x.stride(2)
 
 def empty_heads(x):
     """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
@@ -756,9 +781,9 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, results)
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    saved = strided(o), lse, strided(o_residual), units_total, saturated
+    kept = strided(o), lse, strided(o_residual), units_total, saturated
     kernel, options = choose(attention_forward, q, v, npos, dropout)
-    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, saved, seed, T, H, **options)
+    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, kept, seed, T, H, **options)
     return results
 
 @forward_op.register_fake
@@ -766,7 +791,7 @@ def fake_forward(q, k, v, key_bias, z, *_):
     B, H, T, _ = q.shape
     lse = q.new_empty(B, H, T, dtype=torch.float32)
     if z is None:
-        return [empty_heads(v), lse, *(q.new_empty(0) for _ in range(4))]
+        return [empty_heads(v), lse] + [q.new_empty(0) for _ in range(4)]
     units_total = torch.empty_like(lse, dtype=torch.int32)
     saturated = units_total.new_empty(B * H, math.ceil(T / QUERIES))
     z_pairs = units_total.new_empty(z.shape)
@@ -783,8 +808,10 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, saved)
     B, H, T, _ = q.shape
     do_dot_o = torch.empty_like(lse)
-    npos, heads, scratch = 0, B * H, (do_dot_o, None, None, None)
-    if z_pairs is not None:  # its scratch is large, so take as many heads at a time as fit
+    npos = 0
+    heads = B * H  # at a time
+    scratch = do_dot_o, None, None, None
+    if z_pairs is not None:  # CoPE's scratch is large, so take as many heads at a time as fit
         npos = z_pairs.size(3)
         tiles = math.ceil(T / KEYS)
         bytes_per_head = 8 * T * (tiles + npos)
@@ -792,16 +819,16 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
         scratch = (do_dot_o, units_total.new_empty(heads, tiles, T),
                    lse.new_empty(heads, tiles, T), lse.new_empty(heads, T, npos, 2))
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    saved = strided(o), lse, strided(o_residual), units_total, saturated
+    kept = strided(o), lse, strided(o_residual), units_total, saturated
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
     kernel_q, options_q = choose(attention_backward_q, q, v, npos, dropout)
     kernel_kv, options_kv = choose(attention_backward_kv, q, v, npos, dropout)
     for first in range(0, B * H, heads):
         now = min(heads, B * H - first)
-        launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), saved, grads_q,
+        launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), kept, grads_q,
                scratch, seed, T, H, first, **options_q)
-        launch(kernel_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do), saved,
+        launch(kernel_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do), kept,
                grads_kv, scratch, seed, T, H, first, **options_kv)
     return results
 
@@ -811,7 +838,8 @@ def fake_backward(do, q, k, v, key_bias, gate_q, gate_k, seed, saved, dropout, b
         return do.new_empty(0) if x is None else empty_heads(x)
     dkey_bias = torch.empty_like(key_bias) if bias_learns else do.new_empty(0)
     dz = do.new_empty(saved[-1].shape)  # like z_pairs, which may be absent
-    return [*map(heads_like, (q, k, v)), dkey_bias, dz, heads_like(gate_q), heads_like(gate_k)]
+    return [heads_like(q), heads_like(k), heads_like(v), dkey_bias, dz, heads_like(gate_q),
+            heads_like(gate_k)]
 
 def save_inputs(ctx, inputs, output):
     q, k, v, key_bias, _, gate_q, gate_k, seed, ctx.dropout = inputs
@@ -822,7 +850,8 @@ def differentiate(ctx, grads):
     q, k, v, key_bias, gate_q, gate_k, seed, *saved = ctx.saved_tensors
     found = backward_op(grads[0], q, k, v, key_bias, gate_q, gate_k, seed, saved, ctx.dropout,
                         ctx.needs_input_grad[3])
-    return *map(present, found), None, None
+    found = tuple(present(grad) for grad in found)
+    return found + (None, None)  # the seed and the fraction have no gradient
 
 forward_op.register_autograd(differentiate, setup_context=save_inputs)
 
