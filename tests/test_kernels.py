@@ -5,7 +5,6 @@ Without a GPU they run in Triton's interpreter, and are compiled for GPUs that a
 reads TRITON_INTERPRET when it is imported, so the interpreter needs a process of its own.
 With a GPU: python -m pytest tests/test_kernels.py -m gpu
 """
-import importlib.util
 import io
 import json
 import math
@@ -214,8 +213,7 @@ def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype
     """Returns the tensors by name, cut out of projections as in model.py; ALiBi's slope or None;
     and the gradient of o. q and k have width D, or d. centre is added to every logit of a gate."""
     def heads(width):
-        x = torch.randn(B, T, H * width).unflatten(-1, (H, width))
-        return x.transpose(1, 2)
+        return torch.randn(B, T, H * width).unflatten(-1, (H, width)).transpose(1, 2)
 
     q, k = heads(D or d), heads(D or d)
     v, do = heads(d), heads(d)
@@ -252,9 +250,8 @@ def check_case(case, dtype, device="cpu"):
     dense = results(partial(equation, slope=slope), x, do)
     exact = results(partial(equation, slope=slope), double(x), do)
     rounded = results(partial(equation, slope=slope, units=2048), double(x), do)
-    prices = dict(z=ROUNDING_Z)
-    for name in ("gate_q", "gate_k") if "gate_q" in x else ("q", "k"):
-        prices[name] = rounding_gates(T)
+    gates = ("gate_q", "gate_k") if "gate_q" in x else ("q", "k")
+    prices = {name: rounding_gates(T) for name in gates} | {"z": ROUNDING_Z}
     for name, want in exact.items():
         assert mine[name].dtype == dense[name].dtype
         near, near_max = size(mine[name] - rounded[name])
@@ -292,8 +289,6 @@ def check_forget_gates(dtype, device="cpu"):
     ("cpu", "float16"), pytest.param("cuda", "bfloat16", marks=on_gpu)])
 def test_forget_gates_of_long_sequences(run, device, dtype):
     run(device, check_forget_gates, dtype)
-
-# --- parts of CoPE --------------------------------------------------------------------------------
 
 def check_little_memory():
     x, _, do = inputs(63, 48, npos=16, H=3, dtype="float16")
@@ -366,8 +361,7 @@ def dropout_mask(x):
     return torch.cat(columns, -1)[..., :T].float()
 
 def check_mask(mask):
-    """Weights are kept independently: in the right number, and without a correlation of a weight
-    with its neighbours, or with the same weight of another head."""
+    """The right number of weights is kept, each independently of its neighbours and other heads."""
     past = torch.ones_like(mask[0, 0]).tril().bool()
     centred = torch.where(past, mask - (1 - SHARE), 0)
     variance = SHARE * (1 - SHARE)
@@ -567,9 +561,10 @@ def check_compiled(target, fn, args, options):
     log = log.getvalue()
     registers = int(re.search(r"Used (\d+) registers", log)[1])
     spilled = int(re.search(r"(\d+) bytes spill stores", log)[1])
-    name, warps, shared = fn.__name__, options["num_warps"], compiled.metadata.shared
-    rows = options.get("N" if name.endswith("_kv") else "M")
-    says = f"{name}: {registers} registers, {spilled} spilled, {shared} bytes shared"
+    shared = compiled.metadata.shared
+    warps = options["num_warps"]
+    rows = options["N" if fn.__name__.endswith("_kv") else "M"]
+    says = f"{fn.__name__}: {registers} registers, {spilled} spilled, {shared} bytes shared"
     assert shared <= SHARED[target], f"{says}: more than there is"
     assert spilled <= SPILLED[target, options["DV"]], f"{says}: too many spilled"
     assert warps * 16 <= rows, f"{says}: two warps do the same rows"
@@ -607,9 +602,8 @@ def test_compiles_for(target, method, d, T, share, monkeypatch):
 @needs_triton
 @pytest.mark.parametrize("words", [["--dry"], ["--dry", "--sweep", "--only=cope"]])
 def test_the_benchmark_builds_all_its_inputs(words, capsys):
-    spec = importlib.util.spec_from_file_location("bench", os.path.join(ROOT, "tests", "bench.py"))
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    import bench
+
     lines = bench.main(words)
     printed = capsys.readouterr().out.splitlines()
     assert [json.loads(line) for line in printed if line.startswith("{")] == lines
@@ -623,13 +617,13 @@ def test_the_benchmark_builds_all_its_inputs(words, capsys):
 
 # --- wrong input ----------------------------------------------------------------------------------
 
-def meta(T=9, d=32, B=1, H=2, stride=None, dtype=torch.float32):
+def meta(T=9, d=32, B=1, H=2, stride=None):
     """A tensor of this shape without memory; stride: from a token to the next."""
-    x = torch.empty(B, H, T, d, dtype=dtype, device="meta")
+    x = torch.empty(B, H, T, d, device="meta")
     return x if stride is None else x.as_strided(x.shape, (0, d, stride, 1))
 
 @pytest.mark.parametrize("words, x, changed", [
-    ("^v is .* it must be", {}, dict(v=meta(dtype=torch.float16))),
+    ("^v is .* it must be", {}, dict(v=meta().half())),
     ("^z is .* 2 columns", {}, dict(z=meta(d=1))),
     ("^only one of gate_q", {}, dict(gate_q=meta())),
     ("width 130;", dict(d=130), {}),
