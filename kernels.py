@@ -403,7 +403,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
         bounds = (0, remaining, remaining)
 
     # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
-    s_scale: constexpr = scale if key_bias is None else 1.0
+    s_scale: constexpr = scale if key_bias is None else 1.0  # what online_softmax multiplies s by
     for masked in tl.static_range(1 if COUNTS else 2):
         for n in range(bounds[masked], bounds[masked + 1]):
             j = n * N + tl.arange(0, N)
