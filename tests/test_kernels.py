@@ -400,7 +400,8 @@ def test_dropout(run, device, case, dtype):
 # --- as an operator of PyTorch, and in a model ----------------------------------------------------
 
 def check_operator(device="cpu"):
-    """Fake tensors, traced graphs and eager mode agree, with and without the optional inputs."""
+    """PyTorch's own checks, with and without the optional inputs. Fake tensors, eager mode, and
+    graphs of the forward and backward pass agree."""
     torch.manual_seed(0)
     x, _, do = inputs(40, 32, npos=4, gates="separate", dtype="float16", device=device)
     q, k, v, z, gate_q, gate_k = (a.requires_grad_() for a in x.values())
@@ -412,14 +413,6 @@ def check_operator(device="cpu"):
     for optional in ((bias, None, None, None), (bias, z, gate_q, gate_k)):
         arguments = q, k, v, *optional, seed, 0.0
         torch.library.opcheck(kernels.forward_op, arguments, test_utils=tests)
-        x = dict(q=q, k=k, v=v)
-        for name, a in zip(("key_bias", "z", "gate_q", "gate_k"), optional):
-            if a is not None:
-                x[name] = a
-        mine = results(kernels.attention, x, do)
-        if not EMULATED:  # torch.compile asks for a driver too
-            traced = torch.compile(kernels.attention, fullgraph=True, backend="aot_eager")
-            assert same(mine, results(traced, x, do)), "a graph changes the result"
     one = torch.ones((), device=device)  # the gradient of sum() is one number, expanded
     assert same(results(kernels.attention, x, one.expand(do.shape)),
                 results(kernels.attention, x, torch.ones_like(do)))
@@ -530,7 +523,7 @@ def test_without_triton():
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 # Bytes of registers that a thread may spill to memory, by chip and width of v. Narrower tiles spill
 # less, but take more instructions per pair of query and key, even with those of the spills counted
-SPILLED = {(80, 64): 512, (86, 64): 512, (90, 64): 400, (80, 128): 2200, (90, 128): 1664}
+SPILLED = {(86, 64): 64, (90, 64): 128, (80, 128): 2200}
 
 def launches(method, d, T, share, monkeypatch):
     """Returns (kernel, arguments, options) of the kernels of one step in bfloat16."""
@@ -577,10 +570,9 @@ def check_compiled(target, fn, args, options):
 
 @needs_triton
 @pytest.mark.parametrize("target, method, d, T, share", [
-    (90, "pope", 64, 1024, 0.0), (90, "fox", 64, 1, 0.0), (90, "cope", 64, 1, 0.0),
-    (90, "cope, separate", 128, 1024, 0.0), (86, "pope+fox", 64, 1024, 0.1),
+    (90, "pope", 64, 1024, 0.0), (90, "cope", 64, 1, 0.0), (86, "pope+fox", 64, 1024, 0.1),
     # 1000 is no multiple of a tile, or of 16
-    (80, "cope", 64, 1000, 0.1), (80, "pope", 128, 1000, 0.0)])
+    (80, "cope, separate", 128, 1000, 0.0), (80, "pope", 128, 1000, 0.0)])
 def test_compiles_for(target, method, d, T, share, monkeypatch):
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
