@@ -879,7 +879,7 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
     if key_bias is not None:
         key_bias = key_bias.contiguous()
     # PyTorch's generator draws the seed, so that torch.manual_seed makes dropout reproducible
-    seed = torch.randint(2**62, (1 if dropout else 0,), device=q.device)
+    seed = torch.randint(2**62, (int(dropout > 0),), device=q.device)
     return forward_op(q, k, v, key_bias, z, gate_q, gate_k, seed, dropout)[0]
 
 def why_not(names, d, device, dtype):
