@@ -15,6 +15,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
+from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 
@@ -469,8 +470,8 @@ def test_models_use_the_kernels(run, pe, cope_gates):
 def check_rank(rank, world, meeting_point):
     """One process of a compiled model that accumulates two micro-batches under DDP. Its gradients
     are those of all processes' sequences in one batch, eager and alone."""
-    torch.distributed.init_process_group("gloo", f"file://{meeting_point}", rank=rank,
-                                         world_size=world)
+    torch.distributed.init_process_group("gloo", f"file://{meeting_point}", timedelta(minutes=5),
+                                         world, rank)
     net = tiny_gpt("cope+fox", n_layer=1)
     net.use_kernels(torch.float32)
     idx = torch.randint(11, (world, 2, 2, 40))  # (rank, micro-batch, sequence, token), same in all
