@@ -1,27 +1,21 @@
 """
 An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory.
 
-One kernel serves four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias to the
-logit of each key. CoPE counts. PoPE is plain attention over vectors of width 2d. Nothing is rotated
-here, because model.py has rotated q and k, the latter by PoPE's delta too, before it calls us.
-
-PoPE's rotation stays in PyTorch, because an operator of its own needs two more kernels and has less
-accurate angles. The price is memory for the backward pass. For 16 sequences in bfloat16, a layer
-keeps 25 bytes per element of q instead of 12 (counted on a CPU), which is 1.9 GB in a model of 124M
-parameters. torch.compile recomputes the magnitudes, so that a compiled layer keeps only 16.
+The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
+to the logit of each key. CoPE counts. PoPE is plain attention over vectors of width 2d. Nothing is
+rotated here, because model.py rotates q and k before it calls us, and k by PoPE's delta as well.
 
 Attention. i is a query, j and t are keys, d is the width of a head. dX is the gradient of the loss
-with respect to X, and o multiplies entry by entry. The logits S are -inf where j > i. The weights P
-have nothing to do with CoPE's positions p; both letters are their papers'.
+with respect to X, and * multiplies entry by entry. The logits S are -inf where j > i.
 
     P = softmax(S)    O = P V
     dV = P^T dO       dP = dO V^T
-    dS = P o (dP - rowsum(P o dP)) = P o (dP - rowsum(dO o O))
+    dS = P * (dP - rowsum(P * dP)) = P * (dP - rowsum(dO * O))
 
 The two row sums are equal because sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The
 forward pass stores the log-sum-exp L of each row, from which the backward passes recompute P =
-exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135, and 2307.08691). Dropout multiplies P and
-dP by the same factors and changes nothing else.
+exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135, and 2307.08691). Dropout multiplies dP,
+and the P of O = P V and of dV, by the same factors, but not the P of dS.
 
 A bias for each key. ALiBi and FoX add b_j - b_i to S_ij. In ALiBi b_j = m j, and in FoX
 b_j = -(log f_0 + .. + log f_j). The softmax drops b_i, because it is the same for all keys of a
@@ -31,23 +25,23 @@ row. So the kernels take only b_j, the key_bias, and its gradient is
 
 The second sum is the gradient of the b_i that was dropped. It is a row sum of dS, which would be 0
 in exact arithmetic. We subtract it because rounding leaves a small number in its place, and FoX
-would add up these numbers over all tokens that follow a gate. With gates near 1/2, T = 1024 and
-bfloat16, the gradient of the gates would be off by 4.4% without the second sum (simulated). With
-it, it is off by 0.21% (in an emulator), and that of dense attention by 0.20%.
+adds up db_j over all tokens that follow a gate. With gates near 1/2, T = 1024 and bfloat16, the
+gradient of the gates is off by 0.21% in an emulator, as that of dense attention is by 0.20%.
+Without the second sum it would be off by 4.4%.
 
-CoPE (arXiv:2405.18719, section 4, Listing 1). The bias of a logit depends on how many of the keys
-j to i the query counts. z_i = q_i e has npos entries, which are the bias at integer positions.
+CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + b), where the bias b depends on how
+many of the keys j to i the query counts. z_i = q_i e has npos entries, the bias at every integer.
 
-    g_ij = sigmoid(S_ij)                      the gate, how much i counts j; or of gate_q . gate_k
+    g_ij = sigmoid(S_ij)                      the gate, of S without bias, or gate_q.gate_k/sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     b_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
-In the backward pass, dS is the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], or 0
+In the backward pass, dS is first the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], or 0
 where p is clamped or an integer. A gate g_ij is a term of p_ij and of all p_it left of it, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
-    dS_ij += dg_ij g_ij (1 - g_ij)            last, through the sigmoid into the gate's logit
+    dS_ij += dg_ij g_ij (1 - g_ij)            last, through the sigmoid, which makes it that of S
 
 The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column
 c - 1. That needs no scatter-add. Along a row, p never rises from left to right, so the keys of one
@@ -57,7 +51,7 @@ from the left, and let lower[c] and upper[c] be their values at the last key of 
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
-where values left of the first run are 0, and dz[0] has no second term. As an example, the row of
+where values left of the first run are 0, and dz[0] has no second term. This example is the row of
 query 5, with npos = 4, z = (0, 2, 1, 3), and six keys whose dS sum to 0:
 
     key          0     1     2     3     4     5
@@ -91,8 +85,8 @@ stores the 1.75 and the dp_left of 0 for attention_backward_kv, which sees only 
 Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz.
 
 Three parts. Once all rows of a tile of queries have counted to npos - 1, the keys further left all
-have the bias z_i[npos - 1]. This is plain attention, as it is left of the mask if nothing is
-counted. The tile of queries i0 .. i0 + M - 1:
+have the bias z_i[npos - 1], and there CoPE is plain attention. If nothing is counted, so is
+everything left of the mask. The tile of queries i0 .. i0 + M - 1:
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
@@ -104,7 +98,7 @@ counted. The tile of queries i0 .. i0 + M - 1:
        ------------------->                                        attention_forward, afterwards
 
 attention_backward_kv has a tile of keys j0 .. j0 + N - 1 and visits the queries that see it. Each
-tile of queries stopped to count at a key of its own, so counted and plain tiles may alternate:
+tile of queries stopped counting at a key of its own, so counted and plain tiles may alternate:
 
      query j0      j0 + N                                                T
        +-------------+---------+-------+---------+------------------------+
@@ -115,14 +109,19 @@ tile of queries stopped to count at a key of its own, so counted and plain tiles
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
-sums are exact. Gradients ignore the rounding. A gate below 1/4096 counts as 0. model.py's own
-attention, which decodes with a cache, has exact gates, so it agrees with a model trained here only
-up to this rounding. For T = 1024 and npos = 64, it changes o by 0.13 .. 0.24%, dz by 0.24 .. 0.6%,
-and the gates' gradients by 6 .. 13%, whereas bfloat16 in PyTorch does by 0.6%, 1.2% and 9 .. 19%.
+sums are exact, although two passes may still round one gate to neighbouring units. Gradients ignore
+the rounding. model.py's own attention, which decodes with a cache, has exact gates, so it agrees
+with a model trained here only up to this rounding. With T = 1024 and npos = 64 it changes o by 0.13
+.. 0.24%, dz by 0.24 .. 0.6%, and the gates' gradients by 6 .. 13%, whereas bfloat16 in PyTorch
+changes them by 0.6%, 1.2% and 9 .. 19%.
 
-Limits. There are as many queries as keys, because PyTorch decodes. B H may be 65,535, and offsets
-within a head must fit 32 bits. No atomics are used, so the same input gives the same bits. There
-are no second derivatives. The kernels have not yet run on any GPU.
+Limits. Decoding is left to PyTorch, so there are as many queries as keys. B H may be at most
+65,535, and offsets within a head must be below 2^31. No atomics are used, so the same input gives
+the same bits. The kernels have not yet run on any GPU.
+
+PoPE's rotation stays in PyTorch, because an operator of its own needs two more kernels and has less
+accurate angles. Without torch.compile, this costs 13 more bytes per element of q for the backward
+pass (25 instead of 12, counted on a CPU), or 1.9 GB for 16 sequences in a model of 124M parameters.
 """
 import functools
 import math
@@ -153,8 +152,8 @@ LOG2E = constexpr(math.log2(math.e))
 
 @triton.jit
 def load(x, bh, H, rows, T, WIDTH, EDGE=True):
-    """Loads rows of one head. The tile is as wide as the power of two that holds WIDTH, and it is 0
-    outside the tensor. EDGE says that some rows may lie past T."""
+    """Loads rows of one head. The tile is as wide as the smallest power of two that holds WIDTH,
+    and it is 0 outside the tensor. EDGE says that some rows may lie past T."""
     cols = tl.arange(0, triton.next_power_of_2(WIDTH))
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
     if EDGE:
@@ -183,7 +182,7 @@ def matmul(a, b, acc=None):
 
 @triton.jit
 def mask_future(x, causal, NEEDED, value=0.0):
-    """If NEEDED, puts value where the key comes after the query, so that causal is False."""
+    """If NEEDED, puts value where causal is False, which is where the key follows the query."""
     if NEEDED:
         x = tl.where(causal, x, value)
     return x
@@ -191,7 +190,7 @@ def mask_future(x, causal, NEEDED, value=0.0):
 @triton.jit
 def mix(x):
     """Hashes 32 bits. Each bit of x flips every bit of the result about half of the time. (The
-    multipliers are those of Wellons' lowbias32, which a search found to have the least bias.)"""
+    multipliers are those of Wellons' lowbias32.)"""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -200,7 +199,7 @@ def mix(x):
 def dropout(seed, bh, i, j, DROPOUT):
     """Returns what dropout multiplies weights by, 0 for a random fraction of them. The hash depends
     only on seed, head, query and key, so every pass draws the same mask, whatever its tiles are.
-    Queries and keys are hashed apart, so that one hash is left for each pair of them."""
+    Queries and keys are hashed separately, which leaves one hash per pair."""
     factor = 1.0
     if DROPOUT > 0:
         seed_bits = tl.load(seed)
@@ -214,7 +213,7 @@ def dropout(seed, bh, i, j, DROPOUT):
 @triton.jit
 def online_softmax(s, scale, v, kept, row_max, weight_sum, acc):
     """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, weight_sum (M,), and
-    of weighted values, acc (M, DV), relative to 2^row_max. Only the latter feel dropout, kept."""
+    of weighted values, acc (M, DV), relative to 2^row_max. Dropout, kept, applies only to acc."""
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
     prob = tl.exp2(s * scale - new_max[:, None])
     shrink = tl.exp2(row_max - new_max)
@@ -241,7 +240,7 @@ def round_to_int(x):
 
 @triton.jit
 def clamp(p, NPOS):
-    """To 0 .. npos - 1. p falls below 0 where two kernels rounded a gate differently."""
+    """Clamps p to 0 .. npos - 1. p can fall below 0 if two kernels round a gate differently."""
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit
@@ -260,8 +259,8 @@ def triangle(N, DTYPE):
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
     """Returns the running sums of x (M, N) along the keys, and where those of the next tile start.
-    left (M,) is where these start. It stays in float32, because the dS of a row sum to 0, so that
-    errors of 16 bits would not stay small against the sums."""
+    left (M,) is the sum over the tiles to the left. It stays in float32, because errors of 16 bits
+    would build up from tile to tile."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -351,7 +350,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     COUNTS: constexpr = z_pairs is not None
     o, lse, o_residual, units_total, saturated = saved
     scale: constexpr = LOG2E * DV**-0.5
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first balance the load
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # launches the longest rows first
     i = tile * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
     q_tile = load(q, bh, H, i, T, D)
@@ -369,17 +368,18 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
         z_pairs += bh * T * NPOS
         if gate_q is not None:
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
-        row = tl.minimum(i, T - 1)
+        row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # counted by the keys to the right
+        # left of the mask, the walk pauses after each CHUNK of tiles, to see if all rows are done
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
-            while (remaining > leftmost) & (tl.min(units_right, 0) < (NPOS - 1) * UNIT):
+            while (remaining > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
                 stop = leftmost if masked else tl.maximum(remaining - CHUNK, 0)
                 for back in range(0, remaining - stop):
                     j = (remaining - 1 - back) * N + tl.arange(0, N)
                     k_tile = load(k, bh, H, j, T, D, masked)
                     s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, D) x (D, N) -> (M, N)
-                    gate_logit = s
+                    gate_logit = s  # without any bias
                     if gate_q is not None:  # (M, DV) x (DV, N) -> (M, N)
                         gate_k_tile = load(gate_k, bh, H, j, T, DV, masked)
                         gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
@@ -430,13 +430,13 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                          KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
                          DV: constexpr, M: constexpr, N: constexpr):
     """Computes dq, dgate_q and dz of one tile of queries. It takes tiles of keys from left to
-    right, and positions fall from units_total. saved was filled by attention_forward.
+    right, so positions start at units_total and fall. saved was filled by attention_forward.
 
-    grads: dq, dgate_q, dz and dkey_bias. The latter gets minus the row sums of dS, to which
+    grads: dq, dgate_q, dz and dkey_bias. The last gets minus the row sums of dS, to which
     attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO o O);
     units_right_at and dp_left_at (heads, tiles of KEYS, T) are the units counted to the right of a
     tile and the sum of dp to its left, all for attention_backward_kv; run_ends (heads, T, npos, 2)
-    are lower[c] and upper[c] of each row. heads are those from `first` on that share scratch."""
+    are lower[c] and upper[c] of each row. heads: as many as share scratch, from `first` on."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -460,7 +460,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     row_do_o = tl.sum(o_tile * do_tile.to(tl.float32), 1)
     tl.store(do_dot_o + bh * T + i, row_do_o, mask=valid)
     row_lse = tl.load(lse + bh * T + i, mask=valid, other=float("inf"))  # past T weights are 0
-    plain_offset = -row_lse
+    plain_offset = -row_lse  # what is added to s before exp2 where nothing is counted
     acc = tl.zeros((M, triton.next_power_of_2(D)), tl.float32)
     ds_row_sum = tl.zeros((M,), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
@@ -587,7 +587,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     i_unmasked = tl.minimum(j0 + N, T)  # from here on, queries see all N keys
 
     for part in tl.static_range(2, -1, -1 if COUNTS else -2):  # MASKED, COUNTED, PLAIN
-        # A range of queries for each tile of attention_forward, or one for all if they are alike
+        # PLAIN and COUNTED both go through all tiles of attention_forward, and the range of queries
+        # is empty for a tile of the other kind. MASKED, or plain attention, needs only one range
         first_range, last_range = 0, 1
         if COUNTS and part != MASKED:
             first_range, last_range = i_unmasked // QUERIES, tl.cdiv(T, QUERIES)
@@ -659,9 +660,9 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
 
 # --- launching ------------------------------------------------------------------------------------
 # The attention is a pair of PyTorch operators, made by custom_op because triton_op does not take
-# the CPU tensors of the interpreter. fake_... allocate the results and tell torch.compile shapes
+# the CPU tensors of the interpreter. fake_... allocate results, whose shapes torch.compile needs
 
-QUERIES = 64  # M of attention_forward if it counts. It stops to count at one key for all of them
+QUERIES = 64  # M of attention_forward if it counts. Its rows stop counting at the same key
 KEYS = 64  # N of attention_backward_kv if it counts. For each tile it needs the carried sums
 KERNELS = attention_forward, attention_backward_q, attention_backward_kv
 # (M, N, warps, stages) of each, chosen by counting instructions. A warp needs 16 rows, or tensor
@@ -728,7 +729,7 @@ def launch(kernel, grid, inputs, *args, **options):
     if triton.__version__ is None or not (INTERPRET or q.is_cuda):
         raise ValueError(f"q is on {q.device}; the kernels need Triton and an NVIDIA GPU, or "
                          "TRITON_INTERPRET=1 in the environment, which interprets them on a CPU")
-    with torch.cuda.device_of(q):  # fusion makes s * scale - row_max one instruction
+    with torch.cuda.device_of(q):  # below, fusion makes s * scale - row_max one instruction
         kernel[grid](inputs, *args, **options, enable_fp_fusion=True)
 
 def pack(z):
@@ -879,11 +880,11 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
     if key_bias is not None:
         key_bias = key_bias.contiguous()
     # PyTorch's generator draws the seed, so that torch.manual_seed makes dropout reproducible
-    seed = torch.randint(2**62, (int(dropout > 0),), device=q.device)
+    seed = torch.randint(2**62, (int(dropout > 0),), device=q.device)  # empty without dropout
     return forward_op(q, k, v, key_bias, z, gate_q, gate_k, seed, dropout)[0]
 
 def why_not(names, d, device, dtype):
-    """Returns the reason why the kernel cannot compute a layer, in words, or None if it can. names
+    """Returns the reason why the kernels cannot compute a layer, in words, or None if it can. names
     are the layer's methods, d is the width of a head."""
     device = torch.device(device)
     widest = 64 if "cope" in names and "pope" in names else 128  # so that few registers spill
