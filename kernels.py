@@ -1,22 +1,21 @@
 """
 An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory.
 
-One kernel serves four methods, and combinations such as `pope+fox`. PoPE is plain attention over
-vectors of width 2d, which model.py rotates before it calls us. ALiBi and FoX add a bias to the
-logit of each key. CoPE counts. After this derivation come the functions that the kernels share, the
-three kernels, and how they are launched.
+The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
+to the logit of each key. CoPE counts. PoPE is plain attention over vectors of width 2d. Nothing is
+rotated here, because model.py rotates q and k before it calls us, and k by PoPE's delta as well.
 
 Attention. i is a query, j and t are keys, d is the width of a head. dX is the gradient of the loss
-with respect to X, and o multiplies entry by entry. The logits S are -inf where j > i.
+with respect to X, and * multiplies entry by entry. The logits S are -inf where j > i.
 
     P = softmax(S)    O = P V
     dV = P^T dO       dP = dO V^T
-    dS = P o (dP - rowsum(P o dP)) = P o (dP - rowsum(dO o O))
+    dS = P * (dP - rowsum(P * dP)) = P * (dP - rowsum(dO * O))
 
 The two row sums are equal because sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The
-forward pass stores the log-sum-exp L of each row, so that the backward passes can recompute
-P = exp(S - L) one tile at a time (FlashAttention, arXiv:2205.14135, and 2307.08691). Dropout
-multiplies P and dP by the same mask and changes nothing else.
+forward pass stores the log-sum-exp L of each row, from which the backward passes recompute P =
+exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135, and 2307.08691). Dropout multiplies dP,
+and the P of O = P V and of dV, by the same factors, but not the P of dS.
 
 A bias for each key. ALiBi and FoX add b_j - b_i to S_ij. In ALiBi b_j = m j, and in FoX
 b_j = -(log f_0 + .. + log f_j). The softmax drops b_i, because it is the same for all keys of a
@@ -24,26 +23,25 @@ row. So the kernels take only b_j, the key_bias, and its gradient is
 
     db_j = sum_i dS_ij - sum_t dS_jt
 
-The second sum is the gradient of the b_i that was dropped. It is a row sum of dS, so it would be 0
-in exact arithmetic. We subtract it nevertheless, because rounding leaves a small number in its
-place. FoX adds up db_j over all tokens that follow a gate, and these numbers would add up with it.
-With gates near 1/2, T = 1024 and bfloat16, the gradient of the gates would be off by 4.4% without
-the second sum (simulated). With it, it is off by 0.21%, and that of dense attention by 0.20%.
+The second sum is the gradient of the b_i that was dropped. It is a row sum of dS, which would be 0
+in exact arithmetic. We subtract it because rounding leaves a small number in its place, and FoX
+adds up db_j over all tokens that follow a gate. With gates near 1/2, T = 1024 and bfloat16, the
+gradient of the gates is off by 0.21% in an emulator, as that of dense attention is by 0.20%.
+Without the second sum it would be off by 4.4%.
 
-CoPE (arXiv:2405.18719, section 4, Listing 1). The bias of a logit depends on how many of the keys
-j to i the query counts. z_i = q_i e has npos entries, which are the bias at integer positions.
+CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + b), where the bias b depends on how
+many of the keys j to i the query counts. z_i = q_i e has npos entries, the bias at every integer.
 
-    g_ij = sigmoid(S_ij)                      the gate, how much i counts j; or of gate_q . gate_k
+    g_ij = sigmoid(S_ij)                      the gate, of S without bias, or gate_q.gate_k/sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     b_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
-In the backward pass, dS is the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], or 0
-where p is clamped or an integer. A gate g_ij is a term of p_it for t = j and for every t left of
-j, therefore
+In the backward pass, dS is first the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], or 0
+where p is clamped or an integer. A gate g_ij is a term of p_ij and of all p_it left of it, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
-    dS_ij += dg_ij g_ij (1 - g_ij)            last, through the sigmoid into the gate's logit
+    dS_ij += dg_ij g_ij (1 - g_ij)            last, through the sigmoid, which makes it that of S
 
 The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column
 c - 1. That needs no scatter-add. Along a row, p never rises from left to right, so the keys of one
@@ -53,8 +51,8 @@ from the left, and let lower[c] and upper[c] be their values at the last key of 
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
-where values left of the first run are 0, and dz[0] has no second term. The row of query 5, with
-npos = 4, z = (0, 2, 1, 3), and six keys whose dS sum to 0, as an example:
+where values left of the first run are 0, and dz[0] has no second term. This example is the row of
+query 5, with npos = 4, z = (0, 2, 1, 3), and six keys whose dS sum to 0:
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75
@@ -80,16 +78,15 @@ tiles of three keys, in the order in which the passes take them, and named as in
                            3 .. 5   units_right 1.75, dp_left 12,  units_right 0, dp_left -8,
                                     lower_left 1, upper_left 3     lower_left 4, upper_left -4
 
-Within the tile of keys 0 .. 2 the gates sum to (2, 1.5, .75) from the right. The 1.75 that the
-keys to the right have counted make them 3.75, 3.25 and 2.5, which are the p of the table before
-the clamp. attention_backward_q walks the other way, so it takes the 2 of this tile off the total
-before it looks at the keys. It stores the 1.75 and the dp_left of 0 for attention_backward_kv,
-which has this tile of keys alone and so cannot know either. Runs 3 and 2 end in this tile, where
-(-2, 0) and (1, 3) are stored for dz.
+Within the tile of keys 0 .. 2 the gates sum to (2, 1.5, .75) from the right. With the 1.75 of the
+keys to the right, that makes 3.75, 3.25 and 2.5, which are the p of the table before the clamp.
+attention_backward_q walks the other way, so it takes the 2 of this tile off the total first. It
+stores the 1.75 and the dp_left of 0 for attention_backward_kv, which sees only this tile of keys.
+Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz.
 
 Three parts. Once all rows of a tile of queries have counted to npos - 1, the keys further left all
-have the bias z_i[npos - 1]. This is plain attention without gates or look-ups, and if nothing is
-counted, all keys left of the mask are treated so. The tile of queries i0 .. i0 + M - 1:
+have the bias z_i[npos - 1], and there CoPE is plain attention. If nothing is counted, so is
+everything left of the mask. The tile of queries i0 .. i0 + M - 1:
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
@@ -101,7 +98,7 @@ counted, all keys left of the mask are treated so. The tile of queries i0 .. i0 
        ------------------->                                        attention_forward, afterwards
 
 attention_backward_kv has a tile of keys j0 .. j0 + N - 1 and visits the queries that see it. Each
-tile of queries stopped to count at a key of its own, so counted and plain tiles may alternate:
+tile of queries stopped counting at a key of its own, so counted and plain tiles may alternate:
 
      query j0      j0 + N                                                T
        +-------------+---------+-------+---------+------------------------+
@@ -112,16 +109,19 @@ tile of queries stopped to count at a key of its own, so counted and plain tiles
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
-sums are exact. Gradients ignore the rounding. A gate below 1/4096 counts as 0. model.py's own
-attention, which runs on CPUs and decodes with a cache, has exact gates, so it agrees with a model
-trained here only up to this rounding. Two kernels may round one gate to neighbours; then p differs
-by 1/2048. Against exact gates in float64, rounding costs 0.13 .. 0.24% of o, 0.24 .. 0.6% of dz and
-6 .. 13% of the gates' gradients, if T = 1024, npos = 64, q, k and z are normal, and the mean gate
-is 0.5 .. 0.02. PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
+sums are exact, although two passes may still round one gate to neighbouring units. Gradients ignore
+the rounding. model.py's own attention, which decodes with a cache, has exact gates, so it agrees
+with a model trained here only up to this rounding. With T = 1024 and npos = 64 it changes o by 0.13
+.. 0.24%, dz by 0.24 .. 0.6%, and the gates' gradients by 6 .. 13%, whereas bfloat16 in PyTorch
+changes them by 0.6%, 1.2% and 9 .. 19%.
 
-Limits. There are as many queries as keys, because PyTorch decodes. B H may be 65,535, and offsets
-within a head must fit 32 bits. There are no atomics, so the same input gives the same bits, and
-there are no second derivatives. The kernels have not yet run on any GPU.
+Limits. Decoding is left to PyTorch, so there are as many queries as keys. B H may be at most
+65,535, and offsets within a head must be below 2^31. No atomics are used, so the same input gives
+the same bits. The kernels have not yet run on any GPU.
+
+PoPE's rotation stays in PyTorch, because an operator of its own needs two more kernels and has less
+accurate angles. Without torch.compile, this costs 13 more bytes per element of q for the backward
+pass (25 instead of 12, counted on a CPU), or 1.9 GB for 16 sequences in a model of 124M parameters.
 """
 import functools
 import math
@@ -139,22 +139,21 @@ try:
     from triton.language import constexpr
 except ImportError:  # this module still imports, so that why_not can name what is missing
     constexpr = float
-    triton = SimpleNamespace(jit=lambda f=None, **_: f or (lambda f: f), __version__=None)
+    triton = SimpleNamespace(jit=lambda kernel: kernel, __version__=None)
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it when it is imported
 ASM = constexpr(not INTERPRET)  # the interpreter cannot run inline assembly
-LOG2E, LN2 = constexpr(math.log2(math.e)), constexpr(math.log(2))
+LOG2E = constexpr(math.log2(math.e))
 
 # --- shared by all kernels ------------------------------------------------------------------------
 # A program takes M queries or N keys of head bh = 0 .. B H - 1. q and k have width D; v and the
-# gates' vectors have width DV, which is the d of the derivation. A tensor (B, H, T, width) arrives
-# as the tuple (pointer, strides of batch, head and token). Logits are in base 2, because the
-# hardware computes exp2
+# gates' vectors have width DV, the d of the derivation. A tensor (B, H, T, width) is given as
+# (pointer, strides of batch, head and token). Logits are in base 2, as the hardware computes exp2
 
 @triton.jit
 def load(x, bh, H, rows, T, WIDTH, EDGE=True):
-    """Loads rows of one head. The tile is as wide as the power of two that holds WIDTH, and it is 0
-    outside the tensor. EDGE says that some rows may lie past T."""
+    """Loads rows of one head. The tile is as wide as the smallest power of two that holds WIDTH,
+    and it is 0 outside the tensor. EDGE says that some rows may lie past T."""
     cols = tl.arange(0, triton.next_power_of_2(WIDTH))
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
     if EDGE:
@@ -183,7 +182,7 @@ def matmul(a, b, acc=None):
 
 @triton.jit
 def mask_future(x, causal, NEEDED, value=0.0):
-    """If NEEDED, puts value where the key comes after the query, so that causal is False."""
+    """If NEEDED, puts value where causal is False, which is where the key follows the query."""
     if NEEDED:
         x = tl.where(causal, x, value)
     return x
@@ -191,36 +190,36 @@ def mask_future(x, causal, NEEDED, value=0.0):
 @triton.jit
 def mix(x):
     """Hashes 32 bits. Each bit of x flips every bit of the result about half of the time. (The
-    multipliers are those of Wellons' lowbias32, which a search found to have the least bias.)"""
+    multipliers are those of Wellons' lowbias32.)"""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 @triton.jit
-def dropout(x, seed, bh, i, j, DROPOUT):
-    """Zeroes a random fraction of x, a tile of weights or of their gradients. The hash depends only
-    on seed, head, query and key, so every pass draws the same mask, whatever its tiles are. Queries
-    and keys are hashed apart, so that one hash is left for each pair of them."""
+def dropout(seed, bh, i, j, DROPOUT):
+    """Returns what dropout multiplies weights by, 0 for a random fraction of them. The hash depends
+    only on seed, head, query and key, so every pass draws the same mask, whatever its tiles are.
+    Queries and keys are hashed separately, which leaves one hash per pair."""
+    factor = 1.0
     if DROPOUT > 0:
         seed_bits = tl.load(seed)
         head = mix(seed_bits.to(tl.uint32) ^ bh.to(tl.uint32))
         query = mix(head + i.to(tl.uint32))
         key = mix((seed_bits >> 32).to(tl.uint32) + j.to(tl.uint32))
         dropped = mix(query ^ key) < tl.cast(DROPOUT * 4294967296.0, tl.uint32)  # 2^32
-        x = tl.where(dropped, 0.0, x) * (1 / (1 - DROPOUT))
-    return x
+        factor = tl.where(dropped, 0.0, 1 / (1 - DROPOUT))
+    return factor
 
 @triton.jit
-def online_softmax(s, scale, v, row_max, row_sum, acc, seed, bh, i, j, DROPOUT):
-    """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, row_sum (M,), and of
-    weighted values, acc (M, DV), both relative to 2^row_max. Dropout acts after the softmax."""
+def online_softmax(s, scale, v, kept, row_max, weight_sum, acc):
+    """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, weight_sum (M,), and
+    of weighted values, acc (M, DV), relative to 2^row_max. Dropout, kept, applies only to acc."""
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
     prob = tl.exp2(s * scale - new_max[:, None])
     shrink = tl.exp2(row_max - new_max)
-    row_sum = row_sum * shrink + tl.sum(prob, 1)
-    prob = dropout(prob, seed, bh, i[:, None], j[None, :], DROPOUT)
-    acc = matmul(prob.to(v.dtype), v, acc * shrink[:, None])  # (M, N) x (N, DV) -> (M, DV)
-    return new_max, row_sum, acc
+    weight_sum = weight_sum * shrink + tl.sum(prob, 1)
+    acc = matmul((prob * kept).to(v.dtype), v, acc * shrink[:, None])  # (M, N) x (N, DV)
+    return new_max, weight_sum, acc
 
 # --- how CoPE counts ------------------------------------------------------------------------------
 # Positions are integers, in units of 1/2048. z_pairs (B, H, T, npos) packs z[c] and z[c + 1] into
@@ -241,7 +240,7 @@ def round_to_int(x):
 
 @triton.jit
 def clamp(p, NPOS):
-    """To 0 .. npos - 1. p falls below 0 where two kernels rounded a gate differently."""
+    """Clamps p to 0 .. npos - 1. p can fall below 0 if two kernels round a gate differently."""
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit
@@ -260,8 +259,8 @@ def triangle(N, DTYPE):
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
     """Returns the running sums of x (M, N) along the keys, and where those of the next tile start.
-    left (M,) is where these start. It stays in float32, because the dS of a row sum to 0, so that
-    errors of 16 bits would not stay small against the sums."""
+    left (M,) is the sum over the tiles to the left. It stays in float32, because errors of 16 bits
+    would build up from tile to tile."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -322,11 +321,10 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
         c = c0 + tl.arange(0, COLUMNS)[None, :]
         here = valid[:, None]
         has_run = here & (c <= first_run[:, None])
-        next_has_run = here & (c < first_run[:, None])
-        previous_has_run = here & (c > 0) & (c - 1 <= first_run[:, None])
         at = run_ends + (row[:, None] * NPOS + c) * 2
         lower = tl.load(at, mask=has_run, other=0.0)
-        lower -= tl.load(at + 2, mask=next_has_run, other=0.0)
+        lower -= tl.load(at + 2, mask=here & (c < first_run[:, None]), other=0.0)
+        previous_has_run = here & (c > 0) & (c - 1 <= first_run[:, None])
         upper = tl.load(at - 1, mask=previous_has_run, other=0.0)
         upper_c = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
         at = dz + dz_row[:, None] * NPOS + c
@@ -334,8 +332,8 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
 
 # --- the kernels ----------------------------------------------------------------------------------
 # inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; and z_pairs. The last four may be
-# None, for which Triton compiles a kernel without what they need. No z_pairs means that nothing is
-# counted, and no gate_q that the gates reuse the logits
+# None, and Triton then compiles a kernel without what they need. Without z_pairs nothing is
+# counted, and without gate_q the gates reuse the logits
 
 @triton.jit
 def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: constexpr,
@@ -345,18 +343,19 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     every row is saturated, and then the remaining keys from left to right, as plain attention.
 
     Fills saved: o; lse (B, H, T), the log-sum-exp of each row in base 2; and if it counts,
-    o_residual, which is what rounding removed from o (rowsum(dO o O) needs both), units_total
-    (B, H, T), the sum of each row's gates, and saturated (B H, tiles), how many keys were plain."""
+    o_residual, what rounding removed from o (rowsum(dO o O) needs both), units_total (B, H, T), the
+    sum of each row's gates, and saturated (B H, tiles), the number of plain keys."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
     o, lse, o_residual, units_total, saturated = saved
     scale: constexpr = LOG2E * DV**-0.5
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first balance the load
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # launches the longest rows first
     i = tile * M + tl.arange(0, M)
     bh = tl.program_id(1).to(tl.int64)
     q_tile = load(q, bh, H, i, T, D)
-    row_max, row_sum = tl.full((M,), -1e30, tl.float32), tl.zeros((M,), tl.float32)
+    row_max = tl.full((M,), -1e30, tl.float32)
+    weight_sum = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
     remaining = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. remaining - 1
@@ -365,20 +364,22 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     # 1. the keys that are counted, from right to left, and first those under the mask
     if COUNTS:
         tl.static_assert(M == QUERIES, "the backward passes rely on where each tile stopped")
+        tl.static_assert(N % KEYS == 0, "attention_backward_kv counts all of its N keys, or none")
         z_pairs += bh * T * NPOS
         if gate_q is not None:
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
-        row = tl.minimum(i, T - 1)
+        row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # counted by the keys to the right
+        # left of the mask, the walk pauses after each CHUNK of tiles, to see if all rows are done
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
-            while (remaining > leftmost) & (tl.min(units_right, 0) < (NPOS - 1) * UNIT):
+            while (remaining > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
                 stop = leftmost if masked else tl.maximum(remaining - CHUNK, 0)
                 for back in range(0, remaining - stop):
                     j = (remaining - 1 - back) * N + tl.arange(0, N)
                     k_tile = load(k, bh, H, j, T, D, masked)
                     s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, D) x (D, N) -> (M, N)
-                    gate_logit = s
+                    gate_logit = s  # without any bias
                     if gate_q is not None:  # (M, DV) x (DV, N) -> (M, N)
                         gate_k_tile = load(gate_k, bh, H, j, T, DV, masked)
                         gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
@@ -393,14 +394,16 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                         s += load_bias(key_bias, bh, j, T)[None, :]
                     s = mask_future(s, causal, masked, float("-inf"))
                     v_tile = load(v, bh, H, j, T, DV, masked)
-                    row_max, row_sum, acc = online_softmax(s, 1.0, v_tile, row_max, row_sum, acc,
-                                                           seed, bh, i, j, DROPOUT)
+                    kept = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
+                    row_max, weight_sum, acc = online_softmax(s, 1.0, v_tile, kept, row_max,
+                                                              weight_sum, acc)
                 remaining = stop
         last = last_bias(z_pairs, row, NPOS, q_tile.dtype)
         row_max -= last  # all remaining keys have this bias, so it is added once, to lse
         bounds = (0, remaining, remaining)
 
     # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
+    s_scale: constexpr = scale if key_bias is None else 1.0  # what online_softmax multiplies s by
     for masked in tl.static_range(1 if COUNTS else 2):
         for n in range(bounds[masked], bounds[masked + 1]):
             j = n * N + tl.arange(0, N)
@@ -410,29 +413,30 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                 s = s * scale + load_bias(key_bias, bh, j, T)[None, :]
             s = mask_future(s, i[:, None] >= j[None, :], masked, float("-inf"))
             v_tile = load(v, bh, H, j, T, DV, masked)
-            row_max, row_sum, acc = online_softmax(s, scale if key_bias is None else 1.0, v_tile,
-                                                   row_max, row_sum, acc, seed, bh, i, j, DROPOUT)
-    acc /= row_sum[:, None]
+            kept = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
+            row_max, weight_sum, acc = online_softmax(s, s_scale, v_tile, kept, row_max,
+                                                      weight_sum, acc)
+    acc /= weight_sum[:, None]
     store(o, bh, H, i, acc, T, DV)
     if COUNTS:
         store(o_residual, bh, H, i, acc - acc.to(q_tile.dtype).to(tl.float32), T, DV)
         tl.store(units_total + bh * T + i, units_right, mask=i < T)
         tl.store(saturated + bh * tl.num_programs(0) + tile, remaining * N)
         row_max += last
-    tl.store(lse + bh * T + i, row_max + tl.log2(row_sum), mask=i < T)
+    tl.store(lse + bh * T + i, row_max + tl.log2(weight_sum), mask=i < T)
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
                          KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
                          DV: constexpr, M: constexpr, N: constexpr):
     """Computes dq, dgate_q and dz of one tile of queries. It takes tiles of keys from left to
-    right, and positions fall from units_total. saved was filled by attention_forward.
+    right, so positions start at units_total and fall. saved was filled by attention_forward.
 
-    grads: dq, dgate_q, dz and dkey_bias. The latter gets minus the row sums of dS, to which
+    grads: dq, dgate_q, dz and dkey_bias. The last gets minus the row sums of dS, to which
     attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO o O);
     units_right_at and dp_left_at (heads, tiles of KEYS, T) are the units counted to the right of a
     tile and the sum of dp to its left, all for attention_backward_kv; run_ends (heads, T, npos, 2)
-    are lower[c] and upper[c] of each row. heads are those from `first` on that share scratch."""
+    are lower[c] and upper[c] of each row. heads: as many as share scratch, from `first` on."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -456,9 +460,9 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     row_do_o = tl.sum(o_tile * do_tile.to(tl.float32), 1)
     tl.store(do_dot_o + bh * T + i, row_do_o, mask=valid)
     row_lse = tl.load(lse + bh * T + i, mask=valid, other=float("inf"))  # past T weights are 0
-    plain_offset = -row_lse
+    plain_offset = -row_lse  # what is added to s before exp2 where nothing is counted
     acc = tl.zeros((M, triton.next_power_of_2(D)), tl.float32)
-    row_sum = tl.zeros((M,), tl.float32)  # of dS
+    ds_row_sum = tl.zeros((M,), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
     end = tl.cdiv(tl.minimum(tile * M + M, T), N)
     bounds = (0, diagonal, diagonal, end)  # of the parts PLAIN, COUNTED and MASKED
@@ -491,7 +495,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                 s += load_bias(key_bias, bh, j, T)[None, :]
             v_tile = load(v, bh, H, j, T, DV, part == MASKED)
             dprob = matmul(do_tile, tl.trans(v_tile))  # (M, DV) x (DV, N) -> (M, N)
-            dprob = dropout(dprob, seed, bh, i[:, None], j[None, :], DROPOUT)
+            dprob *= dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
             if part == PLAIN or not COUNTS:
                 ds = tl.exp2(s + plain_offset[:, None]) * (dprob - row_do_o[:, None])
                 ds = mask_future(ds, causal, part == MASKED)
@@ -503,10 +507,10 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                     gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
+                # attention_backward_kv needs the first dp_left and the last units_right of its tile
                 table = tables + n // (KEYS // N) * T + i
                 tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
-                # the next tile of the same KEYS overwrites this, so that the rightmost remains
                 tl.store(units_right_at + table, units_right, mask=valid)
                 suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N)
                 p = units_right[:, None] + round_to_int(suffix)
@@ -524,7 +528,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                 dg, dp_left = prefix_sums(ds * slope, dp_left, N, k_tile.dtype)
                 dgate_logit = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
             if dkey_bias is not None:
-                row_sum += tl.sum(ds, 1)
+                ds_row_sum += tl.sum(ds, 1)
             if COUNTS and part != PLAIN:
                 if gate_q is None:
                     ds += dgate_logit
@@ -533,25 +537,24 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
             acc = matmul(ds.to(k_tile.dtype), k_tile, acc)  # (M, N) x (N, D) -> (M, D)
 
     # 3. the gradients; dz from the differences of the run ends
-    store(dq, bh, H, i, acc * (scale * LN2), T, D)  # scale * LN2 = 1 / sqrt(d)
+    store(dq, bh, H, i, acc * DV**-0.5, T, D)
     if dkey_bias is not None:
-        tl.store(dkey_bias + bh * T + i, -row_sum, mask=valid)
+        tl.store(dkey_bias + bh * T + i, -ds_row_sum, mask=valid)
     if COUNTS:
         if gate_q is not None:
-            store(dgate_q, bh, H, i, acc_gate * (scale * LN2), T, DV)
+            store(dgate_q, bh, H, i, acc_gate * DV**-0.5, T, DV)
         tl.store(run_ends + row * NPOS * 2, lower_left, mask=valid)  # every row ends in column 0
         tl.store(run_ends + row * NPOS * 2 + 1, upper_left, mask=valid)
         tl.debug_barrier()  # other threads stored some of the run ends
         store_dz(dz, bh * T + row, run_ends, row, valid, first_run, NPOS)
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
                           KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
                           DV: constexpr, M: constexpr, N: constexpr):
-    """Computes dk, dv, dgate_k and dkey_bias of one tile of keys, from all queries that see it:
-    first those under the mask, then the tiles of queries that still counted here, then those for
-    which these keys were plain. Tiles are transposed, (N, M). grads: dk, dv, dgate_k and dkey_bias.
-    scratch was filled by attention_backward_q."""
+    """Computes grads, which are dk, dv, dgate_k and dkey_bias, of one tile of keys, from all
+    queries that see it: first those under the mask, then the tiles of queries that still counted
+    here, then those for which these keys were plain. Tiles are transposed, (N, M)."""
     tl.static_assert(N % M == 0, "the mask must end where a tile of queries ends")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -569,7 +572,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     v_tile = load(v, bh, H, j, T, DV)
     acc_k = tl.zeros((N, triton.next_power_of_2(D)), tl.float32)
     acc_v = tl.zeros((N, triton.next_power_of_2(DV)), tl.float32)
-    column_sum = tl.zeros((N,), tl.float32)  # of dS
+    ds_column_sum = tl.zeros((N,), tl.float32)
     if key_bias is not None:
         bias_tile = load_bias(key_bias, bh, j, T)
     if COUNTS:
@@ -584,7 +587,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     i_unmasked = tl.minimum(j0 + N, T)  # from here on, queries see all N keys
 
     for part in tl.static_range(2, -1, -1 if COUNTS else -2):  # MASKED, COUNTED, PLAIN
-        # A range of queries for each tile of attention_forward, or one for all if they are alike
+        # PLAIN and COUNTED both go through all tiles of attention_forward, and the range of queries
+        # is empty for a tile of the other kind. MASKED, or plain attention, needs only one range
         first_range, last_range = 0, 1
         if COUNTS and part != MASKED:
             first_range, last_range = i_unmasked // QUERIES, tl.cdiv(T, QUERIES)
@@ -628,13 +632,13 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                 prob = mask_future(prob, causal, part == MASKED)
                 do_tile = load(do, bh, H, i, T, DV)
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
-                dprob = dropout(dprob, seed, bh, i[None, :], j[:, None], DROPOUT)
-                kept = dropout(prob, seed, bh, i[None, :], j[:, None], DROPOUT)
-                acc_v = matmul(kept.to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
+                kept = dropout(seed, bh, i[None, :], j[:, None], DROPOUT)
+                dprob *= kept
+                acc_v = matmul((prob * kept).to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
                 row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
                 ds = prob * (dprob - row_do_o[None, :])
                 if dkey_bias is not None:
-                    column_sum += tl.sum(ds, 1)
+                    ds_column_sum += tl.sum(ds, 1)
                 if COUNTS and part != PLAIN:
                     dp = (ds * slope).to(do_tile.dtype)
                     dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
@@ -646,20 +650,19 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                         acc_gate = matmul(dgate_logit.to(do_tile.dtype), gate_q_tile, acc_gate)
                 acc_k = matmul(ds.to(do_tile.dtype), q_tile, acc_k)  # (N, M) x (M, D) -> (N, D)
 
-    store(dk, bh, H, j, acc_k * (scale * LN2), T, D)  # scale * LN2 = 1 / sqrt(d)
+    store(dk, bh, H, j, acc_k * DV**-0.5, T, D)
     store(dv, bh, H, j, acc_v, T, DV)
     if dkey_bias is not None:
         minus_row_sum = tl.load(dkey_bias + bh * T + j, mask=j < T)
-        tl.store(dkey_bias + bh * T + j, minus_row_sum + column_sum, mask=j < T)
+        tl.store(dkey_bias + bh * T + j, minus_row_sum + ds_column_sum, mask=j < T)
     if COUNTS and gate_q is not None:
-        store(dgate_k, bh, H, j, acc_gate * (scale * LN2), T, DV)
+        store(dgate_k, bh, H, j, acc_gate * DV**-0.5, T, DV)
 
 # --- launching ------------------------------------------------------------------------------------
-# The attention is a pair of PyTorch operators, forward and backward, made by custom_op because
-# triton_op does not take the CPU tensors of the interpreter. fake_... allocate the results, and
-# tell torch.compile their shapes
+# The attention is a pair of PyTorch operators, made by custom_op because triton_op does not take
+# the CPU tensors of the interpreter. fake_... allocate results, whose shapes torch.compile needs
 
-QUERIES = 64  # M of attention_forward if it counts. It stops to count at one key for all of them
+QUERIES = 64  # M of attention_forward if it counts. Its rows stop counting at the same key
 KEYS = 64  # N of attention_backward_kv if it counts. For each tile it needs the carried sums
 KERNELS = attention_forward, attention_backward_q, attention_backward_kv
 # (M, N, warps, stages) of each, chosen by counting instructions. A warp needs 16 rows, or tensor
@@ -679,8 +682,8 @@ def is_small(device):
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in small
 
 @functools.cache
-def counting(kernel):
-    """Returns the kernel compiled only once for all T. By default, Triton compiles a kernel anew if
+def compiled_once(kernel):
+    """Returns a copy that is compiled once for all T. By default, Triton compiles a kernel anew if
     T is 1 or a multiple of 16. Plain attention then needs fewer registers, but CoPE's backward_q
     needs more, and Triton 3.6 and 3.8 fail to compile CoPE's loops for T = 1."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
@@ -700,7 +703,9 @@ def choose(kernel, q, v, npos, dropout):
     M, N, warps, stages = tiles[KERNELS.index(kernel)]
     options = dict(QUERIES=QUERIES, KEYS=KEYS, NPOS=npos, DROPOUT=dropout, D=q.size(3),
                    DV=v.size(3), M=M, N=N, num_warps=warps, num_stages=stages)
-    return counting(kernel) if npos else kernel, options
+    if npos:
+        kernel = compiled_once(kernel)
+    return kernel, options
 
 def strided(x):
     """Returns (B, H, T, d) as (pointer, strides of batch, head and token), or None for None."""
@@ -708,7 +713,7 @@ def strided(x):
         return None
     if x.stride(-1) != 1:
         x = x.contiguous()
-    return x, *x.stride()[:3]
+    return x, x.stride(0), x.stride(1), x.stride(2)
 
 def empty_heads(x):
     """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
@@ -724,7 +729,7 @@ def launch(kernel, grid, inputs, *args, **options):
     if triton.__version__ is None or not (INTERPRET or q.is_cuda):
         raise ValueError(f"q is on {q.device}; the kernels need Triton and an NVIDIA GPU, or "
                          "TRITON_INTERPRET=1 in the environment, which interprets them on a CPU")
-    with torch.cuda.device_of(q):  # fusion makes s * scale - row_max one instruction
+    with torch.cuda.device_of(q):  # below, fusion makes s * scale - row_max one instruction
         kernel[grid](inputs, *args, **options, enable_fp_fusion=True)
 
 def pack(z):
@@ -756,9 +761,9 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, results)
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    saved = strided(o), lse, strided(o_residual), units_total, saturated
+    kept = strided(o), lse, strided(o_residual), units_total, saturated
     kernel, options = choose(attention_forward, q, v, npos, dropout)
-    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, saved, seed, T, H, **options)
+    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, kept, seed, T, H, **options)
     return results
 
 @forward_op.register_fake
@@ -766,7 +771,7 @@ def fake_forward(q, k, v, key_bias, z, *_):
     B, H, T, _ = q.shape
     lse = q.new_empty(B, H, T, dtype=torch.float32)
     if z is None:
-        return [empty_heads(v), lse, *(q.new_empty(0) for _ in range(4))]
+        return [empty_heads(v), lse] + [q.new_empty(0) for _ in range(4)]
     units_total = torch.empty_like(lse, dtype=torch.int32)
     saturated = units_total.new_empty(B * H, math.ceil(T / QUERIES))
     z_pairs = units_total.new_empty(z.shape)
@@ -774,44 +779,46 @@ def fake_forward(q, k, v, key_bias, z, *_):
 
 @torch.library.custom_op("flash::backward", mutates_args=())
 def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor],
-                gate_q: Optional[Tensor], gate_k: Optional[Tensor], seed: Tensor,
-                saved: list[Tensor], dropout: float, bias_learns: bool) -> list[Tensor]:
+                gate_q: Optional[Tensor], gate_k: Optional[Tensor], bias_learns: bool,
+                saved: list[Tensor], seed: Tensor, dropout: float) -> list[Tensor]:
     """saved: what forward_op returned. Returns dq, dk, dv, dkey_bias, dz, dgate_q and dgate_k."""
-    results = fake_backward(do, q, k, v, key_bias, gate_q, gate_k, seed, saved, dropout,
-                            bias_learns)
+    results = fake_backward(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, saved)
     dq, dk, dv, dkey_bias, dz, dgate_q, dgate_k = map(present, results)
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, saved)
     B, H, T, _ = q.shape
     do_dot_o = torch.empty_like(lse)
-    npos, heads, scratch = 0, B * H, (do_dot_o, None, None, None)
-    if z_pairs is not None:  # its scratch is large, so take as many heads at a time as fit
+    npos = 0
+    heads = B * H  # at a time
+    scratch = do_dot_o, None, None, None
+    if z_pairs is not None:  # CoPE's scratch is large, so take as many heads at a time as fit
         npos = z_pairs.size(3)
         tiles = math.ceil(T / KEYS)
-        bytes_per_head = 8 * T * (tiles + npos)
-        heads = min(B * H, max(1, free_memory(q.device) // 4 // bytes_per_head))
+        heads = free_memory(q.device) // 4 // (8 * T * (tiles + npos))  # bytes of one head
+        heads = min(max(heads, 1), B * H)
         scratch = (do_dot_o, units_total.new_empty(heads, tiles, T),
                    lse.new_empty(heads, tiles, T), lse.new_empty(heads, T, npos, 2))
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    saved = strided(o), lse, strided(o_residual), units_total, saturated
+    kept = strided(o), lse, strided(o_residual), units_total, saturated
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
     kernel_q, options_q = choose(attention_backward_q, q, v, npos, dropout)
     kernel_kv, options_kv = choose(attention_backward_kv, q, v, npos, dropout)
     for first in range(0, B * H, heads):
         now = min(heads, B * H - first)
-        launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), saved, grads_q,
+        launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), kept, grads_q,
                scratch, seed, T, H, first, **options_q)
-        launch(kernel_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do), saved,
+        launch(kernel_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do), kept,
                grads_kv, scratch, seed, T, H, first, **options_kv)
     return results
 
 @backward_op.register_fake
-def fake_backward(do, q, k, v, key_bias, gate_q, gate_k, seed, saved, dropout, bias_learns):
-    def heads_like(x):
+def fake_backward(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, saved, *_):
+    def like(x):
         return do.new_empty(0) if x is None else empty_heads(x)
+
     dkey_bias = torch.empty_like(key_bias) if bias_learns else do.new_empty(0)
     dz = do.new_empty(saved[-1].shape)  # like z_pairs, which may be absent
-    return [*map(heads_like, (q, k, v)), dkey_bias, dz, heads_like(gate_q), heads_like(gate_k)]
+    return [like(q), like(k), like(v), dkey_bias, dz, like(gate_q), like(gate_k)]
 
 def save_inputs(ctx, inputs, output):
     q, k, v, key_bias, _, gate_q, gate_k, seed, ctx.dropout = inputs
@@ -820,14 +827,15 @@ def save_inputs(ctx, inputs, output):
 
 def differentiate(ctx, grads):
     q, k, v, key_bias, gate_q, gate_k, seed, *saved = ctx.saved_tensors
-    found = backward_op(grads[0], q, k, v, key_bias, gate_q, gate_k, seed, saved, ctx.dropout,
-                        ctx.needs_input_grad[3])
-    return *map(present, found), None, None
+    found = backward_op(grads[0], q, k, v, key_bias, gate_q, gate_k, ctx.needs_input_grad[3],
+                        saved, seed, ctx.dropout)
+    found = tuple(present(grad) for grad in found)
+    return found + (None, None)  # the seed and the fraction have no gradient
 
 forward_op.register_autograd(differentiate, setup_context=save_inputs)
 
-def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
-    """Raises a ValueError if the tensors do not fit together, or are too large for the kernels."""
+def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
+    """Raises ValueError if the tensors do not fit together, or are too large for the kernels."""
     B, H, T, D = q.shape
     d = v.size(-1)
     npos = 0 if z is None else z.size(-1)
@@ -845,19 +853,19 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0)
         raise ValueError(f"z is {tuple(z.shape)}; it must have 2 columns or more")
     if (gate_q is None) != (gate_k is None):
         raise ValueError("only one of gate_q and gate_k was given; give both, or neither")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
     if B * H > 65535:
         raise ValueError(f"{B} sequences of {H} heads are more than the 65535 heads that a launch "
                          "can hold; use fewer sequences at a time")
-    # The largest offsets into a head: of inputs; of o and the gradients, which hold the heads of a
-    # token side by side; of run_ends; and of the tables of carried sums
-    strides = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None]
-    if T * max(*strides, D * H, 2 * npos, math.ceil(T / KEYS) if npos else 0) >= 2**31:
+    # Offsets into a head: of inputs; of o and the gradients, which hold heads of a token side by
+    # side; of run_ends; and of the tables of carried sums
+    steps = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None] + [D * H]
+    if npos:
+        steps += [2 * npos, math.ceil(T / KEYS)]
+    if T * max(steps) >= 2**31:
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
 
 def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
-    """Causal attention with logits q.k / sqrt(d), differentiable in all tensors.
+    """Causal attention with logits q.k / sqrt(d), differentiable in all tensors. Returns o like v.
 
     q, k      (B, H, T, D) after any rotation; float16 or bfloat16 (float32 for tests)
     v         (B, H, T, d), 16 <= d <= 128, and d <= D <= 2d, as PoPE's q and k have width 2d
@@ -865,34 +873,28 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
     z         (B, H, T, npos), npos >= 2, turns CoPE on: q @ e, of the q before rotation
     gate_q    (B, H, T, d), and gate_k likewise: the gates are sigmoids of gate_q.gate_k / sqrt(d).
               Without them they are sigmoids of the layer's own logits, as in Listing 1
-    dropout   the fraction of attention weights that are set to 0, drawn anew by every call
-    returns   o like v. Raises ValueError if shapes or dtypes do not fit, or if it is too large"""
+    dropout   the fraction of attention weights that are set to 0, drawn anew by every call"""
     if z is not None:
         z = z.to(q.dtype)
-    check(q, k, v, key_bias, z, gate_q, gate_k, dropout)
+    check(q, k, v, key_bias, z, gate_q, gate_k)
     if key_bias is not None:
         key_bias = key_bias.contiguous()
     # PyTorch's generator draws the seed, so that torch.manual_seed makes dropout reproducible
-    seed = torch.randint(2**62, (1 if dropout else 0,), device=q.device)
+    seed = torch.randint(2**62, (int(dropout > 0),), device=q.device)  # empty without dropout
     return forward_op(q, k, v, key_bias, z, gate_q, gate_k, seed, dropout)[0]
 
 def why_not(names, d, device, dtype):
-    """Returns the reason why the kernel cannot compute a layer, in words, or None if it can. names
+    """Returns the reason why the kernels cannot compute a layer, in words, or None if it can. names
     are the layer's methods, d is the width of a head."""
     device = torch.device(device)
-    widths = (32, 48, 64, 128)  # that are tested
-    if "cope" in names and "pope" in names:
-        widths = (16, 24, 32, 64)  # q and k are twice as wide
+    widest = 64 if "cope" in names and "pope" in names else 128  # so that few registers spill
     if triton.__version__ is None:
         return "no triton"
-    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
-        return f"triton {triton.__version__}, older than 3.6"  # the oldest version tested
     if not INTERPRET and device.type != "cuda":
         return "no GPU"
     if not INTERPRET and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
         return "no NVIDIA GPU of compute capability 8.0 or later"
-    if d not in widths:
-        return f"head width {d} is none of {', '.join(map(str, widths))}"
+    if not 16 <= d <= widest:
+        return f"head width {d} is not within 16 to {widest}"
     if dtype not in (torch.float16, torch.bfloat16) and not (INTERPRET and dtype == torch.float32):
         return f"{dtype} inputs"  # float32 would be right, but slow: it spills registers
-    return None

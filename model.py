@@ -580,7 +580,7 @@ def frequencies(base, n, x):
 class Sinusoidal(PE):
     """`sinusoidal`: multiplies the token embeddings by sqrt(C), and adds sin(i theta_c) to
     dimension 2c and cos(i theta_c) to dimension 2c + 1, where theta_c = base^(-2c/C) (Vaswani
-    arXiv:1706.03762 section 3.5)."""
+    arXiv:1706.03762 sections 3.4 and 3.5)."""
     kind = "absolute"
 
     @staticmethod
@@ -613,7 +613,7 @@ class RoPE(PE):
     arXiv:2204.06745).
 
     rope_scaling changes the frequencies of a trained model, to let it read rope_factor times the
-    trained length (YaRN arXiv:2309.00071 section 3 describes all three ways):
+    trained length (YaRN arXiv:2309.00071 sections 2 and 3 describe all three ways):
 
         linear   divides every frequency by the factor, so no angle is larger than in training
         ntk      raises the base. This divides the lowest frequency by the factor and leaves the
@@ -733,10 +733,10 @@ class CARoPE(PE):
 
 class PoPE(PE):
     """`pope`: the logit is sum_c mu(q_c) mu(k_c) cos((j - i) theta_c + delta_c) / sqrt(d), where mu
-    is softplus and theta_c = base^(-c/d), c = 0..d-1 (PoPE arXiv:2509.10534 eq. 5, which prints
-    base^(+c/d), a typo). Content sets only the magnitudes, and position sets only the phases, of
-    which there is one per dimension rather than one per pair. The cosine of a difference is the dot
-    product of two unit vectors, so the logit is computed as the dot product of vectors
+    is softplus and theta_c = base^(-c/d), c = 0..d-1 (PoPE arXiv:2509.10534 eq. 5; the paper prints
+    base^(+c/d) under eq. 3, a typo). Content sets only the magnitudes, and position sets only the
+    phases, of which there is one per dimension rather than one per pair. The cosine of a difference
+    is the dot product of two unit vectors, so the logit is computed as the dot product of vectors
     [mu cos, mu sin] of width 2d (eq. 6, 7, 9).
 
     delta (H, d) is learned and stays in [-2 pi, 0], because clamp_parameters moves it back after
@@ -777,7 +777,8 @@ class PoPE(PE):
 
 class Relative(PE):
     """`relative`: adds a learned vector per distance to the keys, so that the logit is
-    q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4)."""
+    q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4). As in CoPE's paper, the values get
+    no such vectors."""
     kind = "relative"
 
     def __init__(self, cfg, shared_from=None):
@@ -831,7 +832,7 @@ class T5(PE):
 def alibi_slopes(H, x):
     """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H, 1, 1). If H is not a power of
     two, the first heads get the slopes of the next lower power, and the others every other slope of
-    the next higher one (ALiBi section 3)."""
+    the next higher one, as in the code of ALiBi's authors."""
     lower = 2 ** int(math.log2(H))
     h = torch.arange(1, H + 1, device=x.device, dtype=at_least_float32(x))
     exponent = torch.where(h <= lower, h, h - lower - 0.5) * (8 / lower)
@@ -1097,7 +1098,7 @@ PES = {  #                   acts on        learns                       cache  
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
     "rope": RoPE,  #             q, k           nothing                       2d   degrades
     "carope": CARoPE,  #         q, k           frequencies, by content       2d   degrades
-    "pope": PoPE,  #             q, k           a phase per head, dimension   3d   degrades little
+    "pope": PoPE,  #             q, k           a phase per head, dimension   3d   degrades less
     "relative": Relative,  #     logits         a vector per distance         2d   degrades
     "t5": T5,  #                 logits         a number per head and bucket  2d   degrades
     "alibi": ALiBi,  #           logits         nothing                       2d   holds

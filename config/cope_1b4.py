@@ -6,7 +6,7 @@ CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, R
         train.py config/cope_1b4.py --out_dir=out/cope_1b4_cope
     torchrun --nnodes=4 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 \
         train.py config/cope_1b4.py --pe=rope
-    python sample.py out/cope_1b4_{cope,rope} --figure=curves --keys=val/loss --against=tokens
+    python sample.py out/cope_1b4_{cope,rope} --figure=curves
 
 Run the torchrun commands on each of four machines, one of which is HOST. The last command draws the
 half of Figure 5 that is measured on C4. For the other half, WikiText-103 stands in for the paper's
@@ -39,8 +39,10 @@ Our choices. CoPE is in layers 6, 12, 18 and 24, which is one reading of "every 
 training data is C4, on which the paper evaluates, because its own is Llama 2's private mix. C4 has
 0.18T tokens, so that training on 1T reads it more than five times. The MLP is of width 5632, which
 gives 1.36B parameters. q.e is not divided by sqrt(d) (see cope_flip_flop.py). AdamW's eps is
-PyTorch's 1e-8, where Llama 2 has 1e-5. In Table 12, compare acc, because the paper does not say
-whether it reports acc or acc_norm, which the harness also prints for PIQA, HellaSwag, ARC and OBQA.
+PyTorch's 1e-8, where Llama 2 has 1e-5. All tasks of Table 12 but MMLU run without examples; the
+paper calls all of them few-shot, but gives a number only for MMLU. In Table 12, compare acc,
+because the paper does not say whether it reports acc or acc_norm, which the harness also prints for
+PIQA, HellaSwag, ARC and OBQA.
 
 Memory at micro_batch=1 is about 56 GB for CoPE if PyTorch computes it, and 37 GB for RoPE.
 """

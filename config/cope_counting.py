@@ -28,7 +28,8 @@ epochs (15,700 steps), no gradient clipping, and an output layer tied to the emb
 has a table per layer of block_size + 1 = 513 positions and divides q.e by sqrt(d), and its relative
 embeddings share one table.
 
-Our choices. Four things differ from the released code. Its blocks are post-norm with ReLU, where
+Our choices. Five things differ from the released code. After a program that fails, it draws a new
+length, where ours keeps the length (data/counting.py). Its blocks are post-norm with ReLU, where
 ours are pre-norm with GELU. It also applies dropout to the hidden layer of the MLP. Its embeddings
 and absolute positions start with a deviation of 0.0625 (256^-0.5), its relative table with 0.125
 (64^-0.5) and its linear layers with PyTorch's default, where ours all start with 0.02; at a small

@@ -29,10 +29,10 @@ The other seeds are --seed=1338 and --seed=1339. Smaller models, one seed, in di
 
 "In distribution" is the token_error of val, 1000 rows, and "OOD" that of sparse, 100,000 rows in
 which 98% of the instructions are "ignore". Training evaluates on about 1000 rows of each every 500
-steps, from which Figure 6 is drawn:
+steps, from which Figure 6 is drawn (its CoPE with ALiBi has no row in the table):
 
-    python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves \
-        --keys=val/token_error,sparse/token_error
+    python train.py config/cope_flip_flop.py --pe=cope_alibi
+    python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves
 
 The paper says that it follows Liu et al., with AdamW at 3e-4, betas of 0.9 and 0.999 and a linear
 decay over 10,000 steps. CoPE_MLP has N = 64 hidden units (--cope_mlp_width).

@@ -7,7 +7,7 @@ length of 512.
     torchrun --standalone --nproc_per_node=8 train.py config/expe_135m.py
     python sample.py out/expe_135m_{expe,exqpe,rope} \
         --extrapolate=1,2,4 --split=test --eval_tokens=10000000
-    python sample.py out/expe_135m_{expe,exqpe,rope} --figure=curves --keys=ms
+    python sample.py out/expe_135m_{expe,exqpe,rope} --figure=curves
 
     flags          1x     2x     4x     time to train
     (none: ExPE)   2.87   2.83   3.25   0.93

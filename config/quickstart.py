@@ -6,8 +6,8 @@ Three minutes on a laptop: 0.8M parameters learn the Python standard library's s
     python sample.py out/quickstart_pope out/quickstart_rope --extrapolate=1,2,4,8
 
 Our choices. This is not an experiment from a paper. It has the architecture of PoPE's paper, GPT
-with RMSNorm, at the smallest size that shows the paper's claim: a PoPE model that is trained on
-short sequences works on long ones.
+with RMSNorm, at the smallest size that shows its claim in part: beyond the trained length, PoPE
+gets worse much more slowly than RoPE.
 """
 data = "stdlib"
 pe = "pope"

@@ -31,6 +31,7 @@ import numpy as np
 
 from data import command_for, locate, options, prepare_if_missing  # noqa: F401, for train.py
 
+
 def rng(seed, number):
     """Returns a numpy generator that depends only on (seed, number)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, number], dtype=np.uint64)))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import tiktoken
 
+
 def tokenizer(meta):
     """Returns the tokenizer of a data set, given its meta.json. encode(text) returns a list of ids,
     and decode(ids) returns a text.

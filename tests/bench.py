@@ -3,21 +3,19 @@
     python tests/bench.py                     a table, and then each of its lines as JSON
     python tests/bench.py --only=pope,fox     only lines whose names contain one of these
     python tests/bench.py --sweep             other tiles for each kernel, with registers and spills
-    python tests/bench.py --dry               builds all inputs on a CPU, at a tiny size, and runs
-                                              PyTorch in place of the kernels
+    python tests/bench.py --dry               tiny sizes on a CPU, with PyTorch for the kernels
 
 There are three kinds of lines. `step` is a whole training step of a GPT of 124M parameters, eager
 and compiled. `attention` is attention by itself, forward and with its backward pass, in kernels.py
 and in its competitors, for 1,024 to 32,768 tokens. Its error is against float64, for the output and
 all gradients of a few queries, so that a fast but wrong kernel does not pass. `kernel` is the time
-of each Triton kernel. All times are medians. A line that fails says why, and the next one follows.
+of each Triton kernel. Times are medians. A line that fails says why, and does not end the run.
 """
 import argparse
 import itertools
 import json
 import math
 import os
-import statistics
 import sys
 import time
 
@@ -34,22 +32,21 @@ from train import PEAK_FLOPS  # noqa: E402
 
 class Bench:
     def __init__(self, only, dry):
-        self.only = only.split(",") if only else []
+        self.only = only.split(",")  # [""], which is part of every name, if nothing is given
         self.dry = dry
         self.device = torch.device("cpu" if dry else "cuda")
         self.lines = []
         print(f"{'kind':9} {'name':34} {'T':>6}  result", flush=True)
 
-    def line(self, kind, name, T, measure):
-        """Prints what measure() returns, a dict, or why it failed."""
-        if self.only and not any(part in f"{kind} {name}" for part in self.only):
+    def line(self, kind, name, T, measure, *arguments):
+        """Prints what measure(self, *arguments) returns, a dict, or why it failed."""
+        if not any(part in f"{kind} {name}" for part in self.only):
             return
         try:
-            result = measure()
+            result = measure(self, *arguments)
             text = "  ".join(f"{key} {value:.4g}" for key, value in result.items())
         except Exception as error:  # no memory, a package that is not installed, a wrong result
-            reason = (str(error).splitlines() or [""])[0]
-            result = dict(error=f"{type(error).__name__}: {reason}")
+            result = dict(error=f"{type(error).__name__}: {error}".splitlines()[0])
             text = result["error"][:120]
         self.lines.append(dict(kind=kind, name=name, T=T, **result))
         print(f"{kind:9} {name:34} {T:6}  {text}", flush=True)
@@ -60,12 +57,9 @@ class Bench:
             from triton.testing import do_bench
 
             return do_bench(f, return_mode="median")
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            f()
-            times.append(1000 * (time.perf_counter() - start))
-        return statistics.median(times)
+        start = time.perf_counter()
+        f()
+        return 1000 * (time.perf_counter() - start)
 
     def peak_gib(self, f):
         """Returns the GiB that f needs at most, besides what is held already."""
@@ -80,12 +74,11 @@ class Bench:
 # --- a training step ------------------------------------------------------------------------------
 
 def training_step(bench, pe, use_kernels, compiled):
-    sizes = dict(block_size=1024, n_layer=12, n_head=12, n_embd=768)
-    B = 16
+    sizes = dict(block_size=1024, vocab_size=50304, n_layer=12, n_head=12, n_embd=768)
     if bench.dry:
-        sizes = dict(block_size=16, n_layer=2, n_head=2, n_embd=64)
-        B = 2
-    cfg = GPTConfig(vocab_size=97 if bench.dry else 50304, pe=pe, **sizes)
+        sizes = dict(block_size=16, vocab_size=97, n_layer=2, n_head=2, n_embd=64)
+    B = 2 if bench.dry else 16
+    cfg = GPTConfig(pe=pe, **sizes)
     net = GPT(cfg).to(bench.device)
     optimizer = net.configure_optimizers(0.1, 6e-4, (0.9, 0.95), bench.device.type)
     said = net.use_kernels(torch.bfloat16) if use_kernels else ""
@@ -102,27 +95,23 @@ def training_step(bench, pe, use_kernels, compiled):
         optimizer.zero_grad(set_to_none=True)
 
     step()
-    peak_gib = bench.peak_gib(step)
     ms = bench.median_ms(step)
-    result = dict(ms=ms, tokens_per_s=B * cfg.block_size / ms * 1000, peak_GiB=peak_gib)
-    gpu = "" if bench.dry else torch.cuda.get_device_name()
-    peaks = [flops for name, flops in PEAK_FLOPS.items() if name in gpu]
-    if peaks:
-        result["mfu"] = net.estimate_mfu(B, ms / 1000, peaks[0], cfg.block_size)
+    result = dict(ms=ms, tokens_per_s=B * cfg.block_size / ms * 1000)
+    result["peak_GiB"] = bench.peak_gib(step)
+    if not bench.dry:
+        peaks = [peak for gpu, peak in PEAK_FLOPS.items() if gpu in torch.cuda.get_device_name()]
+        if peaks:
+            result["mfu"] = net.estimate_mfu(B, ms / 1000, peaks[0], cfg.block_size)
     return result
 
 def steps(bench):
     T = 16 if bench.dry else 1024
-    served = [name for name, method in PES.items() if method.has_kernel]
-    modes = ["eager"] if bench.dry else ["eager", "compiled"]
-    for mode in modes:
+    for mode in ("eager",) if bench.dry else ("eager", "compiled"):
         compiled = mode == "compiled"
-        for pe in PES:
-            bench.line("step", f"{pe}, {mode}", T,
-                       lambda: training_step(bench, pe, False, compiled))
-        for pe in served:
-            bench.line("step", f"{pe}, {mode}, kernel", T,
-                       lambda: training_step(bench, pe, True, compiled))
+        for pe, method in PES.items():
+            bench.line("step", f"{pe}, {mode}", T, training_step, pe, False, compiled)
+            if method.has_kernel:
+                bench.line("step", f"{pe}, {mode}, kernel", T, training_step, pe, True, compiled)
 
 # --- attention by itself --------------------------------------------------------------------------
 # A method is a function of the tensors x, which returns the operands of attention: q and k after
@@ -162,9 +151,8 @@ def inputs(bench, method, T):
     B = 1 if bench.dry else max(1, 32768 // T)
     torch.manual_seed(0)
     dtype = torch.float32 if bench.dry else torch.bfloat16
-    shapes = dict(q=(B, T, H, d), k=(B, T, H, d), v=(B, T, H, d))
-    x = {name: torch.randn(shape, device=bench.device, dtype=dtype).transpose(1, 2)
-         for name, shape in shapes.items()}
+    x = {name: torch.randn(B, T, H, d, device=bench.device, dtype=dtype).transpose(1, 2)
+         for name in "qkv"}
     if method is fox:
         x["forget"] = 4 + torch.randn(B, H, T, device=bench.device)
     if method is cope:
@@ -175,7 +163,6 @@ def never_saturated(x):
     """CoPE's worst case: gates of their own that hardly count, so that all keys are counted."""
     gate_q, gate_k = torch.zeros_like(x["q"]), torch.ones_like(x["k"])
     gate_q[..., 0] = -5 * x["q"].size(-1) ** 0.5
-    gate_k[..., 1:] = 0
     return x | dict(gate_q=gate_q.requires_grad_(), gate_k=gate_k.requires_grad_())
 
 def dense(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, queries=None):
@@ -204,7 +191,7 @@ def dense(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, queries=None
 
 def error(f, method, x):
     """Returns the largest relative rms error, of o and of all gradients, if only 16 queries of one
-    head have a loss. CoPE's kernel rounds its gates, which is part of its error."""
+    head have a loss."""
     T = x["q"].size(2)
     queries = torch.linspace(T // 4, T - 1, 16).long().unique().to(x["q"].device)
     head = {name: a[:1, :1] if a.dim() > 2 else a for name, a in x.items()}
@@ -220,14 +207,13 @@ def error(f, method, x):
     pairs = zip((o, *gradients(o, mine)), (o_exact, *gradients(o_exact, exact)))
     return max(((a - b).norm() / b.norm()).item() for a, b in pairs if b is not None)
 
-def measure_attention(bench, f, method, x, largest_error):
+def measure_attention(bench, make, method, x):
+    f = make(bench, method, x["q"].size(2))
     run = f if bench.dry else torch.compile(f, dynamic=False)
-    o = run(**x)
-    do = torch.randn_like(o)
-    tensors = list(x.values())
+    do = torch.randn_like(run(**x))
 
     def both():
-        return torch.autograd.grad(run(**x), tensors, do, allow_unused=True)
+        return torch.autograd.grad(run(**x), list(x.values()), do, allow_unused=True)
 
     def forward():
         with torch.no_grad():
@@ -236,100 +222,89 @@ def measure_attention(bench, f, method, x, largest_error):
     result = dict(forward_ms=bench.median_ms(forward), both_ms=bench.median_ms(both))
     result["peak_GiB"] = bench.peak_gib(both)
     result["rel_error"] = error(f, method, x)
+    largest_error = 0.3 if method is cope else 0.03  # CoPE's kernel rounds its gates
     if not result["rel_error"] <= largest_error:
         raise ValueError(f"wrong: {result}")
     return result
 
-def implementations(bench, T):
-    """Yields the name of each implementation, what makes it (which may fail) with its arguments,
-    the method whose result it computes, and its inputs."""
+# Each of these makes an implementation of a method for T tokens, a function of the method's tensors
+
+def triton(bench, method, T):
+    attention = dense if bench.dry else kernels.attention
+    return lambda **x: attention(**method(**x))
+
+def eager(bench, method, T):
+    return lambda **x: dense(**method(**x))
+
+def sdpa_flash(bench, method, T):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def triton(method):
-        def attend(**x):
-            operands = method(**x)
-            if bench.dry:
-                return dense(**operands)
-            if "key_bias" in operands:
-                operands["key_bias"] = operands["key_bias"].float()
-            return kernels.attention(**operands)
-        return attend
+    def attend(**x):
+        q, k, v = method(**x).values()
+        d = v.size(3)
+        with sdpa_kernel(SDPBackend.MATH if bench.dry else SDPBackend.FLASH_ATTENTION):
+            wide = F.pad(v, (0, q.size(3) - d))  # flash attention needs equal widths
+            o = F.scaled_dot_product_attention(q, k, wide, is_causal=True, scale=d**-0.5)
+        return o[..., :d]
+    return attend
 
-    def eager(method):
-        return lambda **x: dense(**method(**x))
+def flex_attention(bench, method, T):
+    from torch.nn.attention import flex_attention as flex
 
-    def sdpa(method, backend):
-        def attend(**x):
-            q, k, v = method(**x).values()
-            d = v.size(3)
-            with sdpa_kernel(SDPBackend.MATH if bench.dry else backend):
-                wide = F.pad(v, (0, q.size(3) - d))  # flash attention needs equal widths
-                o = F.scaled_dot_product_attention(q, k, wide, is_causal=True, scale=d**-0.5)
-            return o[..., :d]
-        return attend
+    def causal(b, h, i, j):
+        return i >= j
 
-    def flex(method):
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    mask = flex.create_block_mask(causal, None, None, T, T, device=bench.device)
 
-        def causal(b, h, i, j):
-            return i >= j
+    def attend(**x):
+        operands = method(**x)
+        q, k, v = operands["q"], operands["k"], operands["v"]
+        bias = operands.get("key_bias")
 
-        mask = create_block_mask(causal, None, None, T, T, device=bench.device)
+        def add_bias(s, b, h, i, j):
+            return s if bias is None else s + bias[b, h, j]
 
-        def attend(**x):
-            operands = method(**x)
-            bias = operands.get("key_bias")
+        return flex.flex_attention(q, k, v, score_mod=add_bias, block_mask=mask,
+                                   scale=v.size(3) ** -0.5)
+    return attend
 
-            def add_bias(s, b, h, i, j):
-                return s if bias is None else s + bias[b, h, j]
+def flash_attn(bench, method, T):
+    from flash_attn import flash_attn_func
 
-            q, k, v = operands["q"], operands["k"], operands["v"]
-            return flex_attention(q, k, v, score_mod=add_bias, block_mask=mask,
-                                  scale=v.size(3) ** -0.5)
-        return attend
+    def attend(**x):
+        operands = method(**x)
+        q, k, v = (operands[name].transpose(1, 2) for name in "qkv")
+        slopes = alibi_slopes(q.size(2), q) if method is alibi else None
+        return flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes).transpose(1, 2)
+    return attend
 
-    def flash_attn(method):
-        from flash_attn import flash_attn_func
+def fla(bench, method, T):
+    from fla.ops.forgetting_attn import parallel_forgetting_attn
 
-        def attend(**x):
-            operands = method(**x)
-            slopes = alibi_slopes(x["q"].size(1), x["q"]) if "key_bias" in operands else None
-            q, k, v = (operands[name].transpose(1, 2) for name in "qkv")
-            return flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes).transpose(1, 2)
-        return attend
+    def attend(q, k, v, forget):
+        q, k, v, g = (a.transpose(1, 2) for a in (q, k, v, F.logsigmoid(forget)))
+        return parallel_forgetting_attn(q, k, v, g).transpose(1, 2)
+    return attend
 
-    def fla(method):
-        from fla.ops.forgetting_attn import parallel_forgetting_attn
-
-        def attend(q, k, v, forget):
-            q, k, v, g = (a.transpose(1, 2) for a in (q, k, v, F.logsigmoid(forget)))
-            return parallel_forgetting_attn(q, k, v, g).transpose(1, 2)
-        return attend
-
-    flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
-    for method in (rope, pope, cope, fox, alibi):
-        x = inputs(bench, method, T)
-        name = method.__name__
-        yield f"{name}, kernel", triton, (method,), method, x
-        yield f"{name}, dense", eager, (method,), method, x
-        if method in (rope, pope):
-            yield f"{name}, sdpa flash", sdpa, (method, flash), method, x
-            yield f"{name}, sdpa cudnn", sdpa, (method, cudnn), method, x
-        if method is not cope:
-            yield f"{name}, flex_attention", flex, (method,), method, x
-        if method in (rope, alibi):
-            yield f"{name}, flash-attn", flash_attn, (method,), method, x
-        if method is fox:
-            yield f"{name}, fla", fla, (method,), method, x
-        if method is cope:
-            yield f"{name}, kernel, never saturated", triton, (cope,), cope, never_saturated(x)
+IMPLEMENTATIONS = {
+    rope: (triton, eager, sdpa_flash, flex_attention, flash_attn),
+    pope: (triton, eager, sdpa_flash, flex_attention),
+    cope: (triton, eager),
+    fox: (triton, eager, flex_attention, fla),
+    alibi: (triton, eager, flex_attention, flash_attn),
+}
 
 def attentions(bench):
     for T in (64,) if bench.dry else (1024, 2048, 4096, 8192, 16384, 32768):
-        for name, make, arguments, method, x in implementations(bench, T):
-            largest_error = 0.3 if method is cope else 0.03  # CoPE's gates are rounded
-            bench.line("attention", name, T, lambda: measure_attention(
-                bench, make(*arguments), method, x, largest_error))
+        for method, makes in IMPLEMENTATIONS.items():
+            x = inputs(bench, method, T)
+            for make in makes:
+                name = f"{method.__name__}, {make.__name__}"
+                bench.line("attention", name, T, measure_attention, make, method, x)
+            if method is cope:
+                x = never_saturated(x)
+                bench.line("attention", "cope, triton, never saturated", T, measure_attention,
+                           triton, cope, x)
 
 # --- the kernels one by one, and other tiles ------------------------------------------------------
 
@@ -346,10 +321,7 @@ def captured_launches(bench, method, T):
 
     kernels.launch = record
     try:
-        operands = method(**inputs(bench, method, T))
-        if "key_bias" in operands:
-            operands["key_bias"] = operands["key_bias"].float()
-        kernels.attention(**operands).sum().backward()
+        kernels.attention(**method(**inputs(bench, method, T))).sum().backward()
     finally:
         kernels.launch = launch
     return launches
@@ -370,16 +342,16 @@ def each_kernel(bench):
     T = 64 if bench.dry else 1024
     for method in (pope, cope, fox, alibi):
         for kernel, grid, args, options in captured_launches(bench, method, T):
-            bench.line("kernel", f"{method.__name__}, {kernel.__name__}", T,
-                       lambda: measure_kernel(bench, kernel, grid, args, options))
+            bench.line("kernel", f"{method.__name__}, {kernel.__name__}", T, measure_kernel,
+                       kernel, grid, args, options)
 
 def sweep(bench):
     T = 64 if bench.dry else 4096
     for method in (pope, cope, fox):
         for kernel, (_, heads), args, options in captured_launches(bench, method, T):
             of_keys = kernel.__name__ == "attention_backward_kv"
-            for M, N, warps, stages in itertools.product((32, 64, 128), (32, 64, 128), (4, 8),
-                                                         (1, 2, 3)):
+            sizes = 32, 64, 128
+            for M, N, warps, stages in itertools.product(sizes, sizes, (4, 8), (1, 2, 3)):
                 outer, inner = (N, M) if of_keys else (M, N)
                 if outer % inner or 16 * warps > outer:
                     continue
@@ -388,8 +360,7 @@ def sweep(bench):
                 tile = dict(M=M, N=N, num_warps=warps, num_stages=stages)
                 grid = math.ceil(T / outer), heads
                 name = f"{method.__name__}, {kernel.__name__[10:]} {M}x{N} {warps}w {stages}s"
-                bench.line("sweep", name, T, lambda: measure_kernel(bench, kernel, grid, args,
-                                                                    options | tile))
+                bench.line("sweep", name, T, measure_kernel, kernel, grid, args, options | tile)
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -397,9 +368,9 @@ def main(words=None):
     parser.add_argument("--sweep", action="store_true", help="times other tiles instead")
     parser.add_argument("--dry", action="store_true", help="a tiny size, on a CPU")
     options = parser.parse_args(words)
-    if not options.dry and not torch.cuda.is_available():
-        parser.error("there is no CUDA GPU; --dry runs tiny sizes on a CPU")
     if not options.dry:
+        if not torch.cuda.is_available():
+            parser.error("there is no CUDA GPU; --dry runs tiny sizes on a CPU")
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton "
               f"{kernels.triton.__version__}, bfloat16")
     bench = Bench(options.only, options.dry)

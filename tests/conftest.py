@@ -31,7 +31,8 @@ def own_signal_handlers():
 @pytest.fixture(scope="session")
 def stream(tmp_path_factory):
     """A stream of 5000 tokens with a pattern to learn."""
-    folder, rng = tmp_path_factory.mktemp("data") / "stream", np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("data") / "stream"
+    rng = np.random.default_rng(0)
     writer = Writer(folder)
     for split, n in (("train", 5000), ("val", 600)):
         writer.write(split, (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29)
@@ -41,12 +42,16 @@ def stream(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
-    """Rows of 12 tokens. The number of targets that carry loss varies."""
-    folder, rng = tmp_path_factory.mktemp("data") / "rows", np.random.default_rng(1)
+    """Rows of 12 tokens. The number of targets that carry loss varies. The first row of val has
+    none."""
+    folder = tmp_path_factory.mktemp("data") / "rows"
+    rng = np.random.default_rng(1)
     writer = Writer(folder)
     for split, n in (("train", 64), ("val", 10)):
-        tokens, loss = rng.integers(0, 9, (n, 12)), rng.random((n, 12)) < rng.random((n, 1)) ** 3
+        tokens = rng.integers(0, 9, (n, 12))
+        loss = rng.random((n, 12)) < rng.random((n, 1)) ** 3
         loss[:, -1] = True
+        loss[0] &= split == "train"
         writer.write(split, tokens, loss)
     writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
     return str(folder)
@@ -63,8 +68,9 @@ def fails(script, *words):
     return stop.value.code
 
 def contents(folder):
-    """{name: bytes} of a folder's files."""
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    """{name: bytes} of the files in a folder and below it, and {name: None} of the folders."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+            for path in sorted(Path(folder).rglob("*"))}
 
 def one_line(error, *parts):
     """The exception's text is one line that holds these parts."""

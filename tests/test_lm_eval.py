@@ -1,9 +1,6 @@
 """The lm-evaluation-harness in sample.py, against float64 sums token by token."""
 import functools
 import json
-import os
-import runpy
-import sys
 
 import pytest
 import torch
@@ -55,7 +52,8 @@ def ask(kind, arguments):
 def logps(net, context, targets):
     """Each target's log-probability, by a forward pass of its own, and whether it is the likeliest.
     The model sees the 16 tokens before the last target."""
-    tokens, found = context + targets, []
+    tokens = context + targets
+    found = []
     for at in range(len(context), len(tokens)):
         inputs = tokens[max(0, len(tokens) - 17) : at]
         with torch.no_grad():
@@ -72,33 +70,26 @@ def by_hand(net, context, continuation):
 
 @pytest.mark.parametrize("pe", ["learned", "cope+rope"])
 def test_log_likelihood(pe):
-    """Of empty and long contexts and continuations, whatever else is in the batch."""
+    """Of empty and long contexts and continuations, whatever else is in the batch. The last
+    continuation is what the model writes."""
     torch.manual_seed(0)
     net = GPT(GPTConfig(16, 257, 2, 2, 16, pe=pe)).eval()
-    torch.nn.init.normal_(net.lm_head.weight, std=0.5)  # far from uniform
-    pairs = PAIRS * 60  # more than a batch
+    torch.nn.init.normal_(net.lm_head.weight[:128], std=0.5)  # far from uniform, for ASCII only
+    written = net.generate(torch.tensor([list(b"print")]), 3, temperature=0)[0, 5:].tolist()
+    different = [*PAIRS, ("print", bytes(written).decode())]
+    pairs = different * 60  # more than a batch
     got = Model(net, BYTES).loglikelihood(ask("loglikelihood", pairs), disable_tqdm=True)
     exact = net.double()
     for i, score in enumerate(got):
-        if i < len(PAIRS):
+        if i < len(different):
             logp, greedy = by_hand(exact, *pairs[i])
             assert score[0] == pytest.approx(logp, abs=1e-5) and score[1] == greedy
-        assert score == pytest.approx(got[i % len(PAIRS)])
-    assert [score.tokens for score in got[: len(PAIRS)]] == [1, 8, 3, 1, 16, 8, 2, 10, 13]
-
-def test_greedy_is_what_the_model_writes(net):
-    harness, start = Model(net, BYTES), list(b"for a in")
-    written = net.generate(torch.tensor([start]), 6, temperature=0)[0, len(start) :].tolist()
-    other = [*written[:3], (written[3] + 1) % 257, *written[4:]]
-    long = list(b"sixteen tokens: ")  # not greedy, but the token after them is
-    long.append(net(torch.tensor([long]))[0].argmax().item())
-    requests = [(None, start, targets) for targets in (written, written[:2], other, long)]
-    scores = harness._loglikelihood_tokens(requests)
-    assert [greedy for _, greedy in scores] == [True, True, False, False]
-    assert scores[0][0] > scores[2][0]
+        assert score == pytest.approx(got[i % len(different)])
+    assert [score.tokens for score in got[: len(different)]] == [1, 8, 3, 1, 16, 8, 2, 10, 13, 3]
+    assert got[len(different) - 1][1]
 
 def test_a_task_from_a_file(run, net, own_tasks, tmp_path, capsys):
-    """Two questions of three, then all after one solved example."""
+    """Three questions, each after a solved example."""
     docs = [dict(q="for a in", choices=[" range(3)", " xyz(3)"], gold=0),
             dict(q="print", choices=["(", "é", "a"], gold=2),
             dict(q="", choices=["f", "()"], gold=1)]
@@ -117,21 +108,17 @@ doc_to_target: gold
 target_delimiter: ""
 metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """)
-    words = [run, f"--tasks={tmp_path / 'task.yaml'}", "--device=cpu"]
-    sample.main([*words, "--task_limit=2"])
-    sample.main([*words, "--fewshot=1"])
-    lines = [line for line in results.records(run, "results.jsonl") if line["metric"] == "acc,none"]
-    shots = ("three_questions, 0-shot, the first 2", "three_questions, 1-shot")
-    prompts = "", "for a in range(3)\n\n"
-    for line, shown, used, split in zip(lines[-2:], prompts, (docs[:2], docs), shots, strict=True):
-        right = []
-        for doc in used:
-            sums = [by_hand(net.double(), shown + doc["q"], choice)[0] for choice in doc["choices"]]
-            right.append(sums.index(max(sums)) == doc["gold"])
-        assert line["value"] == pytest.approx(sum(right) / len(right))
-        assert line["split"] == split and line["run"] == run
-    printed = capsys.readouterr().out
-    assert printed.startswith(run) and "three_questions" in printed and "|acc" in printed
+    sample.main([run, f"--tasks={tmp_path / 'task.yaml'}", "--device=cpu", "--fewshot=1"])
+    right = []
+    for doc in docs:
+        context = "for a in range(3)\n\n" + doc["q"]
+        sums = [by_hand(net.double(), context, choice)[0] for choice in doc["choices"]]
+        right.append(sums.index(max(sums)) == doc["gold"])
+    lines = results.records(run, "results.jsonl")
+    (value,) = [line["value"] for line in lines
+                if (line["metric"], line["split"]) == ("acc,none", "three_questions, 1-shot")]
+    assert value == pytest.approx(sum(right) / len(right))
+    assert "|acc" in capsys.readouterr().out
 
 def test_cbt(run, net, own_tasks, monkeypatch):
     """The mean per token decides; here a sum would decide otherwise. The space before a word, if
@@ -139,7 +126,8 @@ def test_cbt(run, net, own_tasks, monkeypatch):
     tale = [f"line {i} of a tale ." for i in range(20)]
     rows = [dict(sentences=tale, question="The XXXXX 's .", options=["for a in", "a", "print", ""]),
             dict(sentences=tale, question="`` XXXXX ?", options=["end='", "é", "in range(3)"])]
-    context, chosen = " ".join(tale).replace(" .", "."), {}
+    context = " ".join(tale).replace(" .", ".")
+    chosen = {}
     for row, before, after in zip(rows, (" The ", ' "'), ("'s.", "?")):
         means, sums = {}, {}
         for option in filter(None, row["options"]):
@@ -161,30 +149,11 @@ def test_cbt(run, net, own_tasks, monkeypatch):
              for line in results.records(run, "results.jsonl")
              if "cbt" in line["split"] and line["metric"] == "acc,none"}
     assert found == dict(cn=1.0, ne=0.5, p=0.5, v=0.0, cbt=0.5)  # each kind counts the same
-    loaded = tasks.TaskManager(include_path=os.path.abspath("eval")).load("cbt")
-    task = next(iter(loaded["tasks"].values()))
-    task.build_all_requests()
-    assert [request.args for request in task.instances] == [
-        *((context + " The ", word + "'s.") for word in ("for a in", "a", "print")),
-        *((context + ' "', word + "?") for word in ("end='", "é", "in range(3)"))]
-
-def test_cbt_undoes_the_tokeniser():
-    plain = runpy.run_path("eval/cbt.py")["plain"]
-    tokenised = "`` Do n't , '' said he , `` -LRB- or I 'll go -RRB- . ''"
-    assert plain(tokenised) == '"Don\'t," said he, "(or I\'ll go)."'
-    assert plain("`` O mother !") == '"O mother!'
 
 def test_unknown_task(run, own_tasks):
     line = fails("sample.py", run, "--tasks=cbtt", "--device=cpu")
     assert ("ValueError: tasks='cbtt' is neither a task of the harness nor a yaml file; "
             "did you mean 'cbt") in line
-
-def test_no_harness(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "eval.harness")
-    monkeypatch.delattr("eval.harness")
-    line = fails("sample.py", run, "--tasks=cbt")
-    assert line.startswith("ModuleNotFoundError: ") and line.endswith("; pip install lm_eval")
 
 def test_no_text(net):
     with pytest.raises(ValueError, match="need a model of text, but this one's data set has no"):

@@ -99,8 +99,8 @@ def test_small_runs(config, splits, metric, decimals):
 
 def test_python_blocks(stream, tmp_path, monkeypatch):
     """README's method trains, and its attention with PoPE has the weights of the equation."""
-    text = Path("README.md").read_text("utf-8")
-    method, attention = re.findall(r"```python\n(.*?)```", text, re.S)
+    readme = Path("README.md").read_text("utf-8")
+    method, attention = re.findall(r"```python\n(.*?)```", readme, re.S)
     exec(method, vars(model))
     monkeypatch.setitem(model.PES, "slope", model.Slope)
     run = tmp_path / "a"

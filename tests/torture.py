@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,62 +32,58 @@ from data.shards import Writer  # noqa: E402
 
 
 def make_data(folder):
-    writer, dice = Writer(folder), random.Random(0)
+    writer = Writer(folder)
+    dice = random.Random(0)
     for split, n in (("train", 50_000), ("val", 2000)):
         writer.write(split, [dice.randrange(29) for _ in range(n)])
     writer.finish(vocab_size=29, tokenizer="bytes")
 
-def start(words):
-    return subprocess.Popen([sys.executable, "train.py", *words], stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True)
+def train(words, status=0):
+    """Trains, and returns the errors, which are one line if the status is 1."""
+    done = subprocess.run([sys.executable, "train.py", *words], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == status, done.stderr
+    assert status == 0 or done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.strip()
 
-def last_line(process):
-    """The one line that it ends with."""
-    errors = process.communicate(timeout=120)[1]
-    assert process.returncode == 1 and errors.count("\n") == 1, errors
-    return errors.strip()
-
-def interrupt(folder, numbers, ranks=1):
+def interrupt(numbers, folder, ranks=1):
     with contextlib.redirect_stdout(io.StringIO()):
         reached = interrupt_often(folder / "data", folder, 40, numbers, ranks)
     return f"40 times, {len(set(reached))} checkpoints up to step {reached[-1]}, no bit lost"
 
-def kills(folder):
-    return interrupt(folder, [signal.SIGKILL])
-
-def signals(folder):
-    return interrupt(folder, list(SIGNALS))
-
-def pairs(folder):
-    return interrupt(folder, list(SIGNALS), ranks=2)
-
 def disk(folder):
-    small, flags = folder / "small", ["--checkpoint_interval=5", "--eval_interval=1000000"]
+    small = folder / "small"
+    flags = ["--checkpoint_interval=5", "--eval_interval=1000000"]
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
     try:
         out, filler = small / "run", small / "filler"
         words = [f"--data={folder / 'data'}", *TINY, *flags]
         here = [*words, f"--out_dir={out}", "--resume=True"]
-        assert start([*here, "--max_iters=5"]).wait(120) == 0
+        train([*here, "--max_iters=5"])
         before = (out / "ckpt.pt").read_bytes()
         filler.write_bytes(bytes(shutil.disk_usage(small).free - len(before) // 2))
-        full = last_line(start(here))
+        full = train(here, 1)
         assert "No space left on device" in full, full
         assert (out / "ckpt.pt").read_bytes() == before
         assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
         filler.unlink()
         subprocess.run(["mount", "-o", "remount,ro", small], check=True)
-        line = last_line(start(here))
+        line = train(here, 1)
         assert "Read-only file system" in line, line
         subprocess.run(["mount", "-o", "remount,rw", small], check=True)
-        assert start([*here, "--max_iters=20"]).wait(120) == 0
+        train([*here, "--max_iters=20"])
         assert checkpoint.read(str(out))["step"] == 20
     finally:
         subprocess.run(["umount", small])
     return f"{full!r}; one line if read-only; the run went on afterwards"
 
-TESTS = dict(kills=kills, signals=signals, pairs=pairs, disk=disk)
+TESTS = {
+    "kills": partial(interrupt, [signal.SIGKILL]),
+    "signals": partial(interrupt, list(SIGNALS)),
+    "pairs": partial(interrupt, list(SIGNALS), ranks=2),
+    "disk": disk,
+}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(TESTS)
