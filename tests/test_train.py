@@ -1,7 +1,6 @@
 """train.py and checkpoint.py: a run that is stopped, resumed or divided over processes is the same
 run, no way to end it loses it, and its numbers are those that a sum by hand gives. What is refused
 before training stands in test_bad_input.py."""
-import itertools
 import json
 import math
 import multiprocessing
@@ -15,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-import types
 import zipfile
 from functools import partial
 
@@ -40,7 +38,7 @@ def run(data, out, *flags, ranks=1):
     if ranks == 1:
         train.main(words)
     else:
-        processes = start_ranks(f"{out}.printed", words, ranks)
+        processes = start(f"{out}.printed", words, ranks)
         for process in processes:
             process.join(120)
         printed = open(f"{out}.printed").read()
@@ -62,20 +60,20 @@ def losses(out):
     steps = {record["step"]: record["loss"] for record in records if "lr" in record}
     return steps, [record for record in records if "split" in record]
 
-def start(printed, words, setup=int, **environ):
-    """A process that trains with these words. Its output is appended to the file `printed`."""
-    process = FORKS.Process(target=child, args=(str(printed), words, setup, environ), daemon=True)
-    process.start()
-    return process
-
-def start_ranks(printed, words, ranks, setup=int):
-    """Processes that train together, as torchrun starts them. RANK in a word is their number."""
+def start(printed, words, ranks=1, setup=int):
+    """Starts processes that train together, as torchrun does. RANK in a word is their number. Their
+    output is appended to the file `printed`."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     group = dict(WORLD_SIZE=str(ranks), MASTER_ADDR="localhost", MASTER_PORT=port)
-    return [start(printed, [word.replace("RANK", str(rank)) for word in words], setup,
-                  RANK=str(rank), **group) for rank in range(ranks)]
+    processes = []
+    for rank in map(str, range(ranks)):
+        own = [word.replace("RANK", rank) for word in words]
+        given = str(printed), own, setup, dict(group, RANK=rank)
+        processes.append(FORKS.Process(target=child, args=given, daemon=True))
+        processes[-1].start()
+    return processes
 
 def child(printed, words, setup, environ):
     file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -227,23 +225,25 @@ def test_nohup(stream, tmp_path):
 def slow_evaluation():
     train.error_sums = lambda *_: print("begun", flush=True) or time.sleep(2) or torch.ones(5)
 
-@pytest.mark.parametrize("number, last_words", [
-    (signal.SIGTERM, "stopped by a signal at step 3"),
-    (signal.SIGINT, "Ctrl-C again ends it at once"),
+@pytest.mark.parametrize("number, interval, last_words", [
+    (signal.SIGTERM, 50, "stopped by a signal at step 4"),
+    (signal.SIGINT, 4, "Ctrl-C ends it at once"),
 ])
-def test_signals_during_an_evaluation(stream, tmp_path, number, last_words):
-    """The checkpoint is written before it. A signal stops it after its batch, even if it comes many
-    times, because a scheduler signals all processes and torchrun passes its own signal on. Only a
-    second Ctrl-C ends it at once."""
+def test_signals_during_an_evaluation(stream, tmp_path, number, interval, last_words):
+    """A signal stops the evaluation after its batch and leaves a checkpoint, also at a step without
+    one. The signal may come many times, because a scheduler signals all processes and torchrun
+    passes its own on. Only a second Ctrl-C ends the run at once, and if the step has a checkpoint,
+    then it is written before the evaluation."""
     out, printed = tmp_path / "a", tmp_path / "printed"
     run(stream, out, "--max_iters=2")
-    words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--eval_interval=3", "--resume=True"]
-    process = start(printed, [*words, "--eval_batches=8"], slow_evaluation)
+    words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--resume=True", "--eval_batches=8",
+             "--eval_interval=4", f"--checkpoint_interval={interval}"]
+    (process,) = start(printed, words, setup=slow_evaluation)
     wait_for(lambda: printed.exists() and "begun" in printed.read_text())
     for _ in range(20):
         subprocess.run(["kill", f"-{number}", str(process.pid)])  # no error if it has just ended
     process.join(60)
-    assert process.exitcode == -number and read(str(out))["step"] == 3
+    assert process.exitcode == -number and read(str(out))["step"] == 4
     assert last_words in "".join(printed.read_text().splitlines()[-2:])
 
 def close_terminal():
@@ -268,7 +268,7 @@ def interrupt_often(data, folder, times, numbers, ranks=1):
     for n in range(times):
         number = numbers[n % len(numbers)]
         setup = close_terminal if number == signal.SIGHUP else int
-        processes = start_ranks(printed, [*words, "--max_iters=1000000"], ranks, setup)
+        processes = start(printed, [*words, "--max_iters=1000000"], ranks, setup)
         # Before the first step, a process may not yet listen to signals
         wait_for(lambda: (out / "log.jsonl").exists()
                  and '"lr"' in "".join((out / "log.jsonl").read_text().split('{"config"')[n + 1 :]))
@@ -314,9 +314,7 @@ def open_file(path, *rest, real=os.open, **named):
 
 os.open = open_file
 import numpy as np
-import sample
-assert "train" not in sys.modules
-import train
+import sample, train
 from data.shards import Writer
 
 with Writer("data/toy") as writer:
@@ -361,7 +359,7 @@ def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, flag, 
     if differ == "out":
         run("1/data/stream", "1/out", "--max_iters=1")
     words = ["--data=data/stream", "--out_dir=out", *TINY, "--max_iters=2", flag]
-    for process in start_ranks(tmp_path / "printed", words, 2, partial(enter_machine, tmp_path)):
+    for process in start(tmp_path / "printed", words, 2, partial(enter_machine, tmp_path)):
         process.join(60)
         assert process.exitcode == 1
     text = (tmp_path / "printed").read_text()
@@ -369,27 +367,22 @@ def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, flag, 
 
 # numbers
 
-def test_speed(rows, tmp_path, monkeypatch, capsys):
+def test_speed_and_dtype(rows, tmp_path, monkeypatch):
     """Tokens per second and MFU count the 11 targets of a row of 12. The first line has neither,
-    because the first step may include a compilation. An evaluation that lasts, here by a clock that
-    jumps, says how far it is."""
+    because the first step may include a compilation. In bfloat16, losses differ a little, and the
+    parameters stay float32."""
     monkeypatch.setattr(train, "PEAK_FLOPS", {"cpu": 1e9})
-    monkeypatch.setattr(time, "monotonic", partial(next, itertools.count(step=11)))
-    net = GPT(model_config(run(rows, tmp_path / "a", "--max_iters=4", "--log_interval=2")))
-    record = next(record for record in log(tmp_path / "a") if "ms" in record)
-    assert record["step"] == 4
-    assert record["tokens_per_s"] * record["ms"] / 1e3 == pytest.approx(4 * 11)
-    assert record["mfu"] == pytest.approx(net.estimate_mfu(4, record["ms"] / 1e3, 1e9, 11))
-    assert "evaluating val: window 4 of 8" in capsys.readouterr().out
-
-def test_bfloat16_is_close_to_float32(stream, tmp_path):
-    """The flag --dtype decides. The parameters stay float32."""
-    flags, dtypes = ["--max_iters=3", "--dropout=0.0", "--log_interval=1"], ("float32", "bfloat16")
-    for dtype in dtypes:
-        checkpoint = run(stream, tmp_path / dtype, *flags, f"--dtype={dtype}")
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        checkpoint = run(rows, tmp_path / dtype, "--max_iters=4", "--log_interval=2",
+                         "--dropout=0.0", f"--dtype={dtype}")
         assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
-    a, b = (losses(tmp_path / dtype)[0] for dtype in dtypes)
-    assert all(0 < abs(a[step] - b[step]) < 0.03 for step in a)
+        first, last = (record for record in log(tmp_path / dtype) if "lr" in record)
+        found.append(last["loss"])
+    assert 0 < abs(found[0] - found[1]) < 0.03
+    assert "ms" not in first and last["tokens_per_s"] * last["ms"] / 1e3 == pytest.approx(4 * 11)
+    net = GPT(model_config(checkpoint))
+    assert last["mfu"] == pytest.approx(net.estimate_mfu(4, last["ms"] / 1e3, 1e9, 11))
 
 def test_learning_rate_schedules():
     """At the steps 0 and 3 of the warm-up, at its end, between, half-way and at the end."""
@@ -427,12 +420,18 @@ def test_wandb(stream, tmp_path, monkeypatch):
     """It gets every record, and a resumed run keeps its wandb run."""
     seen = []
 
-    def init(**given):
-        seen.append(given["id"])
-        return types.SimpleNamespace(log=lambda values, step: seen.append((step, sorted(values))),
-                                     id="of-its-own", finish=lambda: None)
+    class Wandb:
+        id = "of-its-own"
+        finish = int
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+        def init(**given):
+            seen.append(given["id"])
+            return Wandb
+
+        def log(values, step):
+            seen.append((step, sorted(values)))
+
+    monkeypatch.setitem(sys.modules, "wandb", Wandb)
     for steps in (1, 2):
         run(stream, tmp_path / "a", f"--max_iters={steps}", "--log_interval=1",
             "--wandb_project=p", "--resume=True")
@@ -444,13 +443,11 @@ def test_what_changes_on_resuming(stream, tmp_path, capsys):
     run(stream, tmp_path / "a", "--max_iters=2", "--weight_decay=0.1")
     after = run(stream, tmp_path / "a", "--max_iters=5", "--weight_decay=0.5", "--beta1=0.8",
                 "--learning_rate=3", "--eval_batches=1", "--resume=True")
-    printed = capsys.readouterr().out
-    assert "learning_rate=3.0 from here on; it was 0.01\n" in printed
+    assert "learning_rate=3.0 from here on; it was 0.01\n" in capsys.readouterr().out
     groups = after["optimizer"]["param_groups"]
     assert [(group["weight_decay"], group["betas"], group["lr"]) for group in groups] == [
         (0.5, (0.8, 0.95), 3.0), (0.0, (0.8, 0.95), 3.0)]
     assert after["best"]["step"] == 5
-    assert f", best val loss {after['best']['loss']:.4f} at step 5\n" in printed
 
 @pytest.mark.parametrize("more", ["--checkpoint_interval=1", "--eval_interval=1", "--max_iters=4"])
 def test_a_loss_that_is_not_finite(stream, tmp_path, more):
@@ -461,37 +458,11 @@ def test_a_loss_that_is_not_finite(stream, tmp_path, more):
     words = [f"--data={stream}", *TINY, *flags, "--learning_rate=1e38", "--max_iters=50", more]
     line = fails("train.py", *words, f"--out_dir={out}", "--resume=True")
     assert "loss is nan at step" in line and "try a lower learning_rate" in line
-    assert f"{out / 'ckpt.pt'} is the last good checkpoint" in line
+    assert f"{out / 'ckpt.pt'} is the last checkpoint" in line
     after = read(str(out))
     assert after["step"] == 3 and same(before, after)
 
-def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
-    """A run that fails before its first checkpoint leaves no log to the next one, whose curves
-    would begin with it."""
-    monkeypatch.setattr(train, "scores", lambda sums, masked: dict(loss=math.inf))
-    with pytest.raises(ValueError, match="inf at step 0; .*; there is no checkpoint yet"):
-        run(stream, tmp_path / "a", "--max_iters=3")
-    monkeypatch.undo()
-    run(stream, tmp_path / "a", "--max_iters=1")
-    assert ["config" in record for record in log(tmp_path / "a")] == [True] + [False] * 3
-
 # disks, memory and files
-
-def test_a_checkpoint_reaches_the_disk_before_its_name_does(stream, tmp_path, monkeypatch):
-    """So a power cut between two of these calls leaves the old file or the new one."""
-    calls = []
-
-    def note(name, what):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args: calls.append(what(*args)) or real(*args))
-
-    note("fsync", lambda handle: ("fsync", os.readlink(f"/proc/self/fd/{handle}")))
-    note("replace", lambda old, new: ("replace", old, new))
-    run(stream, tmp_path / "a", "--max_iters=1")
-    ckpt = str(tmp_path / "a" / "ckpt.pt")
-    part = ckpt + ".tmp"
-    once = [("fsync", part), ("replace", part, ckpt), ("fsync", str(tmp_path / "a"))]
-    assert calls == 2 * once  # before the last evaluation, and with its result
 
 @pytest.mark.parametrize("size", [16, 256])  # PyTorch hides the system's error on a large tensor
 def test_no_room_for_a_checkpoint(stream, tmp_path, size):
@@ -507,23 +478,18 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
     assert "([Errno 27] File too large)" in line
     assert os.listdir(tmp_path / "a") == ["log.jsonl"]
 
-def test_last_words(tmp_path, monkeypatch):
-    """A lack of memory is one line, whichever error reports it. A bug keeps its traceback. torchrun
-    reads the line in a file, and shows the first. So a process that may only have lost another one
-    gives it time to report why."""
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
-    line = ("out of memory (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.); "
-            "try a smaller --micro_batch or model")
-    assert train.last_words(error) == line
+def test_last_words_under_torchrun(tmp_path, monkeypatch):
+    """torchrun reads the line in a file, and shows the first. So a process that may only have lost
+    another one gives it time to report why."""
     report = tmp_path / "report"
     slept = []
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
     monkeypatch.setattr(time, "sleep", slept.append)
-    for bug in ("a bug", "connection lost"):
-        with pytest.raises(RuntimeError, match=bug):
-            train.last_words(RuntimeError(bug))
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+    with pytest.raises(RuntimeError, match="connection lost"):
+        train.last_words(RuntimeError("connection lost"))
     assert slept == [10] and not report.exists()
-    assert train.last_words(error) == 1 and json.loads(report.read_text()) == dict(message=line)
+    assert train.last_words(torch.OutOfMemoryError("CUDA out of memory.\nMore")) == 1
+    assert json.loads(report.read_text())["message"].startswith("out of memory (OutOfMemoryError: ")
 
 def test_damaged_checkpoints(stream, tmp_path):
     """A flipped bit, a file cut short or another file: one line, and the file is left alone."""
@@ -548,12 +514,9 @@ def test_damaged_checkpoints(stream, tmp_path):
 def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
     """It lacks keys added since, and holds some that are gone or have another name."""
     old = run(stream, tmp_path / "a", "--max_iters=2")
-    for key in ("best", "wandb"):
-        del old[key]
-    del old["meta"]["shards"], old["config"]["expe_scale"]
+    del old["best"], old["wandb"], old["meta"]["shards"], old["config"]["expe_scale"]
     old["config"]["share_table"] = True
     old["config"]["pope_softplus"] = old["config"].pop("pope_mu") == "softplus"
-    assert model_config(old).pope_mu == "softplus"
     torch.save(old, tmp_path / "a" / "ckpt.pt")
     again = run(stream, tmp_path / "a", "--max_iters=4", "--resume=True")
     assert same(again, run(stream, tmp_path / "b", "--max_iters=4"))
