@@ -59,7 +59,7 @@ SAMPLE = [
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
     ("sample.py {run}/ckpt.pt", ["run directory", "python sample.py"]),
     ("sample.py {nothing}", ["'{nothing}'", "train", "python train.py config/quickstart.py"]),
-    ("sample.py {own}@cope_shared=True", ["{own} has a ", "of its own, which layers share"]),
+    ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
     ("sample.py {run} --evaluate=val --data={rows}", ["{rows} was tokenized with "]),

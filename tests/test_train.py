@@ -304,7 +304,7 @@ def test_interrupted_at_random_moments(stream, tmp_path, times, numbers, ranks):
 WINDOWS = """
 import os, signal, sys
 sys.modules["fcntl"] = None
-from conftest import TINY
+from conftest import TINY, write_stream
 del signal.SIGHUP, os.O_DIRECTORY
 
 def open_file(path, *rest, real=os.open, **named):
@@ -313,14 +313,9 @@ def open_file(path, *rest, real=os.open, **named):
     return real(path, *rest, **named)
 
 os.open = open_file
-import numpy as np
 import sample, train
-from data.shards import Writer
 
-with Writer("data/toy") as writer:
-    for split in ("train", "val"):
-        writer.write(split, np.arange(500) % 29)
-    writer.finish(vocab_size=29, tokenizer="bytes")
+write_stream("data/toy")
 for steps in (2, 4):
     train.main(["--data=data/toy", "--out_dir=run", *TINY, "--resume=True", f"--max_iters={steps}"])
 sample.main(["run", "--max_new_tokens=5"])

@@ -11,7 +11,6 @@ disk     a full disk and a read-only one (needs the right to mount)
 import contextlib
 import io
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -24,19 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.chdir(ROOT)
 
-from conftest import SIGNALS, TINY  # noqa: E402
+from conftest import SIGNALS, TINY, write_stream  # noqa: E402
 from test_train import interrupt_often  # noqa: E402
 
 import checkpoint  # noqa: E402
-from data.shards import Writer  # noqa: E402
 
-
-def make_data(folder):
-    writer = Writer(folder)
-    dice = random.Random(0)
-    for split, n in (("train", 50_000), ("val", 2000)):
-        writer.write(split, [dice.randrange(29) for _ in range(n)])
-    writer.finish(vocab_size=29, tokenizer="bytes")
 
 def train(words, status=0):
     """Trains, and returns the errors, which are one line if the status is 1."""
@@ -91,5 +82,5 @@ if __name__ == "__main__":
         sys.exit(__doc__.strip())
     for name in chosen:
         with tempfile.TemporaryDirectory() as temporary:
-            make_data(Path(temporary) / "data")
+            write_stream(Path(temporary) / "data")
             print(f"{name}: {TESTS[name](Path(temporary))}", flush=True)
