@@ -154,6 +154,6 @@ def test_cbt(run, net, own_tasks, monkeypatch):
 
 def test_what_cannot_be_scored(run, net, own_tasks):
     line = fails("sample.py", run, "--tasks=cbtt", "--device=cpu")
-    assert "tasks='cbtt' is neither a task of the harness nor a yaml file; did you mean 'cbt" in line
+    assert "'cbtt' is neither a task of the harness nor a yaml file; did you mean 'cbt" in line
     with pytest.raises(ValueError, match="need a model of text, but this one's data set has no"):
         Model(net, BYTES | dict(separator=None))
