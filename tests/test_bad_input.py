@@ -26,9 +26,7 @@ CONFIG = [
     ("train.py --n_layer=1.5", ["n_layer='1.5' in --n_layer=1.5 is not of type int"]),
     ("train.py --batch_size=0", ["batch_size=0 in --batch_size=0", "use 1 <= batch_size < 9"]),
     ("train.py quickstart", ["no config file 'quickstart'", "mean config/quickstart.py?"]),
-    ("train.py a.py b.py", ["expected one config file, got a.py b.py; write options as"]),
     ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; use --eval_batches"]),
-    ("sample.py --out_dir={run}", ["a run directory is given without a flag"]),
 ]
 
 TRAIN = [
@@ -68,10 +66,8 @@ SAMPLE = [
     ("sample.py {run} --extrapolate=0.01", ["0.01 times 16 tokens is not in 1 to 599"]),
     ("sample.py {run} {task} --extrapolate=1", ["holds rows of 12 tokens", "needs a stream"]),
     ("sample.py {empty} --report={new}", ["none of these runs has results", "evaluate them"]),
-    ("sample.py {run} --figure=zoom", ["figure='zoom' is unknown; choose one of "]),
     ("sample.py {run} --figure=gates", ["'gates' has nothing to show of pe='rope'"]),
     ("sample.py {run} --figure=frequency --text=x --split=val", ["text='x' takes the place"]),
-    ("sample.py {run} --figure=frequency --text=/dev/null", ["text='/dev/null'"]),
     ("sample.py {run} {task} --figure=frequency --out={new}", ["one picture, and there are 2"]),
 ]
 
@@ -80,13 +76,10 @@ DATA = [
     ("data/flip_flop.py --out={set}", ["{set} is complete", "delete it"]),
     ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
     ("data/indirect_indexing.py --shift=20", ["shift=20", "shortest=20"]),
-    ("data/recall.py --pairs=40", ["pairs=40", "26"]),
     ("data/strings.py --task=sort", ["task='sort'", "reversed_addition"]),
     ("data/text.py", ["no text was named", "--source="]),
     ("data/text.py {text}", ["has no value", "write --source={text}"]),
-    ("data/text.py --source={empty}", ["empty"]),
     ("data/text.py --source={latin}", ["{latin} is not UTF-8", "convert"]),
-    ("data/text.py --source={text} --out={set}", ["{set}", "delete it to start over", "--out"]),
 ]
 
 @pytest.fixture(scope="module")
@@ -143,9 +136,14 @@ def test_bad_input(command, parts, places, monkeypatch):
 ])
 def test_a_library_that_is_missing(command, library, places, monkeypatch):
     """The line says what to install."""
+    class Finder:
+        def find_spec(name, *rest):
+            if name == library:
+                raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
     monkeypatch.delattr(eval, "harness", raising=False)
     for name in list(sys.modules):
-        if name.startswith(f"{library}.") or name == "eval.harness":
+        if name.split(".")[0] == library or name == "eval.harness":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
     assert failure(command, places, monkeypatch).endswith(f"pip install {library}")

@@ -12,6 +12,7 @@ from typing import Literal, get_origin
 import pytest
 import torch
 
+import checkpoint
 import config
 import sample
 import train
@@ -152,19 +153,15 @@ def test_documented_commands_parse(path):
                     config.typed(GPTConfig, *option.split("="), run)
 
 @pytest.mark.parametrize("path", CONFIGS)
-def test_config_files_train(path, stream, rows, tmp_path, capsys):
-    """One step at a small size, on generated data of the config's kind, a stream or masked rows.
-    The docstring names the file."""
-    assert os.path.basename(path) in open(path).read().split('"""')[1]
+def test_config_files_train(path, stream, rows, tmp_path):
+    """One step at a small size, on generated data of the config's kind, a stream or masked rows."""
     cfg = config.load(TrainConfig, [path])
     tasks = "flip", "copy", "counting", "indirect", "wordcount", "jsb"
     shrunk = dict(
         n_layer=min(cfg.n_layer, 6), n_head=2, n_embd=32, mlp_width=48 if cfg.mlp_width else 0,
         expe_l=min(cfg.expe_l, 8), block_size=16, vocab_size=32, batch_size=4,
-        micro_batch=2 if cfg.micro_batch else 0, max_iters=1, eval_interval=9, eval_batches=1,
-        eval_splits="val", compile=False, device="cpu", out_dir=str(tmp_path / "out"),
-        data=rows if any(name in cfg.data for name in tasks) else stream, log_interval=1)
+        micro_batch=2 if cfg.micro_batch else 0, max_iters=1, eval_batches=1, eval_splits="val",
+        compile=False, device="cpu", out_dir=str(tmp_path),
+        data=rows if any(name in cfg.data for name in tasks) else stream)
     train.main([path, *(f"--{key}={value}" for key, value in shrunk.items())])
-    printed = capsys.readouterr().out
-    for text in ("step 1/1 loss", "step 1: val loss", f"pe={cfg.pe},"):
-        assert text in printed
+    assert checkpoint.read(str(tmp_path))["step"] == 1

@@ -134,18 +134,13 @@ def by_hand(net, x, y):
     """The mean loss of the targets, and the percentages of wrong targets and of rows with one,
     among the rows that have a target."""
     log_p = net(x, x)[0].double().log_softmax(-1)
-    total, targets, wrong, rows, wrong_rows = 0.0, 0, 0, 0, 0
-    for row in range(len(x)):
-        misses = 0
-        for i, target in enumerate(y[row].tolist()):
-            if target != -1:
-                total -= log_p[row, i, target].item()
-                targets += 1
-                misses += int(log_p[row, i].argmax()) != target
-        rows += bool((y[row] != -1).any())
-        wrong += misses
-        wrong_rows += misses > 0
-    return total / targets, 100 * wrong / targets, 100 * wrong_rows / rows
+    targets = [(row, i) for row, i in np.ndindex(*y.shape) if y[row, i] != -1]
+    nats = [-log_p[row, i, y[row, i]].item() for row, i in targets]
+    wrong = [(row, i) for row, i in targets if log_p[row, i].argmax() != y[row, i]]
+    rows = {row for row, _ in targets}
+    wrong_rows = {row for row, _ in wrong}
+    return (sum(nats) / len(nats), 100 * len(wrong) / len(targets),
+            100 * len(wrong_rows) / len(rows))
 
 @pytest.mark.parametrize("seed", range(6))
 def test_losses_by_hand(seed, request, tmp_path):
@@ -209,12 +204,12 @@ def test_dropout_differs_by_step_and_process(tmp_path):
     for split in ("train", "val"):
         writer.write(split, np.zeros(100, dtype=int))
     writer.finish(vocab_size=9, tokenizer="bytes")
-    found = []
+    found = set()
     for ranks in (1, 2):
         run(tmp_path / "data", tmp_path / str(ranks), "--learning_rate=0.0", "--dropout=0.5",
             "--max_iters=3", "--log_interval=1", f"--batch_size={2 * ranks}", ranks=ranks)
-        found += losses(tmp_path / str(ranks))[0].values()
-    assert len(found) == len(set(found)) == 6
+        found.update(losses(tmp_path / str(ranks))[0].values())
+    assert len(found) == 6
 
 # signals and kills
 
@@ -338,19 +333,20 @@ def test_the_last_line_of_torchrun_is_ours(tmp_path):
 def enter_machine(folder):
     os.chdir(folder / os.environ["RANK"])
 
-@pytest.mark.parametrize("flag, differ", [
-    ("--learning_rate=1e-RANK", ""), ("--resume=True", "data"), ("--resume=True", "out")])
-def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, flag, differ):
+@pytest.mark.parametrize("differ", ["settings", "data", "checkpoint"])
+def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, differ):
     """On several machines, each may have its own copy of the data, and a disk of its own."""
     monkeypatch.chdir(tmp_path)
+    words = ["--data=data/stream", "--out_dir=out", *TINY, "--max_iters=2", "--resume=True"]
     for rank in "01":
         shutil.copytree(stream, f"{rank}/data/stream")
+    if differ == "settings":
+        words.append("--learning_rate=1e-RANK")
     if differ == "data":
         path = tmp_path / "1" / "data" / "stream" / "meta.json"
         path.write_text(path.read_text().replace("s28", "s29"))
-    if differ == "out":
+    if differ == "checkpoint":
         run("1/data/stream", "1/out", "--max_iters=1")
-    words = ["--data=data/stream", "--out_dir=out", *TINY, "--max_iters=2", flag]
     for process in start(tmp_path / "printed", words, 2, partial(enter_machine, tmp_path)):
         process.join(60)
         assert process.exitcode == 1
@@ -359,19 +355,13 @@ def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, flag, 
 
 # numbers
 
-def test_speed_and_dtype(rows, tmp_path, monkeypatch):
+def test_speed_in_bfloat16(rows, tmp_path, monkeypatch):
     """Tokens per second and MFU count the 11 targets of a row of 12. The first line has neither,
-    because the first step may include a compilation. In bfloat16, losses differ a little, and the
-    parameters stay float32."""
+    because the first step may include a compilation. The parameters stay float32."""
     monkeypatch.setattr(train, "PEAK_FLOPS", {"cpu": 1e9})
-    found = []
-    for dtype in ("float32", "bfloat16"):
-        checkpoint = run(rows, tmp_path / dtype, "--max_iters=4", "--log_interval=2",
-                         "--dropout=0.0", f"--dtype={dtype}")
-        assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
-        first, last = (record for record in log(tmp_path / dtype) if "lr" in record)
-        found.append(last["loss"])
-    assert 0 < abs(found[0] - found[1]) < 0.03
+    checkpoint = run(rows, tmp_path / "a", "--max_iters=4", "--log_interval=2", "--dtype=bfloat16")
+    assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
+    first, last = (record for record in log(tmp_path / "a") if "lr" in record)
     assert "ms" not in first and last["tokens_per_s"] * last["ms"] / 1e3 == pytest.approx(4 * 11)
     net = GPT(model_config(checkpoint))
     assert last["mfu"] == pytest.approx(net.estimate_mfu(4, last["ms"] / 1e3, 1e9, 11))
@@ -391,13 +381,11 @@ def test_learning_rate_schedules():
 def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     """From step 0. It takes the model's options, unless they are given, and no others."""
     first = run(stream, tmp_path / "a", "--max_iters=3")
-    plain = ["--block_size=24", "--batch_size=2", "--device=cpu", "--eval_batches=1"]
-    train.main([f"--data={stream}", *plain, "--max_iters=0", f"--init_from={tmp_path / 'a'}",
-                f"--out_dir={tmp_path / 'b'}"])
+    train.main([f"--data={stream}", f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'b'}",
+                "--block_size=24", "--device=cpu", "--eval_batches=1", "--max_iters=0"])
     tuned = read(str(tmp_path / "b"))
-    got = [tuned["config"][key] for key in ("pe", "block_size", "dropout", "learning_rate")]
-    assert same(first, tuned) and tuned["step"] == 0
-    assert got == ["pope", 24, 0.1, train.TrainConfig.learning_rate]
+    got = [tuned["config"][key] for key in ("pe", "block_size", "dropout", "batch_size")]
+    assert same(first, tuned) and tuned["step"] == 0 and got == ["pope", 24, 0.1, 16]
 
 def test_runs_have_directories_of_their_own(stream, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -466,17 +454,15 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
     assert contents(out)["ckpt.pt"] == before
 
 def test_last_words_under_torchrun(tmp_path, monkeypatch):
-    """torchrun reads the line in a file, and shows the first. So a process that may only have lost
-    another one gives it time to report why."""
+    """torchrun shows the first line that a process writes to its file. A bug waits before it is
+    raised, because it may only be the loss of another process."""
     report = tmp_path / "report"
-    slept = []
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
-    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", int)
     with pytest.raises(RuntimeError, match="connection lost"):
         train.last_words(RuntimeError("connection lost"))
-    assert slept == [10] and not report.exists()
-    assert train.last_words(torch.OutOfMemoryError("CUDA out of memory.\nMore")) == 1
-    assert json.loads(report.read_text())["message"].startswith("out of memory (OutOfMemoryError: ")
+    assert not report.exists() and train.last_words(ValueError("a mistake")) == 1
+    assert json.loads(report.read_text()) == dict(message="ValueError: a mistake")
 
 def test_damaged_checkpoints(stream, tmp_path):
     """A flipped bit, a file cut short or another file: one line, and the file is left alone."""
