@@ -29,12 +29,14 @@ def own_signal_handlers():
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
 
-def write_stream(folder):
-    """Writes a stream of 5000 tokens with a pattern to learn."""
+def write_stream(folder, fraction=None):
+    """Writes a stream of 5000 tokens with a pattern to learn. If a fraction is given, then only so
+    many of them carry loss."""
     rng = np.random.default_rng(0)
     writer = Writer(folder)
     for split, n in (("train", 5000), ("val", 600)):
-        writer.write(split, (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29)
+        tokens = (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29
+        writer.write(split, tokens, None if fraction is None else rng.random(n) < fraction)
     symbols = [f"s{i}" for i in range(29)]
     writer.finish(vocab_size=29, tokenizer={"symbols": symbols}, separator=0)
     return str(folder)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, write_stream
 
 import eval
 import sample
@@ -24,14 +24,7 @@ from eval import figures, losses, results
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory):
-    """A stream like that of the fixture `stream`, in which one token of twenty carries loss."""
-    folder = tmp_path_factory.mktemp("masked") / "stream"
-    rng = np.random.default_rng(0)
-    writer = Writer(folder)
-    for split, n in (("train", 2000), ("val", 600)):
-        writer.write(split, rng.integers(0, 9, n), rng.random(n) < 0.05)
-    writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
-    return str(folder)
+    return write_stream(tmp_path_factory.mktemp("masked") / "stream", fraction=0.05)
 
 @pytest.fixture(scope="module")
 def runs(stream, masked, tmp_path_factory):
@@ -278,8 +271,10 @@ def test_yarn_knows_the_trained_length(runs, task):
     ):
         assert sample.load(f"{run}{yarn}{more}", "cpu")[0].cfg.rope_trained == trained
 
-def test_every_key_is_read_or_refused(runs, task, tmp_path, drawn, monkeypatch):
-    """Each action reads the keys that ACTIONS lists for it, and all others are refused."""
+def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
+    """Each action reads the keys that ACTIONS lists for it, and all others are refused. A figure of
+    one run is saved in its folder."""
+    pytest.importorskip("matplotlib")
     monkeypatch.setattr(eval, "harness", SimpleNamespace(score_tasks=print), raising=False)
     monkeypatch.chdir(tmp_path)
     keys = {field.name for field in dataclasses.fields(sample.SampleConfig)}
@@ -297,6 +292,7 @@ def test_every_key_is_read_or_refused(runs, task, tmp_path, drawn, monkeypatch):
                 "tasks": [run, "--tasks=x"]}
     for figure in sample.ACTIONS.keys() - commands.keys():
         commands[figure] = [run, f"--figure={figure}"]
+    commands["positions"].append("--heads=1.2")
     # These are read to choose the action, to load the runs, or to be passed on
     always = {"figure", "device", "data", "text", "heads"}
     for action, words in commands.items():
@@ -308,30 +304,20 @@ def test_every_key_is_read_or_refused(runs, task, tmp_path, drawn, monkeypatch):
             value = getattr(sample.SampleConfig, key) or "1"
             with pytest.raises(ValueError, match=f"--{key} |--{key}$"):
                 sample.main([*words, f"--{key}={value}"])
+    drawn = {path.stem for path in (runs / "carope+cope").glob("*.png")}
+    assert drawn == {"frequency", "rotation", "gates", "positions"}
 
-def test_figures(runs, stream, tmp_path, monkeypatch):
-    """The tokens that each is drawn on, and the file that it writes."""
-    pytest.importorskip("matplotlib")
-    seen = []
-    measure = figures.measure
-
-    def note(model, idx, name):
-        seen.append(idx[0].tolist())
-        return measure(model, idx, name)
-
-    monkeypatch.setattr(figures, "measure", note)
+def test_tokens_of_a_figure(runs, stream, tmp_path):
+    """The beginnings of the text files, cut to the shortest, or of segments of the split."""
     (tmp_path / "text").write_text("s3 s1 s4 " * 10)
     (tmp_path / "short").write_text("s2 s7")
-    monkeypatch.chdir(tmp_path)
-    for name, figure, words, want in (
-        ("rope", "frequency", ["--text=text,short"], [3, 1]),
-        ("carope+cope@block_size=20", "gates", ["--text=text"], [3, 1, 4] * 6 + [3, 1]),
-        ("carope+cope", "positions", ["--heads=1.2"], tokens_of(stream, "val")[:16]),
+    for name, figure, files, want in (
+        ("rope", "frequency", f"{tmp_path}/text,{tmp_path}/short", [[3, 1], [2, 7]]),
+        ("rope@block_size=20", "gates", f"{tmp_path}/text", [[3, 1, 4] * 6 + [3, 1]]),
+        ("rope", "positions", "", [tokens_of(stream, "val")[:16].tolist()]),
     ):
-        sample.main([str(runs / name), f"--figure={figure}", "--device=cpu", *words])
-        folder, at, options = name.partition("@")
-        assert (runs / folder / f"{figure}{at}{options}.png").exists()
-        assert seen.pop() == list(want)
+        run = sample.Run(str(runs / name), "", "cpu")
+        assert figures.tokens_to_show(run, figure, files, "val").tolist() == want
 
 def test_training_curves(runs, tmp_path, drawn):
     """One curve for each run, although rope is named twice. A full disk may have cut a log."""
