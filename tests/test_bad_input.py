@@ -43,6 +43,7 @@ TRAIN = [
     ("train.py --vocab_size=28", ["vocab_size=28 is less than the 29 of"]),
     # other runs
     ("train.py --init_from=resume", ["repeat its command with --resume=True"]),
+    ("train.py --init_from={run}/ckpt.pt", ["name its directory, {run}"]),
     ("train.py --init_from=gpt2", ["GPT-2's weights do not fit this model"]),
     ("train.py --init_from={run} --n_embd=32", ["{run} holds another architecture"]),
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),

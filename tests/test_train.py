@@ -33,7 +33,6 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["train", "torch._dynamo", "pytest"])
 # INTERRUPTIONS=40 pytest tests/test_train.py -k random_moments    is a longer trial
 INTERRUPTIONS = int(os.environ.get("INTERRUPTIONS", 3))
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 def run(data, out, *flags, ranks=1):
     """Trains, on several processes if `ranks` is above 1. Returns the checkpoint."""
@@ -305,7 +304,8 @@ def open_file(path, *rest, real=os.open, **named):
     return real(path, *rest, **named)
 
 os.open = open_file
-import sample, train
+import sample
+import train
 
 write_stream("data/toy")
 for steps in (2, 4):
@@ -324,9 +324,10 @@ def test_windows(tmp_path):
     assert "from step 2" in done.stdout and read(str(tmp_path / "run"))["step"] == 4
 
 def test_the_last_line_of_torchrun_is_ours(tmp_path):
-    """And there is no traceback of train.py."""
-    words = ["train.py", *TINY, "--pe=zope", f"--out_dir={tmp_path / 'a'}"]
-    done = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True, timeout=120)
+    """It says what the mistake is, and there is no traceback of train.py."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc_per_node=2", "train.py", *TINY, "--pe=zope", f"--out_dir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and 'train.py", line' not in done.stderr
     assert "pe='zope' is unknown" in "".join(done.stderr.splitlines()[-3:])
 
