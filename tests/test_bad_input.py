@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 # the words here change a complete command, see `failure`. A word in capitals sets an environment
 # variable, as in a shell.
 
-CONFIG = [
+MISTAKES = [
+    # the command line
     ("train.py", ["nothing to train; try python train.py config/quickstart.py"]),
     ("train.py --n_layers=3", ["unknown key 'n_layers' in --n_layers=3", "mean 'n_layer'?"]),
     ("train.py --compile", ["'--compile' has no value; write --compile=True"]),
@@ -26,14 +27,12 @@ CONFIG = [
     ("train.py --batch_size=0", ["batch_size=0 in --batch_size=0", "use 1 <= batch_size < 9"]),
     ("train.py quickstart", ["no config file 'quickstart'", "mean config/quickstart.py?"]),
     ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; use --eval_batches"]),
-]
-
-TRAIN = [
+    # training
     ("train.py --pe=zope", ["pe='zope' is unknown; choose one of rope, pope, nope, cope,"]),
     ("train.py --n_head=3", ["n_embd=16 is not divisible by n_head=3"]),
     ("train.py --mlp_width=1e13", ["out of memory", "try a smaller --micro_batch"]),
     ("WORLD_SIZE=3 train.py", ["batch_size=4 is not divisible by the 3 processes"]),
-    # data
+    # the data to train on
     ("train.py --data={nothing}", ["no meta.json in {nothing}", "python -m data.NAME"]),
     ("train.py --data={text}", ["`python -m data.text --source={text}`"]),
     ("train.py --data=flip_flop@lenght=8", ["'lenght'", "did you mean 'length'"]),
@@ -51,9 +50,7 @@ TRAIN = [
     ("train.py --out_dir={run} --resume=True --n_layer=3", ["with n_layer=2, not 3; keep it"]),
     ("train.py --out_dir={run} --resume=True --data={moved}/stream", ["in tokenizer; to fine-"]),
     ("train.py --out_dir={run} --resume=True --data={renamed}", ["in name; ", "init_from={run}"]),
-]
-
-SAMPLE = [
+    # sample.py
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
     ("sample.py {run}/ckpt.pt", ["run directory", "python sample.py"]),
     ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
@@ -68,9 +65,7 @@ SAMPLE = [
     ("sample.py {run} --figure=gates", ["'gates' has nothing to show of pe='rope'"]),
     ("sample.py {run} --figure=frequency --text=x --split=val", ["text='x' takes the place"]),
     ("sample.py {run} {task} --figure=frequency --out={new}", ["one picture, and there are 2"]),
-]
-
-DATA = [
+    # preparing data
     ("data/flip_flop.py --length=7", ["length=7", "even"]),
     ("data/flip_flop.py --out={set}", ["{set} is complete", "delete it"]),
     ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
@@ -117,7 +112,7 @@ def failure(command, places, monkeypatch):
                  *words]
     return fails(str(ROOT / script), *words)
 
-@pytest.mark.parametrize("command, parts", [*CONFIG, *TRAIN, *SAMPLE, *DATA], ids=str)
+@pytest.mark.parametrize("command, parts", MISTAKES, ids=str)
 def test_bad_input(command, parts, places, monkeypatch):
     """One line tells the mistake, and nothing is written."""
     before = contents(places["set"].parent)

@@ -55,14 +55,14 @@ def refused(function, key, value):
 
 def test_wrong_words_are_refused():
     """An unknown key, what is not a number although the key is one, and what is not a choice."""
-    for cls in (TrainConfig, SampleConfig):
-        refused(lambda words: config.load(cls, words), "n_layers", "1")
+    for cls, main in ((TrainConfig, train.main), (SampleConfig, sample.main)):
+        refused(main, "n_layers", "1")
         for field in dataclasses.fields(cls):
             if get_origin(field.type) is Literal:
-                refused(train.main if cls is TrainConfig else sample.main, field.name, "zzz")
+                refused(main, field.name, "zzz")
             elif type(field.default) in (int, float):
                 for value in ("x", "True", "nan"):
-                    refused(lambda words: config.load(cls, words), field.name, value)
+                    refused(main, field.name, value)
     for prepare in PREPARE:
         refused(lambda words: options(prepare, words), "n_layers", "1")
         for key, kind in prepare.__annotations__.items():

@@ -142,7 +142,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     net = sample.load(str(task / "run"), "cpu")[0]
     for name, n, T in (("val", 40, 8), ("long", 24, 12)):
         rows = tokens_of(task / "data", name, n, T)
-        decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()  # greedy
+        decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
         wrong = int((decoded != rows[:, 5:7]).any(1).sum())
         assert 0 < wrong < n, "the test needs right and wrong rows"
         found = numbers(task / "run", "sequence_error")[name]
