@@ -41,10 +41,6 @@ def run(tmp_path_factory):
                 "--max_iters=40"])
     return str(folder / "run")
 
-@pytest.fixture
-def net(run):
-    return sample.load(run, "cpu")[0]
-
 def logps(net, context, targets):
     """Each target's log-probability, by a forward pass of its own, and whether it is the most
     probable. The model sees the 16 tokens before the last target."""
@@ -86,15 +82,16 @@ def test_log_likelihood(pe):
     assert [score.tokens for score in got[: len(different)]] == [1, 8, 3, 1, 16, 8, 2, 10, 13, 3]
     assert got[len(different) - 1][1]
 
-def test_cbt(run, net, own_tasks, monkeypatch, capsys):
+def test_cbt(run, own_tasks, monkeypatch, capsys):
     """The mean per token decides; here a sum would decide otherwise. The space before a word is
     scored with it."""
     row = dict(sentences=[f"line {i} of a tale ." for i in range(20)], question="The XXXXX 's .",
                options=["for a in", "a", "print", ""])
     context = " ".join(row["sentences"]).replace(" .", ".") + " The"
+    net = sample.load(run, "cpu")[0].double()
     means, sums = {}, {}
     for option in row["options"][:3]:
-        p, _ = logps(net.double(), list(context.encode()), list(f" {option}'s.".encode()))
+        p, _ = logps(net, list(context.encode()), list(f" {option}'s.".encode()))
         means[option] = sum(p) / len(p)
         sums[option] = sum(p)
     right = dict(row, answer=max(means, key=means.get))
@@ -113,8 +110,8 @@ def test_cbt(run, net, own_tasks, monkeypatch, capsys):
     assert "|acc" in capsys.readouterr().out
     assert found == dict(cn=1.0, ne=0.5, p=0.0, v=0.0, cbt=0.375)  # each kind counts the same
 
-def test_what_cannot_be_scored(run, net, own_tasks):
+def test_what_cannot_be_scored(run, own_tasks):
     line = fails("sample.py", run, "--tasks=cbtt", "--device=cpu")
     assert "'cbtt' is neither a task of the harness nor a yaml file; did you mean 'cbt" in line
     with pytest.raises(ValueError, match="need a model of text, but this one's data set has no"):
-        Model(net, BYTES | dict(separator=None))
+        Model(None, BYTES | dict(separator=None))
