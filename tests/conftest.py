@@ -1,5 +1,5 @@
-"""Shared by several test files: two small data sets, the flags of a small run, and what a script
-ends with."""
+"""What several test files share: two small data sets, the flags of a small run, the pictures that
+would be saved, and what a script ends with."""
 import os
 
 # The models are tiny, so more threads would only wait for each other. Set before torch is imported;
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from data.shards import Writer
+from eval import figures
 
 TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4",
         "--device=cpu", "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1",
@@ -28,17 +29,21 @@ def own_signal_handlers():
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
 
-@pytest.fixture(scope="session")
-def stream(tmp_path_factory):
-    """A stream of 5000 tokens with a pattern to learn."""
-    folder = tmp_path_factory.mktemp("data") / "stream"
+def write_stream(folder, fraction=None):
+    """Writes a stream of 5000 tokens with a pattern to learn. If a fraction is given, then only so
+    many of them carry loss."""
     rng = np.random.default_rng(0)
     writer = Writer(folder)
     for split, n in (("train", 5000), ("val", 600)):
-        writer.write(split, (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29)
+        tokens = (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29
+        writer.write(split, tokens, None if fraction is None else rng.random(n) < fraction)
     symbols = [f"s{i}" for i in range(29)]
     writer.finish(vocab_size=29, tokenizer={"symbols": symbols}, separator=0)
     return str(folder)
+
+@pytest.fixture(scope="session")
+def stream(tmp_path_factory):
+    return write_stream(tmp_path_factory.mktemp("data") / "stream")
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
@@ -56,14 +61,19 @@ def rows(tmp_path_factory):
     writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
     return str(folder)
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that would be saved."""
+    pytest.importorskip("matplotlib")
+    found = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: found.append(figure))
+    return found
+
 def fails(script, *words):
     """The one line that a script ends with: sys.exit(text) prints it and gives status 1."""
-    kept, sys.argv = sys.argv, [script, *words]
-    try:
-        with pytest.raises(SystemExit) as stop:
-            runpy.run_path(script, run_name="__main__")
-    finally:
-        sys.argv = kept
+    with pytest.raises(SystemExit) as stop, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script, *words])
+        runpy.run_path(script, run_name="__main__")
     assert isinstance(stop.value.code, str) and "\n" not in stop.value.code
     return stop.value.code
 

@@ -13,38 +13,26 @@ import train
 from data.shards import Writer
 
 ROOT = Path(__file__).parent.parent
-IMPORTS = {"data/maestro.py": "miditok", "data/wordcount.py": "nltk"}  # before any other mistake
 
 # A command, and what its line must contain. {name} is a path of the fixture `places`. For train.py,
 # the words here change a complete command, see `failure`. A word in capitals sets an environment
 # variable, as in a shell.
 
-CONFIG = [
+MISTAKES = [
+    # the command line
     ("train.py", ["nothing to train; try python train.py config/quickstart.py"]),
     ("train.py --n_layers=3", ["unknown key 'n_layers' in --n_layers=3", "mean 'n_layer'?"]),
     ("train.py --compile", ["'--compile' has no value; write --compile=True"]),
-    ("train.py --n_layer 3", ["'--n_layer' has no value; write --n_layer=3"]),
     ("train.py --n_layer=1.5", ["n_layer='1.5' in --n_layer=1.5 is not of type int"]),
-    ("train.py --compile=1", ["compile='1' in --compile=1 is not of type bool"]),
     ("train.py --batch_size=0", ["batch_size=0 in --batch_size=0", "use 1 <= batch_size < 9"]),
-    ("train.py --grad_clip=-1", ["grad_clip=-1.0 in --grad_clip=-1", "use 0 <= grad_clip <"]),
-    ("train.py --beta2=1", ["beta2=1.0 in --beta2=1 is out of range; use 0 <= beta2 < 1"]),
-    ("train.py --seed=1e30", ["is out of range; use 0 <= seed < 9223372036854775808"]),
     ("train.py quickstart", ["no config file 'quickstart'", "mean config/quickstart.py?"]),
-    ("train.py x", ["there is no config file 'x'; there are config/addition_small.py, "]),
-    ("train.py --config=a.py", ["give the config file without a flag: a.py"]),
-    ("train.py a.py b.py", ["expected one config file, got a.py b.py; write options as"]),
     ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; use --eval_batches"]),
-    ("train.py {wrong_type}", ["pe=3 in {wrong_type} is not of type str"]),
-    ("sample.py --out_dir={run}", ["a run directory is given without a flag"]),
-]
-
-TRAIN = [
+    # training
     ("train.py --pe=zope", ["pe='zope' is unknown; choose one of rope, pope, nope, cope,"]),
     ("train.py --n_head=3", ["n_embd=16 is not divisible by n_head=3"]),
     ("train.py --mlp_width=1e13", ["out of memory", "try a smaller --micro_batch"]),
     ("WORLD_SIZE=3 train.py", ["batch_size=4 is not divisible by the 3 processes"]),
-    # data
+    # the data to train on
     ("train.py --data={nothing}", ["no meta.json in {nothing}", "python -m data.NAME"]),
     ("train.py --data={text}", ["`python -m data.text --source={text}`"]),
     ("train.py --data=flip_flop@lenght=8", ["'lenght'", "did you mean 'length'"]),
@@ -53,7 +41,6 @@ TRAIN = [
     ("train.py --data={rows} --block_size=10", ["block_size >= 11"]),
     ("train.py --vocab_size=28", ["vocab_size=28 is less than the 29 of"]),
     # other runs
-    ("train.py --init_from=nowhere", ["'nowhere' is not a directory", "train a run with"]),
     ("train.py --init_from=resume", ["repeat its command with --resume=True"]),
     ("train.py --init_from={run}/ckpt.pt", ["name its directory, {run}"]),
     ("train.py --init_from=gpt2", ["GPT-2's weights do not fit this model"]),
@@ -61,65 +48,30 @@ TRAIN = [
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),
     ("train.py --out_dir={run}", ["{run} already holds a run; resume it with --resume=True"]),
     ("train.py --out_dir={run} --resume=True --n_layer=3", ["with n_layer=2, not 3; keep it"]),
-    ("train.py --out_dir={run} --resume=True --batch_size=8", ["with batch_size=4, not 8"]),
     ("train.py --out_dir={run} --resume=True --data={moved}/stream", ["in tokenizer; to fine-"]),
     ("train.py --out_dir={run} --resume=True --data={renamed}", ["in name; ", "init_from={run}"]),
-]
-
-SAMPLE = [
+    # sample.py
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
     ("sample.py {run}/ckpt.pt", ["run directory", "python sample.py"]),
-    ("sample.py {nothing}", ["'{nothing}'", "train", "python train.py config/quickstart.py"]),
-    ("sample.py {run}@n_embd=64", ["{run}"]),
-    ("sample.py {own}@cope_shared=True", ["{own} has a ", "of its own, which layers share"]),
+    ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
-    ("sample.py {run} --temperature=-1", ["is out of range; use 0 <= "]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
-    ("sample.py {run} --evaluate=val,dev", ["has no split 'dev'"]),
     ("sample.py {run} --evaluate=val --data={rows}", ["{rows} was tokenized with "]),
-    ("sample.py {run} --evaluate=val --split=val", ["--split does nothing for evaluate"]),
     ("sample.py {run} --evaluate=val --extrapolate=1", ["exclude each other; keep one"]),
-    ("sample.py {run} --extrapolate=1,nan", ["extrapolate=", "positive number"]),
     ("sample.py {run} --extrapolate=a", ["extrapolate='a' is not a"]),
     ("sample.py {run} --extrapolate=0.01", ["0.01 times 16 tokens is not in 1 to 599"]),
-    ("sample.py {run} --extrapolate=2 --eval_tokens=256", ["eval_tokens"]),
     ("sample.py {run} {task} --extrapolate=1", ["holds rows of 12 tokens", "needs a stream"]),
-    ("sample.py {task} --heads=1.1", ["--heads does nothing for answers; leave it out"]),
     ("sample.py {empty} --report={new}", ["none of these runs has results", "evaluate them"]),
-    ("sample.py {run} --figure=zoom", ["figure='zoom' is unknown; choose one of "]),
     ("sample.py {run} --figure=gates", ["'gates' has nothing to show of pe='rope'"]),
     ("sample.py {run} --figure=frequency --text=x --split=val", ["text='x' takes the place"]),
-    ("sample.py {run} --figure=frequency --text=/dev/null", ["text='/dev/null'"]),
     ("sample.py {run} {task} --figure=frequency --out={new}", ["one picture, and there are 2"]),
-    ("sample.py {run} --figure=loss_by_position --eval_tokens=0 --out={new}", ["eval_tokens=0"]),
-]
-
-DATA = [
+    # preparing data
     ("data/flip_flop.py --length=7", ["length=7", "even"]),
-    ("data/flip_flop.py --lenght=8", ["'lenght'", "did you mean 'length'"]),
-    ("data/flip_flop.py --length", ["'--length'", "has no value", "--key=value"]),
     ("data/flip_flop.py --out={set}", ["{set} is complete", "delete it"]),
-    ("data/flip_flop.py --out={moved}", ["{moved} is in the way", "--out"]),
-    ("data/flip_flop.py --out={text}", ["{text} is in the way", "--out"]),
     ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
-    ("data/selective_copy.py --vocabulary=28", ["vocabulary=28", "27"]),
-    ("data/counting.py --variables=27", ["variables=27", "26"]),
-    ("data/indirect_indexing.py --shift=20", ["shift=20", "shortest=20"]),
-    ("data/recall.py --pairs=40", ["pairs=40", "26"]),
-    ("data/lookup.py --items=9", ["items=9", "8"]),
-    ("data/strings.py --task=sort", ["task='sort'", "reversed_addition"]),
     ("data/text.py", ["no text was named", "--source="]),
     ("data/text.py {text}", ["has no value", "write --source={text}"]),
-    ("data/text.py --source={nothing}", ["{nothing}", "does not exist"]),
-    ("data/text.py --source={empty}", ["empty"]),
     ("data/text.py --source={latin}", ["{latin} is not UTF-8", "convert"]),
-    ("data/text.py --source={text} --val=2", ["val=2.0", "between 0 and 1"]),
-    ("data/text.py --source={text} --tokenizer=no.json", ["'no.json'", "could not be loaded"]),
-    ("data/text.py --source={text} --out={set}", ["{set}", "delete it to start over", "--out"]),
-    ("data/jsb.py --length=10 --out={new}", ["length=10", "multiple of 4"]),
-    ("data/maestro.py --source={text} --out={new}", ["{text}", "not a zip file"]),
-    ("data/human_genome.py --source={nothing} --out={new}", ["{nothing}"]),
-    ("data/wordcount.py --stories={empty} --tokenizer=bytes --out={new}", ["stories"]),
 ]
 
 @pytest.fixture(scope="module")
@@ -144,7 +96,6 @@ def places(stream, rows, tmp_path_factory):
     (folder / "text").write_text("a text")
     (folder / "latin").write_bytes(b"caf\xe9")
     (folder / "wrong_key.py").write_text("eval_iters = 200")
-    (folder / "wrong_type.py").write_text("pe = 3")
     return {name: folder / name for name in ("new", "nothing")} | {
         path.stem: path for path in folder.iterdir()}
 
@@ -161,12 +112,9 @@ def failure(command, places, monkeypatch):
                  *words]
     return fails(str(ROOT / script), *words)
 
-@pytest.mark.parametrize("command, parts", [*CONFIG, *TRAIN, *SAMPLE, *DATA], ids=str)
+@pytest.mark.parametrize("command, parts", MISTAKES, ids=str)
 def test_bad_input(command, parts, places, monkeypatch):
     """One line tells the mistake, and nothing is written."""
-    for script, library in IMPORTS.items():
-        if script in command:
-            pytest.importorskip(library)
     before = contents(places["set"].parent)
     line = failure(command, places, monkeypatch)
     for part in parts:
@@ -183,7 +131,7 @@ def test_a_library_that_is_missing(command, library, places, monkeypatch):
     class Finder:
         def find_spec(name, *rest):
             if name == library:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+                raise ModuleNotFoundError(name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
     monkeypatch.delattr(eval, "harness", raising=False)

@@ -1,6 +1,5 @@
 """The lm-evaluation-harness in sample.py, against float64 sums token by token."""
 import functools
-import json
 
 import pytest
 import torch
@@ -26,13 +25,13 @@ PAIRS = [("", "a"), ("", "def f():"), ("print", "(a)"), (LONG, "r"), (LONG, "six
 
 @pytest.fixture
 def own_tasks(monkeypatch):
-    """Skip the harness's own task files: reading them takes 6 s."""
+    """Skips the harness's own task files, because reading them takes 6 s."""
     manager = functools.partial(tasks.TaskManager, include_defaults=False)
     monkeypatch.setattr(tasks, "TaskManager", manager)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run trained for a few steps at 16 bytes; with `learned` a 17th position is an error."""
+    """A run trained for a few steps at 16 bytes. With `learned`, a 17th position is an error."""
     folder = tmp_path_factory.mktemp("lm_eval")
     writer = Writer(folder / "text")
     for split in ("train", "val"):
@@ -42,28 +41,22 @@ def run(tmp_path_factory):
                 "--max_iters=40"])
     return str(folder / "run")
 
-@pytest.fixture
-def net(run):
-    return sample.load(run, "cpu")[0]
-
-def ask(kind, arguments):
-    return [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
-
 def logps(net, context, targets):
-    """Each target's log-probability, by a forward pass of its own, and whether it is the likeliest.
-    The model sees the 16 tokens before the last target."""
+    """Each target's log-probability, by a forward pass of its own, and whether it is the most
+    probable. The model sees the 16 tokens before the last target."""
     tokens = context + targets
-    found = []
+    found, right = [], []
     for at in range(len(context), len(tokens)):
         inputs = tokens[max(0, len(tokens) - 17) : at]
         with torch.no_grad():
             p = net(torch.tensor([inputs]))[0][0, -1].log_softmax(-1)
-        found.append((p[tokens[at]].item(), p.argmax().item() == tokens[at]))
-    return [p for p, _ in found], [right for _, right in found]
+        found.append(p[tokens[at]].item())
+        right.append(p.argmax().item() == tokens[at])
+    return found, right
 
 def by_hand(net, context, continuation):
-    """The sum, and whether all are likeliest. Spaces before the continuation belong to it, as in
-    the harness."""
+    """The sum, and whether all are the most probable. Spaces before the continuation belong to it,
+    as in the harness."""
     before, targets = context.rstrip(), (context + continuation)[len(context.rstrip()) :]
     p, right = logps(net, list(before.encode()) or [256], list(targets.encode()))
     return sum(p), all(right)
@@ -78,7 +71,8 @@ def test_log_likelihood(pe):
     written = net.generate(torch.tensor([list(b"print")]), 3, temperature=0)[0, 5:].tolist()
     different = [*PAIRS, ("print", bytes(written).decode())]
     pairs = different * 60  # more than a batch
-    got = Model(net, BYTES).loglikelihood(ask("loglikelihood", pairs), disable_tqdm=True)
+    asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    got = Model(net, BYTES).loglikelihood(asked, disable_tqdm=True)
     exact = net.double()
     for i, score in enumerate(got):
         if i < len(different):
@@ -88,73 +82,36 @@ def test_log_likelihood(pe):
     assert [score.tokens for score in got[: len(different)]] == [1, 8, 3, 1, 16, 8, 2, 10, 13, 3]
     assert got[len(different) - 1][1]
 
-def test_a_task_from_a_file(run, net, own_tasks, tmp_path, capsys):
-    """Three questions, each after a solved example."""
-    docs = [dict(q="for a in", choices=[" range(3)", " xyz(3)"], gold=0),
-            dict(q="print", choices=["(", "é", "a"], gold=2),
-            dict(q="", choices=["f", "()"], gold=1)]
-    (tmp_path / "docs.jsonl").write_text("\n".join(map(json.dumps, docs)))
-    (tmp_path / "task.yaml").write_text(f"""
-task: three_questions
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {tmp_path / "docs.jsonl"}}}, cache_dir: {tmp_path / "cache"}}}
-test_split: test
-fewshot_split: test
-fewshot_config: {{sampler: first_n}}
-output_type: multiple_choice
-doc_to_text: q
-doc_to_choice: choices
-doc_to_target: gold
-target_delimiter: ""
-metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
-""")
-    sample.main([run, f"--tasks={tmp_path / 'task.yaml'}", "--device=cpu", "--fewshot=1"])
-    right = []
-    for doc in docs:
-        context = "for a in range(3)\n\n" + doc["q"]
-        sums = [by_hand(net.double(), context, choice)[0] for choice in doc["choices"]]
-        right.append(sums.index(max(sums)) == doc["gold"])
-    lines = results.records(run, "results.jsonl")
-    (value,) = [line["value"] for line in lines
-                if (line["metric"], line["split"]) == ("acc,none", "three_questions, 1-shot")]
-    assert value == pytest.approx(sum(right) / len(right))
-    assert "|acc" in capsys.readouterr().out
-
-def test_cbt(run, net, own_tasks, monkeypatch):
-    """The mean per token decides; here a sum would decide otherwise. The space before a word, if
-    there is one, is scored with it."""
-    tale = [f"line {i} of a tale ." for i in range(20)]
-    rows = [dict(sentences=tale, question="The XXXXX 's .", options=["for a in", "a", "print", ""]),
-            dict(sentences=tale, question="`` XXXXX ?", options=["end='", "é", "in range(3)"])]
-    context = " ".join(tale).replace(" .", ".")
-    chosen = {}
-    for row, before, after in zip(rows, (" The ", ' "'), ("'s.", "?")):
-        means, sums = {}, {}
-        for option in filter(None, row["options"]):
-            p, _ = logps(net.double(), list((context + before.rstrip()).encode()),
-                         list((before[len(before.rstrip()) :] + option + after).encode()))
-            means[option], sums[option] = sum(p) / len(p), sum(p)
-        chosen[row["question"]] = max(means, key=means.get), max(sums, key=sums.get)
-        assert len(set(chosen[row["question"]])) == 2
+def test_cbt(run, own_tasks, monkeypatch, capsys):
+    """The mean per token decides; here a sum would decide otherwise. The space before a word is
+    scored with it."""
+    row = dict(sentences=[f"line {i} of a tale ." for i in range(20)], question="The XXXXX 's .",
+               options=["for a in", "a", "print", ""])
+    context = " ".join(row["sentences"]).replace(" .", ".") + " The"
+    net = sample.load(run, "cpu")[0].double()
+    means, sums = {}, {}
+    for option in row["options"][:3]:
+        p, _ = logps(net, list(context.encode()), list(f" {option}'s.".encode()))
+        means[option] = sum(p) / len(p)
+        sums[option] = sum(p)
+    right = dict(row, answer=max(means, key=means.get))
+    wrong = dict(row, answer=max(sums, key=sums.get))
+    assert right != wrong
+    kinds = dict(CN=[right], NE=[right, wrong], P=[wrong, wrong], V=[wrong])
 
     def load(path, name):
-        assert path == "cam-cst/cbt"
-        answers = dict(CN=(0, 0), NE=(0, 1), P=(1, 0), V=(1,))[name]
-        docs = [row | dict(answer=chosen[row["question"]][i]) for row, i in zip(rows, answers)]
-        return datasets.DatasetDict(test=datasets.Dataset.from_list(docs))
+        return datasets.DatasetDict(test=datasets.Dataset.from_list(kinds[name]))
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     sample.main([run, "--tasks=cbt", "--device=cpu"])
     found = {line["split"].partition(",")[0].rpartition("_")[2]: line["value"]
              for line in results.records(run, "results.jsonl")
              if "cbt" in line["split"] and line["metric"] == "acc,none"}
-    assert found == dict(cn=1.0, ne=0.5, p=0.5, v=0.0, cbt=0.5)  # each kind counts the same
+    assert "|acc" in capsys.readouterr().out
+    assert found == dict(cn=1.0, ne=0.5, p=0.0, v=0.0, cbt=0.375)  # each kind counts the same
 
-def test_unknown_task(run, own_tasks):
+def test_what_cannot_be_scored(run, own_tasks):
     line = fails("sample.py", run, "--tasks=cbtt", "--device=cpu")
-    assert ("ValueError: tasks='cbtt' is neither a task of the harness nor a yaml file; "
-            "did you mean 'cbt") in line
-
-def test_no_text(net):
+    assert "'cbtt' is neither a task of the harness nor a yaml file; did you mean 'cbt" in line
     with pytest.raises(ValueError, match="need a model of text, but this one's data set has no"):
-        Model(net, BYTES | dict(separator=None))
+        Model(None, BYTES | dict(separator=None))

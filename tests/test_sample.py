@@ -7,17 +7,14 @@ import json
 import math
 import os
 import re
-import runpy
 import shutil
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, fails
+from conftest import TINY, write_stream
 
-import checkpoint
 import eval
 import sample
 import train
@@ -27,14 +24,7 @@ from eval import figures, losses, results
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory):
-    """A stream like that of the fixture `stream`, in which one token of twenty carries loss."""
-    folder = tmp_path_factory.mktemp("masked") / "stream"
-    rng = np.random.default_rng(0)
-    writer = Writer(folder)
-    for split, n in (("train", 2000), ("val", 600)):
-        writer.write(split, rng.integers(0, 9, n), rng.random(n) < 0.05)
-    writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
-    return str(folder)
+    return write_stream(tmp_path_factory.mktemp("masked") / "stream", fraction=0.05)
 
 @pytest.fixture(scope="module")
 def runs(stream, masked, tmp_path_factory):
@@ -128,13 +118,10 @@ def test_extrapolation(runs, stream, masked, monkeypatch, capsys, eval_tokens, s
         assert loss == pytest.approx(want, abs=1e-5)
         assert f"{loss:.4f} ({math.exp(loss):.2f})" in printed
 
-def test_loss_by_position(runs, stream, tmp_path, monkeypatch):
+def test_loss_by_position(runs, stream, tmp_path, drawn, monkeypatch):
     """Segments of eight times the trained length, whose positions are averaged in 32 groups.
     `learned` reads the beginnings of the same segments."""
-    pytest.importorskip("matplotlib")
     monkeypatch.setattr(losses, "SEGMENT", 50)  # so that the cache is used
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
     sample.main([str(runs / "rope"), str(runs / "learned"), "--figure=loss_by_position",
                  f"--out={tmp_path / 'new' / 'x.csv'}", "--device=cpu", "--eval_tokens=400"])
     tokens = tokens_of(stream, "val")
@@ -155,7 +142,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     net = sample.load(str(task / "run"), "cpu")[0]
     for name, n, T in (("val", 40, 8), ("long", 24, 12)):
         rows = tokens_of(task / "data", name, n, T)
-        decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()  # greedy
+        decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
         wrong = int((decoded != rows[:, 5:7]).any(1).sum())
         assert 0 < wrong < n, "the test needs right and wrong rows"
         found = numbers(task / "run", "sequence_error")[name]
@@ -174,18 +161,17 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
 def test_text(runs, capsys):
     """Samples differ, a seed repeats them, and the separator is not printed."""
     def texts(*words):
-        sample.main([*words, "--device=cpu"])
+        sample.main([str(runs / "pope"), *words, "--device=cpu"])
         lines = capsys.readouterr().out.splitlines()
         return [line.split() for line in lines if not line.startswith("---")]
 
-    pope, rope = str(runs / "pope"), str(runs / "rope")
-    words = [pope, rope, "--prompt=s3 s10", "--max_new_tokens=20"]
-    first = texts(*words)
-    assert [len(t) for t in first] == [22] * 4 and all(t[:2] == ["s3", "s10"] for t in first)
-    assert first[0] != first[1] and texts(*words) == first
-    greedy = texts(pope, "--temperature=0.0", "--max_new_tokens=5")
+    first = texts("--prompt=s3 s10", "--max_new_tokens=20")
+    assert [len(text) for text in first] == [22, 22] and first[0] != first[1]
+    assert all(text[:2] == ["s3", "s10"] for text in first)
+    assert texts("--prompt=s3 s10", "--max_new_tokens=20") == first
+    greedy = texts("--temperature=0.0", "--max_new_tokens=5")
     assert greedy[0] == greedy[1] and len(greedy[0]) == 5
-    assert texts(pope, "--temperature=5.0", "--top_k=1", "--max_new_tokens=5") == greedy
+    assert texts("--temperature=5.0", "--top_k=1", "--max_new_tokens=5") == greedy
 
 def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
     for prompt, n in ("", 16), ("s1 s2 s3", 17):  # the last token is not read again
@@ -193,13 +179,12 @@ def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
         title, text = capsys.readouterr().out.splitlines()
         assert title.endswith("sample 1, which ends at 16 tokens") and len(text.split()) == n
 
-def test_ids_that_the_data_lack_are_not_shown(stream, rows, tmp_path, capsys):
+def test_ids_that_the_data_lack_are_not_shown(stream, tmp_path, capsys):
     """A model with a larger vocab_size draws them before it has learned anything."""
-    for data in (stream, rows):
-        words = [f"--data={data}", *TINY, "--max_iters=0", "--vocab_size=999"]
-        train.main([*words, f"--out_dir={tmp_path / os.path.basename(data)}"])
-        sample.main([str(tmp_path / os.path.basename(data)), "--device=cpu"])
-        assert capsys.readouterr().out.count("\n--- ") == 2
+    run = str(tmp_path / "a")
+    train.main([f"--data={stream}", f"--out_dir={run}", *TINY, "--max_iters=0", "--vocab_size=999"])
+    sample.main([run, "--device=cpu"])
+    assert capsys.readouterr().out.count("\n--- ") == 2
 
 def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
     capsys.readouterr()
@@ -221,42 +206,37 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
 
 # what is kept, and its report
 
-def test_each_number_is_kept_with_all_that_made_it(runs, task, tmp_path):
+def test_each_number_is_kept_with_all_that_made_it(task, tmp_path):
     """A number on other data names them. A line that was cut short before costs no other."""
+    run = task / "run"
+    (run / "results.jsonl").write_text('{"run": "out/x", "ste')
     other = str(shutil.copytree(task / "data", tmp_path / "other"))
-    for run, words, split, metrics, steps in (
-        (runs / "pope", ["--extrapolate=1,2", "--eval_tokens=512"], "val (512 tokens) 2x",
-         ["loss", "ppl", "window_loss"], 10),
-        (task / "run", ["--evaluate=val", f"--data={other}"], f"{other} val",
-         ["loss", "ppl", "token_error", "sequence_error"], 150),
-    ):
-        (run / "results.jsonl").write_text('{"run": "out/x", "ste')
-        sample.main([str(run), *words, "--device=cpu"])
-        lines = results.records(run, "results.jsonl")[-len(metrics) :]
-        assert [line["metric"] for line in lines] == metrics
-        for line in lines:
-            assert (line["run"], line["split"], line["steps"]) == (str(run), split, steps)
-            assert line["seed"] == 1337 and line["torch"] == torch.__version__ and line["machine"]
-            assert line.keys() >= {"commit", "config"}
+    sample.main([str(run), "--evaluate=val", f"--data={other}", "--device=cpu"])
+    lines = results.records(run, "results.jsonl")
+    assert [line["metric"] for line in lines] == ["loss", "ppl", "token_error", "sequence_error"]
+    for line in lines:
+        assert line["run"] == str(run) and line["split"] == f"{other} val"
+        assert line["seed"] == 1337 and line["torch"] == torch.__version__ and line["machine"]
+        assert line.keys() >= {"commit", "config", "steps"}
 
 def test_report(tmp_path, monkeypatch, capsys):
-    """A cell holds the mean, the standard deviation and the range over seeds. What was measured
-    with options has a row of its own. A run has one row, although it was measured under another
-    path, and a run without results is left out."""
-    monkeypatch.setattr(figures, "draw_by_length", lambda lines, path: None)
+    """A cell holds the mean, the standard deviation and the range over seeds. The last measurement
+    counts. What was measured with options has a row of its own. A run has one row, although it was
+    measured under another path, and a run without results is left out."""
+    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    factor = "@rope_factor=2"
-    for name, values in {"x_pope": [99, 1.0], "x_pope_seed2": [2.0], "x_pope_seed3": [6.0],
-                         "x_rope": [0.5], f"x_rope{factor}": [3.0], "y_rope": [4.0]}.items():
-        folder = name.partition("@")[0]
+    for folder, options, seed, *values in (
+        ("x_pope", "", 1, 99, 99), ("x_pope", "", 1, 1, 2), ("x_pope_seed2", "", 2, 2, 3),
+        ("x_pope_seed3", "", 3, 6, 7), ("x_rope", "", 1, 0.5, 1.5),
+        ("x_rope", "@rope_factor=2", 1, 3, 4),
+    ):
         os.makedirs(f"out/{folder}", exist_ok=True)
         with open(f"out/{folder}/results.jsonl", "a") as file:
-            multiples = (1,) if factor in name else (1, 2)
-            for value, n in itertools.product(values, multiples):  # the last measurement counts
-                file.write(json.dumps(dict(
-                    run=f"elsewhere/{name}", config=f"config/{name[0]}.py", split=f"val {n}x",
-                    pe=name[2:6], trained=8, length=8 * n, seed=values[-1], steps=9, metric="loss",
-                    value=value + n - 1)) + "\n")
+            for n, value in enumerate(values, 1):
+                line = dict(run=f"elsewhere/{folder}{options}", config="config/x.py", seed=seed,
+                            pe=folder[2:6], split=f"val {n}x", trained=8, length=8 * n, steps=9,
+                            metric="loss", value=value)
+                file.write(json.dumps(line) + "\n")
     os.mkdir("out/z_new")
     sample.main([*sorted(glob.glob("out/*")), "./out/x_rope", "--report=new/r"])
     printed = capsys.readouterr()
@@ -265,8 +245,9 @@ def test_report(tmp_path, monkeypatch, capsys):
              for run, _, row in rows if row[:1].isdigit()]
     assert found == [
         ("pope", [3, 3, 2.6, 1, 6, 4, 2.6, 2, 7]), ("rope", [1, 0.5, 1.5]),
-        ("rope (rope_factor=2)", [1, 3]), ("rope", [1, 4, 5])]
-    assert len((tmp_path / "new" / "r.csv").read_text().splitlines()) == 1 + 11
+        ("rope (rope_factor=2)", [1, 3, 4])]
+    assert len((tmp_path / "new" / "r.csv").read_text().splitlines()) == 1 + 10
+    assert (tmp_path / "new" / "r.png").exists()
     assert "left out out/z_new, which has no results" in printed.err
 
 # runs and actions
@@ -287,31 +268,18 @@ def test_yarn_knows_the_trained_length(runs, task):
     """A larger block_size is not the length that the run was trained at, nor is a row's."""
     yarn = "@rope_scaling=yarn,rope_factor=4"
     for run, more, trained in (
-        (runs / "rope", "", 16), (runs / "rope", ",block_size=64", 16),
-        (runs / "rope", ",block_size=64,rope_trained=9", 9), (task / "run", "", 7),
+        (runs / "rope", ",block_size=64", 16), (runs / "rope", ",rope_trained=9", 9),
+        (task / "run", "", 7),
     ):
         assert sample.load(f"{run}{yarn}{more}", "cpu")[0].cfg.rope_trained == trained
-    assert sample.load(str(runs / "rope"), "cpu")[0].cfg.rope_trained == 0
-
-def test_ctrl_c_is_one_line(runs, stream, tmp_path, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "open_log", interrupted)
-    line = fails("train.py", f"--data={stream}", *TINY, f"--out_dir={tmp_path / 'a'}")
-    assert line == "interrupted; the same command starts again"
-    monkeypatch.setattr(losses, "evaluate", interrupted)
-    monkeypatch.setattr(sys, "argv", ["sample.py", str(runs / "rope"), "--evaluate=val"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(sample.__file__, run_name="__main__")
-    assert stop.value.code == "\nstopped; results.jsonl has what was measured so far"
 
 def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
-    """Each action reads the keys that ACTIONS lists for it, and all others are refused."""
+    """Each action reads the keys that ACTIONS lists for it, and all others are refused. A figure of
+    one run is saved in its folder."""
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(eval, "harness", SimpleNamespace(score_tasks=lambda *_: None),
-                        raising=False)
-    monkeypatch.setattr(figures, "save", lambda figure, path: None)
+    saved = set()
+    monkeypatch.setattr(figures, "save", lambda figure, path: saved.add(path))
+    monkeypatch.setattr(eval, "harness", SimpleNamespace(score_tasks=print), raising=False)
     monkeypatch.chdir(tmp_path)
     keys = {field.name for field in dataclasses.fields(sample.SampleConfig)}
     reads = set()
@@ -328,8 +296,9 @@ def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
                 "tasks": [run, "--tasks=x"]}
     for figure in sample.ACTIONS.keys() - commands.keys():
         commands[figure] = [run, f"--figure={figure}"]
+    commands["positions"].append("--heads=1.2")
     # These are read to choose the action, to load the runs, or to be passed on
-    always = {"figure", "device", "data", "text", "heads", "against"}
+    always = {"figure", "device", "data", "text", "heads"}
     for action, words in commands.items():
         reads.clear()
         sample.main(words)
@@ -339,47 +308,28 @@ def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
             value = getattr(sample.SampleConfig, key) or "1"
             with pytest.raises(ValueError, match=f"--{key} |--{key}$"):
                 sample.main([*words, f"--{key}={value}"])
+    assert saved >= {f"{run}/{name}" for name in ("frequency", "rotation", "gates", "positions")}
 
-def test_figures(runs, stream, tmp_path, monkeypatch):
-    """The tokens that each is drawn on, and the file that it writes."""
-    image = pytest.importorskip("matplotlib.image")
-    seen = []
-    measure = figures.measure
-
-    def note(model, idx, name):
-        seen.append(idx[0].tolist())
-        return measure(model, idx, name)
-
-    monkeypatch.setattr(figures, "measure", note)
+def test_tokens_of_a_figure(runs, stream, tmp_path):
+    """The beginnings of the text files, cut to the shortest, or of segments of the split."""
     (tmp_path / "text").write_text("s3 s1 s4 " * 10)
     (tmp_path / "short").write_text("s2 s7")
-    monkeypatch.chdir(tmp_path)
-    for name, figure, words, want in (
-        ("rope@rope_scaling=ntk,rope_factor=2", "frequency", ["--split=train"],
-         tokens_of(stream, "train")[:16]),
-        ("rope", "frequency", ["--text=text,short"], [3, 1]),
-        ("carope+cope@block_size=20", "gates", ["--text=text"], [3, 1, 4] * 6 + [3, 1]),
-        ("carope+cope", "positions", ["--heads=1.2"], tokens_of(stream, "val")[:16]),
+    for name, figure, files, want in (
+        ("rope", "frequency", f"{tmp_path}/text,{tmp_path}/short", [[3, 1], [2, 7]]),
+        ("rope@block_size=20", "gates", f"{tmp_path}/text", [[3, 1, 4] * 6 + [3, 1]]),
+        ("rope", "positions", "", [tokens_of(stream, "val")[:16].tolist()]),
     ):
-        sample.main([str(runs / name), f"--figure={figure}", "--device=cpu", *words])
-        folder, at, options = name.partition("@")
-        assert (runs / folder / f"{figure}{at}{options}.png").exists()
-        assert seen.pop() == list(want)
-    red, _, blue, _ = np.moveaxis(image.imread(runs / folder / "positions.png"), -1, 0)
-    assert (abs(red - blue) > 0.1).mean() > 0.05  # axes and letters have no colour
+        run = sample.Run(str(runs / name), "", "cpu")
+        assert figures.tokens_to_show(run, figure, files, "val").tolist() == want
 
-def test_training_curves(runs, tmp_path, monkeypatch):
+def test_training_curves(runs, tmp_path, drawn):
     """One curve for each run, although rope is named twice. A full disk may have cut a log."""
-    pytest.importorskip("matplotlib")
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    names = ("pope", "rope", "rope@rope_scaling=ntk,rope_factor=2")
     with open(runs / "pope" / "log.jsonl", "a") as file:
         file.write('{"step": 11, "lo')
-    sample.main([*(str(runs / name) for name in names), "--figure=curves", f"--out={tmp_path}/x"])
+    names = [str(runs / name) for name in ("pope", "rope", "rope@rope_scaling=ntk,rope_factor=2")]
+    sample.main([*names, "--figure=curves", f"--out={tmp_path}/x"])
     assert len(drawn[0].axes[0].lines) == 2
     curves = [line.get_xydata().tolist() for ax in drawn[0].axes for line in ax.lines]
     for name, split in itertools.product(names[:2], (None, "val")):
-        log = results.records(runs / name, "log.jsonl")
-        assert [[line["step"], line["loss"]] for line in log
+        assert [[line["step"], line["loss"]] for line in results.records(name, "log.jsonl")
                 if "loss" in line and line.get("split") == split] in curves

@@ -1,7 +1,6 @@
 """train.py and checkpoint.py: a run that is stopped, resumed or divided over processes is the same
 run, no way to end it loses it, and its numbers are those that a sum by hand gives. What is refused
 before training stands in test_bad_input.py."""
-import itertools
 import json
 import math
 import multiprocessing
@@ -15,14 +14,14 @@ import socket
 import subprocess
 import sys
 import time
-import types
 import zipfile
 from functools import partial
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from conftest import SIGNALS, TINY, fails
+from conftest import SIGNALS, TINY, contents, fails
 
 import train
 from checkpoint import load_weights, model_config, read
@@ -32,7 +31,8 @@ from model import GPT
 # Each process is forked from a server that has imported torch but not used it, so it starts at once
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["train", "torch._dynamo", "pytest"])
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+# INTERRUPTIONS=40 pytest tests/test_train.py -k random_moments    is a longer trial
+INTERRUPTIONS = int(os.environ.get("INTERRUPTIONS", 3))
 
 def run(data, out, *flags, ranks=1):
     """Trains, on several processes if `ranks` is above 1. Returns the checkpoint."""
@@ -40,7 +40,7 @@ def run(data, out, *flags, ranks=1):
     if ranks == 1:
         train.main(words)
     else:
-        processes = start_ranks(f"{out}.printed", words, ranks)
+        processes = start(f"{out}.printed", words, ranks)
         for process in processes:
             process.join(120)
         printed = open(f"{out}.printed").read()
@@ -62,20 +62,20 @@ def losses(out):
     steps = {record["step"]: record["loss"] for record in records if "lr" in record}
     return steps, [record for record in records if "split" in record]
 
-def start(printed, words, setup=int, **environ):
-    """A process that trains with these words. Its output is appended to the file `printed`."""
-    process = FORKS.Process(target=child, args=(str(printed), words, setup, environ), daemon=True)
-    process.start()
-    return process
-
-def start_ranks(printed, words, ranks, setup=int):
-    """Processes that train together, as torchrun starts them. RANK in a word is their number."""
+def start(printed, words, ranks=1, setup=int):
+    """Starts processes that train together, as torchrun does. RANK in a word is their number. Their
+    output is appended to the file `printed`."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     group = dict(WORLD_SIZE=str(ranks), MASTER_ADDR="localhost", MASTER_PORT=port)
-    return [start(printed, [word.replace("RANK", str(rank)) for word in words], setup,
-                  RANK=str(rank), **group) for rank in range(ranks)]
+    processes = []
+    for rank in map(str, range(ranks)):
+        own = [word.replace("RANK", rank) for word in words]
+        given = str(printed), own, setup, dict(group, RANK=rank)
+        processes.append(FORKS.Process(target=child, args=given, daemon=True))
+        processes[-1].start()
+    return processes
 
 def child(printed, words, setup, environ):
     file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -133,18 +133,13 @@ def by_hand(net, x, y):
     """The mean loss of the targets, and the percentages of wrong targets and of rows with one,
     among the rows that have a target."""
     log_p = net(x, x)[0].double().log_softmax(-1)
-    total, targets, wrong, rows, wrong_rows = 0.0, 0, 0, 0, 0
-    for row in range(len(x)):
-        misses = 0
-        for i, target in enumerate(y[row].tolist()):
-            if target != -1:
-                total -= log_p[row, i, target].item()
-                targets += 1
-                misses += int(log_p[row, i].argmax()) != target
-        rows += bool((y[row] != -1).any())
-        wrong += misses
-        wrong_rows += misses > 0
-    return total / targets, 100 * wrong / targets, 100 * wrong_rows / rows
+    targets = [(row, i) for row, i in np.ndindex(*y.shape) if y[row, i] != -1]
+    nats = [-log_p[row, i, y[row, i]].item() for row, i in targets]
+    wrong = [(row, i) for row, i in targets if log_p[row, i].argmax() != y[row, i]]
+    rows = {row for row, _ in targets}
+    wrong_rows = {row for row, _ in wrong}
+    return (sum(nats) / len(nats), 100 * len(wrong) / len(targets),
+            100 * len(wrong_rows) / len(rows))
 
 @pytest.mark.parametrize("seed", range(6))
 def test_losses_by_hand(seed, request, tmp_path):
@@ -208,12 +203,12 @@ def test_dropout_differs_by_step_and_process(tmp_path):
     for split in ("train", "val"):
         writer.write(split, np.zeros(100, dtype=int))
     writer.finish(vocab_size=9, tokenizer="bytes")
-    found = []
+    found = set()
     for ranks in (1, 2):
         run(tmp_path / "data", tmp_path / str(ranks), "--learning_rate=0.0", "--dropout=0.5",
             "--max_iters=3", "--log_interval=1", f"--batch_size={2 * ranks}", ranks=ranks)
-        found += losses(tmp_path / str(ranks))[0].values()
-    assert len(found) == len(set(found)) == 6
+        found.update(losses(tmp_path / str(ranks))[0].values())
+    assert len(found) == 6
 
 # signals and kills
 
@@ -227,23 +222,25 @@ def test_nohup(stream, tmp_path):
 def slow_evaluation():
     train.error_sums = lambda *_: print("begun", flush=True) or time.sleep(2) or torch.ones(5)
 
-@pytest.mark.parametrize("number, last_words", [
-    (signal.SIGTERM, "stopped by a signal at step 3"),
-    (signal.SIGINT, "Ctrl-C again ends it at once"),
+@pytest.mark.parametrize("number, interval, last_words", [
+    (signal.SIGTERM, 50, "stopped by a signal at step 4"),
+    (signal.SIGINT, 4, "Ctrl-C ends it at once"),
 ])
-def test_signals_during_an_evaluation(stream, tmp_path, number, last_words):
-    """The checkpoint is written before it. A signal stops it after its batch, even if it comes many
-    times, because a scheduler signals all processes and torchrun passes its own signal on. Only a
-    second Ctrl-C ends it at once."""
+def test_signals_during_an_evaluation(stream, tmp_path, number, interval, last_words):
+    """A signal stops the evaluation after its batch and leaves a checkpoint, also at a step without
+    one. The signal may come many times, because a scheduler signals all processes and torchrun
+    passes its own on. Only a second Ctrl-C ends the run at once, and if the step has a checkpoint,
+    then it is written before the evaluation."""
     out, printed = tmp_path / "a", tmp_path / "printed"
     run(stream, out, "--max_iters=2")
-    words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--eval_interval=3", "--resume=True"]
-    process = start(printed, [*words, "--eval_batches=8"], slow_evaluation)
+    words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--resume=True", "--eval_batches=8",
+             "--eval_interval=4", f"--checkpoint_interval={interval}"]
+    (process,) = start(printed, words, setup=slow_evaluation)
     wait_for(lambda: printed.exists() and "begun" in printed.read_text())
     for _ in range(20):
         subprocess.run(["kill", f"-{number}", str(process.pid)])  # no error if it has just ended
     process.join(60)
-    assert process.exitcode == -number and read(str(out))["step"] == 3
+    assert process.exitcode == -number and read(str(out))["step"] == 4
     assert last_words in "".join(printed.read_text().splitlines()[-2:])
 
 def close_terminal():
@@ -252,23 +249,24 @@ def close_terminal():
     os.dup2(writer, 1)
     os.dup2(writer, 2)
 
-def interrupt_often(data, folder, times, numbers, ranks=1):
-    """Interrupts a run at random moments, by these signals to one of its processes, and resumes it
-    each time. It must end as an uninterrupted run does. Before SIGHUP, nobody can read what it
-    prints. Nobody else may train in its directory. Each time, a kill may have left half a line in
-    the log and half a checkpoint. Returns the steps that its checkpoints had reached."""
-    out = folder / "cut"
-    printed = folder / "printed"
+@pytest.mark.parametrize("numbers, ranks", [([signal.SIGKILL], 1), (SIGNALS, 1), (SIGNALS, 2)])
+def test_interrupted_at_random_moments(stream, tmp_path, numbers, ranks):
+    """A run is interrupted by signals to one of its processes, and resumed each time. It must end
+    as an uninterrupted run does. SIGKILL leaves no time to tidy up, so the checkpoint must be
+    complete at every moment. Before SIGHUP, nobody can read what the run prints. Nobody else may
+    train in its directory. A kill may have left half a line in the log and half a checkpoint."""
+    out = tmp_path / "cut"
+    printed = tmp_path / "printed"
     dice = random.Random(0)
-    reached = [0]
+    reached = [0]  # the steps of its checkpoints
     flags = ["--checkpoint_interval=100000", "--eval_interval=100000", "--log_interval=1"]
     if numbers == [signal.SIGKILL]:
         flags[0] = "--checkpoint_interval=2"
-    words = [f"--data={data}", f"--out_dir={out}", *TINY, *flags, "--resume=True"]
-    for n in range(times):
+    words = [f"--data={stream}", f"--out_dir={out}", *TINY, *flags, "--resume=True"]
+    for n in range(INTERRUPTIONS):
         number = numbers[n % len(numbers)]
         setup = close_terminal if number == signal.SIGHUP else int
-        processes = start_ranks(printed, [*words, "--max_iters=1000000"], ranks, setup)
+        processes = start(printed, [*words, "--max_iters=1000000"], ranks, setup)
         # Before the first step, a process may not yet listen to signals
         wait_for(lambda: (out / "log.jsonl").exists()
                  and '"lr"' in "".join((out / "log.jsonl").read_text().split('{"config"')[n + 1 :]))
@@ -287,24 +285,17 @@ def interrupt_often(data, folder, times, numbers, ranks=1):
         (out / "ckpt.pt.tmp").write_bytes(b"half")
         with open(out / "log.jsonl", "a") as file:
             file.write('{"step": 2, "lo')
-    assert "Traceback" not in printed.read_text() and reached == sorted(reached)
+    assert "Traceback" not in printed.read_text()
+    assert reached == sorted(reached) and len(set(reached)) > 2
     end = f"--max_iters={reached[-1] + 5}"
-    whole = run(data, folder / "whole", *flags, end, ranks=ranks)
-    assert same(whole, run(data, out, *flags, end, "--resume=True", ranks=ranks))
+    whole = run(stream, tmp_path / "whole", *flags, end, ranks=ranks)
+    assert same(whole, run(stream, out, *flags, end, "--resume=True", ranks=ranks))
     assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
-    return reached
-
-@pytest.mark.parametrize("times, numbers, ranks", [
-    (4, [signal.SIGKILL], 1), (3, list(SIGNALS), 1), (3, list(SIGNALS), 2)])
-def test_interrupted_at_random_moments(stream, tmp_path, times, numbers, ranks):
-    """SIGKILL leaves no time to tidy up, so the checkpoint must be complete at every moment. The
-    run makes progress."""
-    assert len(set(interrupt_often(stream, tmp_path, times, numbers, ranks))) > 2
 
 WINDOWS = """
 import os, signal, sys
 sys.modules["fcntl"] = None
-from conftest import TINY
+from conftest import TINY, write_stream
 del signal.SIGHUP, os.O_DIRECTORY
 
 def open_file(path, *rest, real=os.open, **named):
@@ -313,16 +304,10 @@ def open_file(path, *rest, real=os.open, **named):
     return real(path, *rest, **named)
 
 os.open = open_file
-import numpy as np
 import sample
-assert "train" not in sys.modules
 import train
-from data.shards import Writer
 
-with Writer("data/toy") as writer:
-    for split in ("train", "val"):
-        writer.write(split, np.arange(500) % 29)
-    writer.finish(vocab_size=29, tokenizer="bytes")
+write_stream("data/toy")
 for steps in (2, 4):
     train.main(["--data=data/toy", "--out_dir=run", *TINY, "--resume=True", f"--max_iters={steps}"])
 sample.main(["run", "--max_new_tokens=5"])
@@ -339,29 +324,31 @@ def test_windows(tmp_path):
     assert "from step 2" in done.stdout and read(str(tmp_path / "run"))["step"] == 4
 
 def test_the_last_line_of_torchrun_is_ours(tmp_path):
-    """And there is no traceback of train.py."""
-    words = ["train.py", *TINY, "--pe=zope", f"--out_dir={tmp_path / 'a'}"]
-    done = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True, timeout=120)
+    """It says what the mistake is, and there is no traceback of train.py."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc_per_node=2", "train.py", *TINY, "--pe=zope", f"--out_dir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and 'train.py", line' not in done.stderr
     assert "pe='zope' is unknown" in "".join(done.stderr.splitlines()[-3:])
 
 def enter_machine(folder):
     os.chdir(folder / os.environ["RANK"])
 
-@pytest.mark.parametrize("flag, differ", [
-    ("--learning_rate=1e-RANK", ""), ("--resume=True", "data"), ("--resume=True", "out")])
-def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, flag, differ):
+@pytest.mark.parametrize("differ", ["settings", "data", "checkpoint"])
+def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, differ):
     """On several machines, each may have its own copy of the data, and a disk of its own."""
     monkeypatch.chdir(tmp_path)
+    words = ["--data=data/stream", "--out_dir=out", *TINY, "--max_iters=2", "--resume=True"]
     for rank in "01":
         shutil.copytree(stream, f"{rank}/data/stream")
+    if differ == "settings":
+        words.append("--learning_rate=1e-RANK")
     if differ == "data":
         path = tmp_path / "1" / "data" / "stream" / "meta.json"
         path.write_text(path.read_text().replace("s28", "s29"))
-    if differ == "out":
+    if differ == "checkpoint":
         run("1/data/stream", "1/out", "--max_iters=1")
-    words = ["--data=data/stream", "--out_dir=out", *TINY, "--max_iters=2", flag]
-    for process in start_ranks(tmp_path / "printed", words, 2, partial(enter_machine, tmp_path)):
+    for process in start(tmp_path / "printed", words, 2, partial(enter_machine, tmp_path)):
         process.join(60)
         assert process.exitcode == 1
     text = (tmp_path / "printed").read_text()
@@ -369,27 +356,16 @@ def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, flag, 
 
 # numbers
 
-def test_speed(rows, tmp_path, monkeypatch, capsys):
+def test_speed_in_bfloat16(rows, tmp_path, monkeypatch):
     """Tokens per second and MFU count the 11 targets of a row of 12. The first line has neither,
-    because the first step may include a compilation. An evaluation that lasts, here by a clock that
-    jumps, says how far it is."""
+    because the first step may include a compilation. The parameters stay float32."""
     monkeypatch.setattr(train, "PEAK_FLOPS", {"cpu": 1e9})
-    monkeypatch.setattr(time, "monotonic", partial(next, itertools.count(step=11)))
-    net = GPT(model_config(run(rows, tmp_path / "a", "--max_iters=4", "--log_interval=2")))
-    record = next(record for record in log(tmp_path / "a") if "ms" in record)
-    assert record["step"] == 4
-    assert record["tokens_per_s"] * record["ms"] / 1e3 == pytest.approx(4 * 11)
-    assert record["mfu"] == pytest.approx(net.estimate_mfu(4, record["ms"] / 1e3, 1e9, 11))
-    assert "evaluating val: window 4 of 8" in capsys.readouterr().out
-
-def test_bfloat16_is_close_to_float32(stream, tmp_path):
-    """The flag --dtype decides. The parameters stay float32."""
-    flags, dtypes = ["--max_iters=3", "--dropout=0.0", "--log_interval=1"], ("float32", "bfloat16")
-    for dtype in dtypes:
-        checkpoint = run(stream, tmp_path / dtype, *flags, f"--dtype={dtype}")
-        assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
-    a, b = (losses(tmp_path / dtype)[0] for dtype in dtypes)
-    assert all(0 < abs(a[step] - b[step]) < 0.03 for step in a)
+    checkpoint = run(rows, tmp_path / "a", "--max_iters=4", "--log_interval=2", "--dtype=bfloat16")
+    assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
+    first, last = (record for record in log(tmp_path / "a") if "lr" in record)
+    assert "ms" not in first and last["tokens_per_s"] * last["ms"] / 1e3 == pytest.approx(4 * 11)
+    net = GPT(model_config(checkpoint))
+    assert last["mfu"] == pytest.approx(net.estimate_mfu(4, last["ms"] / 1e3, 1e9, 11))
 
 def test_learning_rate_schedules():
     """At the steps 0 and 3 of the warm-up, at its end, between, half-way and at the end."""
@@ -406,13 +382,11 @@ def test_learning_rate_schedules():
 def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     """From step 0. It takes the model's options, unless they are given, and no others."""
     first = run(stream, tmp_path / "a", "--max_iters=3")
-    plain = ["--block_size=24", "--batch_size=2", "--device=cpu", "--eval_batches=1"]
-    train.main([f"--data={stream}", *plain, "--max_iters=0", f"--init_from={tmp_path / 'a'}",
-                f"--out_dir={tmp_path / 'b'}"])
+    train.main([f"--data={stream}", f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'b'}",
+                "--block_size=24", "--device=cpu", "--eval_batches=1", "--max_iters=0"])
     tuned = read(str(tmp_path / "b"))
-    got = [tuned["config"][key] for key in ("pe", "block_size", "dropout", "learning_rate")]
-    assert same(first, tuned) and tuned["step"] == 0
-    assert got == ["pope", 24, 0.1, train.TrainConfig.learning_rate]
+    got = [tuned["config"][key] for key in ("pe", "block_size", "dropout", "batch_size")]
+    assert same(first, tuned) and tuned["step"] == 0 and got == ["pope", 24, 0.1, 16]
 
 def test_runs_have_directories_of_their_own(stream, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -425,32 +399,27 @@ def test_runs_have_directories_of_their_own(stream, tmp_path, monkeypatch):
 
 def test_wandb(stream, tmp_path, monkeypatch):
     """It gets every record, and a resumed run keeps its wandb run."""
-    seen = []
-
-    def init(**given):
-        seen.append(given["id"])
-        return types.SimpleNamespace(log=lambda values, step: seen.append((step, sorted(values))),
-                                     id="of-its-own", finish=lambda: None)
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    wandb = MagicMock()
+    wandb.init.return_value.id = "of-its-own"
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     for steps in (1, 2):
         run(stream, tmp_path / "a", f"--max_iters={steps}", "--log_interval=1",
             "--wandb_project=p", "--resume=True")
-    val = ["val/loss", "val/ppl"]
-    assert seen[:5] == [None, (0, val), (1, ["train/loss", "train/lr"]), (1, val), "of-its-own"]
+    assert [call.kwargs["id"] for call in wandb.init.call_args_list] == [None, "of-its-own"]
+    logged = [call.args for call in wandb.init.return_value.log.call_args_list]
+    assert [(step, *values) for values, step in logged[:3]] == [
+        (0, "val/loss", "val/ppl"), (1, "train/loss", "train/lr"), (1, "val/loss", "val/ppl")]
 
 def test_what_changes_on_resuming(stream, tmp_path, capsys):
     """It is named, and used from there on. The best of other evaluations does not compare."""
     run(stream, tmp_path / "a", "--max_iters=2", "--weight_decay=0.1")
     after = run(stream, tmp_path / "a", "--max_iters=5", "--weight_decay=0.5", "--beta1=0.8",
                 "--learning_rate=3", "--eval_batches=1", "--resume=True")
-    printed = capsys.readouterr().out
-    assert "learning_rate=3.0 from here on; it was 0.01\n" in printed
+    assert "learning_rate=3.0 from here on; it was 0.01\n" in capsys.readouterr().out
     groups = after["optimizer"]["param_groups"]
     assert [(group["weight_decay"], group["betas"], group["lr"]) for group in groups] == [
         (0.5, (0.8, 0.95), 3.0), (0.0, (0.8, 0.95), 3.0)]
     assert after["best"]["step"] == 5
-    assert f", best val loss {after['best']['loss']:.4f} at step 5\n" in printed
 
 @pytest.mark.parametrize("more", ["--checkpoint_interval=1", "--eval_interval=1", "--max_iters=4"])
 def test_a_loss_that_is_not_finite(stream, tmp_path, more):
@@ -461,69 +430,40 @@ def test_a_loss_that_is_not_finite(stream, tmp_path, more):
     words = [f"--data={stream}", *TINY, *flags, "--learning_rate=1e38", "--max_iters=50", more]
     line = fails("train.py", *words, f"--out_dir={out}", "--resume=True")
     assert "loss is nan at step" in line and "try a lower learning_rate" in line
-    assert f"{out / 'ckpt.pt'} is the last good checkpoint" in line
+    assert f"{out / 'ckpt.pt'} is the last checkpoint" in line
     after = read(str(out))
     assert after["step"] == 3 and same(before, after)
 
-def test_an_evaluation_that_is_not_finite(stream, tmp_path, monkeypatch):
-    """A run that fails before its first checkpoint leaves no log to the next one, whose curves
-    would begin with it."""
-    monkeypatch.setattr(train, "scores", lambda sums, masked: dict(loss=math.inf))
-    with pytest.raises(ValueError, match="inf at step 0; .*; there is no checkpoint yet"):
-        run(stream, tmp_path / "a", "--max_iters=3")
-    monkeypatch.undo()
-    run(stream, tmp_path / "a", "--max_iters=1")
-    assert ["config" in record for record in log(tmp_path / "a")] == [True] + [False] * 3
-
 # disks, memory and files
-
-def test_a_checkpoint_reaches_the_disk_before_its_name_does(stream, tmp_path, monkeypatch):
-    """So a power cut between two of these calls leaves the old file or the new one."""
-    calls = []
-
-    def note(name, what):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args: calls.append(what(*args)) or real(*args))
-
-    note("fsync", lambda handle: ("fsync", os.readlink(f"/proc/self/fd/{handle}")))
-    note("replace", lambda old, new: ("replace", old, new))
-    run(stream, tmp_path / "a", "--max_iters=1")
-    ckpt = str(tmp_path / "a" / "ckpt.pt")
-    part = ckpt + ".tmp"
-    once = [("fsync", part), ("replace", part, ckpt), ("fsync", str(tmp_path / "a"))]
-    assert calls == 2 * once  # before the last evaluation, and with its result
 
 @pytest.mark.parametrize("size", [16, 256])  # PyTorch hides the system's error on a large tensor
 def test_no_room_for_a_checkpoint(stream, tmp_path, size):
-    """Here through a limit on file size; tests/torture.py has a full disk."""
-    words = [f"--data={stream}", *TINY, "--max_iters=2", f"--n_embd={size}"]
+    """A limit on file size stands in for a full disk. The checkpoint before it stays as it was."""
+    out = tmp_path / "a"
+    run(stream, out, "--max_iters=1", f"--n_embd={size}")
+    before = contents(out)["ckpt.pt"]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limits[1]))
     try:
-        line = fails("train.py", *words, f"--out_dir={tmp_path / 'a'}")
+        line = fails("train.py", f"--data={stream}", f"--out_dir={out}", *TINY, "--resume=True",
+                     "--max_iters=2", f"--n_embd={size}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "step 2 could not be written to" in line and "free some space, then resume" in line
     assert "([Errno 27] File too large)" in line
-    assert os.listdir(tmp_path / "a") == ["log.jsonl"]
+    assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
+    assert contents(out)["ckpt.pt"] == before
 
-def test_last_words(tmp_path, monkeypatch):
-    """A lack of memory is one line, whichever error reports it. A bug keeps its traceback. torchrun
-    reads the line in a file, and shows the first. So a process that may only have lost another one
-    gives it time to report why."""
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
-    line = ("out of memory (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.); "
-            "try a smaller --micro_batch or model")
-    assert train.last_words(error) == line
+def test_last_words_under_torchrun(tmp_path, monkeypatch):
+    """torchrun shows the first line that a process writes to its file. A bug waits before it is
+    raised, because it may only be the loss of another process."""
     report = tmp_path / "report"
-    slept = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    for bug in ("a bug", "connection lost"):
-        with pytest.raises(RuntimeError, match=bug):
-            train.last_words(RuntimeError(bug))
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
-    assert slept == [10] and not report.exists()
-    assert train.last_words(error) == 1 and json.loads(report.read_text()) == dict(message=line)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+    monkeypatch.setattr(time, "sleep", int)
+    with pytest.raises(RuntimeError, match="connection lost"):
+        train.last_words(RuntimeError("connection lost"))
+    assert not report.exists() and train.last_words(ValueError("a mistake")) == 1
+    assert json.loads(report.read_text()) == dict(message="ValueError: a mistake")
 
 def test_damaged_checkpoints(stream, tmp_path):
     """A flipped bit, a file cut short or another file: one line, and the file is left alone."""
@@ -548,12 +488,9 @@ def test_damaged_checkpoints(stream, tmp_path):
 def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
     """It lacks keys added since, and holds some that are gone or have another name."""
     old = run(stream, tmp_path / "a", "--max_iters=2")
-    for key in ("best", "wandb"):
-        del old[key]
-    del old["meta"]["shards"], old["config"]["expe_scale"]
+    del old["best"], old["wandb"], old["meta"]["shards"], old["config"]["expe_scale"]
     old["config"]["share_table"] = True
     old["config"]["pope_softplus"] = old["config"].pop("pope_mu") == "softplus"
-    assert model_config(old).pope_mu == "softplus"
     torch.save(old, tmp_path / "a" / "ckpt.pt")
     again = run(stream, tmp_path / "a", "--max_iters=4", "--resume=True")
     assert same(again, run(stream, tmp_path / "b", "--max_iters=4"))
