@@ -25,9 +25,8 @@ row. So the kernels take only b_j, the key_bias, and its gradient is
 
 The second sum is the gradient of the b_i that was dropped. It is a row sum of dS, which would be 0
 in exact arithmetic. We subtract it because rounding leaves a small number in its place, and FoX
-adds up db_j over all tokens that follow a gate. With gates near 1/2, T = 1024 and bfloat16, the
-gradient of the gates is off by 0.21% in an emulator, as that of dense attention is by 0.20%.
-Without the second sum it would be off by 4.4%.
+adds up db_j over all tokens that follow a gate. With gates near 1/2, T = 1024 and bfloat16, an
+emulator's gradient of the gates is off by 0.21% (dense: 0.20%), and by 4.4% without the second sum.
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + b), where the bias b depends on how
 many of the keys j to i the query counts. z_i = q_i e has npos entries, the bias at every integer.
@@ -110,10 +109,9 @@ tile of queries stopped counting at a key of its own, so counted and plain tiles
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
 sums are exact, although two passes may still round one gate to neighbouring units. Gradients ignore
-the rounding. model.py's own attention, which decodes with a cache, has exact gates, so it agrees
-with a model trained here only up to this rounding. With T = 1024 and npos = 64 it changes o by 0.13
-.. 0.24%, dz by 0.24 .. 0.6%, and the gates' gradients by 6 .. 13%, whereas bfloat16 in PyTorch
-changes them by 0.6%, 1.2% and 9 .. 19%.
+the rounding. model.py's own attention, which decodes with a cache, has exact gates, so it differs
+by this rounding. With T = 1024 and npos = 64 it changes o by 0.13 .. 0.24%, dz by 0.24 .. 0.6%, and
+the gates' gradients by 6 .. 13%. PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
 
 Limits. Decoding is left to PyTorch, so there are as many queries as keys. B H may be at most
 65,535, and offsets within a head must be below 2^31. No atomics are used, so the same input gives
@@ -683,9 +681,8 @@ def is_small(device):
 
 @functools.cache
 def compiled_once(kernel):
-    """Returns a copy that is compiled once for all T. By default, Triton compiles a kernel anew if
-    T is 1 or a multiple of 16. Plain attention then needs fewer registers, but CoPE's backward_q
-    needs more, and Triton 3.6 and 3.8 fail to compile CoPE's loops for T = 1."""
+    """Returns a copy that is compiled once for all T. Triton would otherwise compile anew if T is 1
+    or a multiple of 16, for which 3.6 and 3.8 fail at T = 1 and CoPE needs more registers."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
 
 def choose(kernel, q, v, npos, dropout):
@@ -720,7 +717,7 @@ def empty_heads(x):
     return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 def present(x):
-    """An operator cannot return None, so a tensor without elements stands for one."""
+    """Returns x, or None if it is empty. An operator returns such a tensor in place of None."""
     return x if x.numel() else None
 
 def launch(kernel, grid, inputs, *args, **options):
@@ -890,6 +887,8 @@ def why_not(names, d, device, dtype):
     widest = 64 if "cope" in names and "pope" in names else 128  # so that few registers spill
     if triton.__version__ is None:
         return "no triton"
+    if INTERPRET and dtype == torch.bfloat16:
+        return "Triton's interpreter computes bfloat16 wrongly"
     if not INTERPRET and device.type != "cuda":
         return "no GPU"
     if not INTERPRET and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):

@@ -265,8 +265,12 @@ def load(run, device="auto"):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
-    if changes and not saved["config"].get("rope_trained"):
-        changes.setdefault("rope_trained", trained_length(saved))  # block_size may have changed
+    if changes.get("rope_scaling") == "yarn" or "block_size" in changes:
+        # YaRN depends on the trained length, which is not block_size any more
+        trained = saved["config"].get("rope_trained")
+        if not trained and saved["config"].get("rope_scaling") == "yarn":
+            trained = saved["config"]["block_size"]  # as this run took it in training
+        changes.setdefault("rope_trained", trained or trained_length(saved))
     model = GPT(checkpoint.model_config(saved, **changes)).to(device).eval()
     checkpoint.load_weights(model, saved, folder)
     return model, {key: saved[key] for key in ("config", "meta", "step")}

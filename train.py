@@ -515,7 +515,8 @@ def speed(model, cfg, processes, length, seconds):
     """Returns ms and tokens_per_s of a step that takes this many seconds, and mfu, the fraction of
     the peak FLOP/s, if PEAK_FLOPS lists the GPU."""
     values = dict(ms=1e3 * seconds, tokens_per_s=cfg.batch_size * length / seconds)
-    peaks = [flops for name, flops in PEAK_FLOPS.items() if name in processes.device_name]
+    gpu = processes.device_name  # an RTX A1000 is not an A100
+    peaks = [flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", gpu)]
     if peaks:
         sequences = cfg.batch_size / processes.world
         values["mfu"] = model.estimate_mfu(sequences, seconds, peaks[0], length)

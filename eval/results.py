@@ -153,9 +153,13 @@ def print_table(lines):
         rows.setdefault(label_of[line["run"]], []).append(line)
     table = [["run", "seeds", *splits], ["---"] * (2 + len(splits))]
     for label, row in rows.items():
+        runs = {line["run"] for line in row}
         cells = [label, str(len({line["seed"] for line in row}))]
         for split in splits:
-            cells.append(spread([line["value"] for line in row if line["split"] == split]))
+            values = [line["value"] for line in row if line["split"] == split]
+            cells.append(spread(values))
+            if 0 < len(values) < len(runs):  # some of the runs were not evaluated here
+                cells[-1] += f" [{len(values)} of {len(runs)} runs]"
         table.append(cells)
     for cells in table:
         print(f"| {' | '.join(cells)} |")
