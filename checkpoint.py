@@ -46,9 +46,11 @@ def write(run, checkpoint):
         reason = error
         if isinstance(error, RuntimeError) and error.__context__:
             reason = error.__context__  # torch.save reports a full disk only there
+        then = "start again, because there is no earlier checkpoint"
+        if os.path.exists(path):
+            then = "resume from the previous checkpoint with --resume=True"
         raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); free "
-                      "some space, then resume from the previous checkpoint with --resume=True"
-                      ) from error
+                      f"some space, then {then}") from error
 
 def read(run, device="cpu"):
     """Returns the checkpoint of a run directory, with its tensors on the device. Raises ValueError
@@ -72,8 +74,8 @@ def read(run, device="cpu"):
     except (MemoryError, torch.OutOfMemoryError):
         raise  # the file may be good, and only too large for this device
     except Exception as error:  # its type depends on which bytes are wrong
-        raise ValueError(f"{path} is damaged or not a checkpoint ({type(error).__name__}); "
-                         "train the run again") from error
+        raise ValueError(f"{path} is damaged or not a checkpoint ({type(error).__name__}); delete "
+                         f"{run}, and train the run again") from error
 
 def model_config(checkpoint, **changes):
     """Returns the GPTConfig of a checkpoint, with these changes. Options that were added since it
@@ -105,7 +107,8 @@ def load_weights(model, checkpoint, run):
 def open_log(run):
     """Makes the run directory and opens its log.jsonl to append records, in bytes. The file stays
     locked until this process ends, because a second process would overwrite the checkpoint of the
-    first. Raises ValueError if another process has the lock."""
+    first. Raises ValueError if another process has the lock, or if the directory holds the records
+    of a run whose checkpoint is gone."""
     os.makedirs(run, exist_ok=True)
     file = open(os.path.join(run, "log.jsonl"), "ab+")
     if fcntl:
@@ -118,10 +121,13 @@ def open_log(run):
             pass  # this file system has no locks
     # A full disk may have cut the last line short, and the next record would be glued to it
     file.seek(0)
-    length = file.read().rfind(b"\n") + 1
-    # A run that failed before its first checkpoint starts again, so its records go
+    records = file.read()
+    length = records.rfind(b"\n") + 1
     if not os.path.exists(os.path.join(run, "ckpt.pt")):
-        length = 0
+        if b'"ended"' in records or os.path.exists(os.path.join(run, "results.jsonl")):
+            raise ValueError(f"{run} holds the records of a run whose ckpt.pt is gone; delete the "
+                             "directory, or write elsewhere with --out_dir=...")
+        length = 0  # a run that failed before its first checkpoint starts again
     file.truncate(length)
     return file
 

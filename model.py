@@ -1122,6 +1122,8 @@ def check(cfg):
     in its class, and only if pe names it."""
     check_positive(cfg, "block_size", "n_layer", "n_head", "n_embd", "base")
     check_choices(cfg)
+    if not 0 <= cfg.dropout < 1:
+        raise ValueError(f"dropout={cfg.dropout} is a fraction; use 0 <= dropout < 1")
     if cfg.n_embd % cfg.n_head:
         raise ValueError(f"n_embd={cfg.n_embd} is not divisible by n_head={cfg.n_head}; change "
                          "one of them")
@@ -1140,9 +1142,10 @@ def check(cfg):
             raise ValueError(f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q and k "
                              "of one layer; keep one of them")
     methods = [PES[name] for names in pattern for name in names]
-    if cfg.rope_scaling != "none" and not any(issubclass(pe, RoPE) for pe in methods):
-        raise ValueError(f"rope_scaling={cfg.rope_scaling!r} would do nothing, because pe="
-                         f"{cfg.pe!r} has no rope; leave out rope_scaling")
+    scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
+    if scales and not any(issubclass(pe, RoPE) for pe in methods):
+        raise ValueError(f"rope_scaling={cfg.rope_scaling!r} and rope_factor={cfg.rope_factor} "
+                         f"would do nothing, because pe={cfg.pe!r} has no rope; leave them out")
 
 def check_choices(cfg):
     """Raises ValueError for a dataclass field whose value is not among those of its Literal."""

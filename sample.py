@@ -134,8 +134,8 @@ def show_and_save(runs, measured):
     for run, rows in zip(runs, measured):
         if run is runs[0]:
             losses.print_heading(rows, width)
+        results.append(run, rows)  # first, because nobody may read what is printed
         losses.print_rows(run, rows, width)
-        results.append(run, rows)
 
 def score_tasks(cfg, runs):
     from eval import harness  # needs lm-eval, which the other actions do without
@@ -152,9 +152,11 @@ def report(cfg, names):
 def draw_training(cfg, names):
     """The options of RUN@key=value have no effect here, because they apply after training, and the
     log was written during it."""
-    path = writable(cfg.out or os.path.join("out", "curves"))
     folders = dict.fromkeys(results.split_options(name)[0] for name in names)
-    figures.draw_training(results.training(folders), path)
+    rows = results.training(folders)
+    if not rows:
+        raise ValueError(f"{', '.join(folders)} has no step in its log yet; train it first")
+    figures.draw_training(rows, writable(cfg.out or os.path.join("out", "curves")))
 
 def draw_loss_by_position(cfg, runs):
     path = writable(cfg.out or os.path.join("out", "loss_by_position"))
@@ -235,6 +237,8 @@ def run_names(words):
     for word in words:
         folder, options = results.split_options(word)
         folder = os.path.normpath(folder)
+        if os.path.basename(folder) == "ckpt.pt":
+            folder = os.path.dirname(folder) or "."
         if os.path.isfile(folder):
             print(f"left out {folder}, which is not a run directory", file=sys.stderr)
             continue
@@ -249,6 +253,8 @@ def writable(path):
     anything is measured, because the work would be lost if the folder could not be made."""
     if path.endswith((".csv", ".png")):
         path = path[:-4]
+    if not os.path.basename(path):
+        raise ValueError(f"{path!r} is a folder; name a file in it, as in {path}report")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     return path
 
@@ -297,13 +303,18 @@ class Run:
         self.trained = trained_length(saved)
 
     def split(self, name):
-        """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's."""
+        """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's, or if
+        the run's own data set has changed since, because its val may now be what was trained on."""
         split = Split(locate(self.data), name)
         theirs = split.meta["tokenizer"]
         ours = self.meta["tokenizer"]
         if theirs != ours:
             raise ValueError(f"{split.folder} was tokenized with {theirs!r}, but the run was "
                              f"trained with {ours!r}; prepare the data again with the run's")
+        changed = [key for key, value in self.meta.items() if split.meta.get(key) != value]
+        if changed and self.data == self.config["data"]:
+            raise ValueError(f"{split.folder} has changed since {self.name} was trained on it, in "
+                             f"{', '.join(changed)}; name it with --data if that is what you want")
         return split
 
     def length(self, split):
@@ -319,7 +330,7 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.exit("\nstopped; results.jsonl has what was measured so far")
+        sys.exit("\nstopped")
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError and "memory" not in str(error):
             raise  # a bug keeps its traceback

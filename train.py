@@ -220,6 +220,9 @@ def read_config(argv):
         origin = model_config(checkpoint.read(cfg.init_from))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
     check(cfg)
+    if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
+        raise ValueError(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
+                         "learning rate would rise; lower --min_lr")
     cfg.out_dir = cfg.out_dir or default_directory(cfg)
     return cfg
 
@@ -444,7 +447,7 @@ class Log:
             self.file.flush()
         if self.wandb_run and "step" in values:
             step = values.pop("step")
-            split = values.pop("split", "train")
+            split = values.pop("split", "step")  # "train" may be a split that is evaluated
             self.wandb_run.log({f"{split}/{key}": value for key, value in values.items()}, step)
 
     def finish(self):

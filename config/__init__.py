@@ -89,7 +89,12 @@ def assignments(path):
         near = difflib.get_close_matches(path, files, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(files)}"
         raise ValueError(f"there is no config file {path!r}; {hint}")
-    return {key: value for key, value in runpy.run_path(path).items() if key[0] != "_"}
+    try:
+        values = runpy.run_path(path)
+    except Exception as error:  # whatever is wrong in it
+        fault = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} cannot be read ({fault}); correct the file") from error
+    return {key: value for key, value in values.items() if key[0] != "_"}
 
 def type_and_range(cls, key, where):
     """Returns the type of a field, its smallest value and the first one beyond its range. The last

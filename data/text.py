@@ -318,7 +318,10 @@ def name_set(source="", **_):
     """Returns the name of the data set of a source, which is that of its file or folder."""
     files(source)  # raises ValueError if there is no such source
     path = Path(source).resolve()
-    return path.stem if path.is_file() else path.name
+    name = path.stem if path.is_file() else path.name
+    if name == "downloads" or (Path(__file__).parent / f"{name}.py").exists():
+        raise ValueError(f"data/{name} is the place of another data set; choose one with --out")
+    return name
 
 if __name__ == "__main__":
     command(prepare, __doc__, name_set)

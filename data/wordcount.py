@@ -45,6 +45,8 @@ Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentence
 
 def read_folder(folder):
     """Returns the stories of a folder's *.txt files as rows, [{"text": story}, ...]."""
+    if not Path(folder).is_dir():
+        raise ValueError(f"stories={folder!r} is not a folder of *.txt files; name one")
     stories = []
     for path in sorted(Path(folder).rglob("*.txt")):
         text = path.read_text(encoding="utf-8")

@@ -26,10 +26,14 @@ MISTAKES = [
     ("train.py --n_layer=1.5", ["n_layer='1.5' in --n_layer=1.5 is not of type int"]),
     ("train.py --batch_size=0", ["batch_size=0 in --batch_size=0", "use 1 <= batch_size < 9"]),
     ("train.py quickstart", ["no config file 'quickstart'", "mean config/quickstart.py?"]),
+    ("train.py {broken}", ["{broken} cannot be read (NameError: ", "correct the file"]),
     ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; use --eval_batches"]),
     # training
     ("train.py --pe=zope", ["pe='zope' is unknown; choose one of rope, pope, nope, cope,"]),
     ("train.py --n_head=3", ["n_embd=16 is not divisible by n_head=3"]),
+    ("train.py --dropout=1.5", ["dropout=1.5 is a fraction; use 0 <= dropout < 1"]),
+    ("train.py --min_lr=1 --schedule=cosine", ["min_lr=1.0 is above learning_rate=0.01", "lower --min_lr"]),
+    ("train.py --pe=nope --rope_factor=4", ["because pe='nope' has no rope; leave them out"]),
     ("train.py --mlp_width=1e13", ["out of memory", "try a smaller --micro_batch"]),
     ("WORLD_SIZE=3 train.py", ["batch_size=4 is not divisible by the 3 processes"]),
     # the data to train on
@@ -47,20 +51,23 @@ MISTAKES = [
     ("train.py --init_from={run} --n_embd=32", ["{run} holds another architecture"]),
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),
     ("train.py --out_dir={run}", ["{run} already holds a run; resume it with --resume=True"]),
+    ("train.py --out_dir={gone}", ["{gone} holds the records of a run whose ckpt.pt is gone"]),
     ("train.py --out_dir={run} --resume=True --n_layer=3", ["with n_layer=2, not 3; keep it"]),
     ("train.py --out_dir={run} --resume=True --data={moved}/stream", ["in tokenizer; to fine-"]),
     ("train.py --out_dir={run} --resume=True --data={renamed}", ["in name; ", "init_from={run}"]),
     # sample.py
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
-    ("sample.py {run}/ckpt.pt", ["run directory", "python sample.py"]),
     ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
     ("sample.py {run} --evaluate=val --data={rows}", ["{rows} was tokenized with "]),
+    ("sample.py {old} --evaluate=val", ["{edited} has changed since {old} was", "in separator"]),
     ("sample.py {run} --evaluate=val --extrapolate=1", ["exclude each other; keep one"]),
     ("sample.py {run} --extrapolate=a", ["extrapolate='a' is not a"]),
     ("sample.py {run} --extrapolate=0.01", ["0.01 times 16 tokens is not in 1 to 599"]),
     ("sample.py {run} {task} --extrapolate=1", ["holds rows of 12 tokens", "needs a stream"]),
+    ("sample.py {run} --report={new}/", ["{new}/' is a folder; name a file in it"]),
+    ("sample.py {gone} --figure=curves", ["{gone} has no step in its log yet"]),
     ("sample.py {empty} --report={new}", ["none of these runs has results", "evaluate them"]),
     ("sample.py {run} --figure=gates", ["'gates' has nothing to show of pe='rope'"]),
     ("sample.py {run} --figure=frequency --text=x --split=val", ["text='x' takes the place"]),
@@ -71,6 +78,7 @@ MISTAKES = [
     ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
     ("data/text.py", ["no text was named", "--source="]),
     ("data/text.py {text}", ["has no value", "write --source={text}"]),
+    ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),
     ("data/text.py --source={latin}", ["{latin} is not UTF-8", "convert"]),
 ]
 
@@ -78,18 +86,24 @@ MISTAKES = [
 def places(stream, rows, tmp_path_factory):
     """{name: path} of a folder with data, runs, texts and config files."""
     folder = tmp_path_factory.mktemp("places")
-    for name in ("stream", "renamed", "moved/stream"):
+    for name in ("stream", "renamed", "moved/stream", "edited"):
         shutil.copytree(stream, folder / name)
     meta = folder / "moved" / "stream" / "meta.json"
     meta.write_text(meta.read_text().replace("s28", "s29"))
     shutil.copytree(rows, folder / "rows")
-    for run, data, *flags in (("run", "stream", "--pe=rope"), ("task", "rows"),
+    for run, data, *flags in (("run", "stream", "--pe=rope"), ("task", "rows"), ("old", "edited"),
                               ("own", "stream", "--pe=cope", "--cope_shared=False")):
         words = [f"--data={folder / data}", *TINY, "--max_iters=2", *flags]
         train.main([*words, f"--out_dir={folder / run}"])
     writer = Writer(folder / "set")
     writer.write("train", np.arange(1000) % 500)
     writer.finish(vocab_size=500, tokenizer="bytes")
+    meta = folder / "edited" / "meta.json"
+    meta.write_text(meta.read_text().replace('"separator": 0', '"separator": 1'))
+    (folder / "gone").mkdir()
+    (folder / "gone" / "log.jsonl").write_text('{"ended": 2}\n')
+    (folder / "lookup.txt").write_text("a text")
+    (folder / "broken.py").write_text("pe = undefined")
     (folder / "empty").mkdir()
     (folder / "moved" / "half.part").mkdir()
     (folder / "moved" / "half.part" / "notes.txt").write_text("of somebody else")

@@ -502,13 +502,14 @@ def test_why_not(monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRET", True)
     monkeypatch.setattr(kernels.triton, "__version__", "3.6.0")
 
-    def ask(*names, d=64, dtype=torch.bfloat16):
+    def ask(*names, d=64, dtype=torch.float16):
         return kernels.why_not(names, d, "cpu", dtype)
 
     assert ask("pope", d=16) is None and ask("pope", d=128) is None and ask("pope", "cope") is None
     assert ask("fox", d=8) == "head width 8 is not within 16 to 128"
     assert ask("cope", "pope", d=128) == "head width 128 is not within 16 to 64"
     assert ask("pope", dtype=torch.float64) == "torch.float64 inputs"
+    assert "interpreter" in ask("pope", dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "INTERPRET", False)
     assert ask("pope") == "no GPU"
 

@@ -594,7 +594,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(pe="rope", rope_fraction=0.4), "rope_fraction=0.4 of n_embd / n_head = 8 is 3; it must"),
     (dict(pe="rope", rope_fraction=0.0), "is 0; it must be even and from 2 to 8"),
     (dict(pe="rope", rope_fraction=1.5), "is 12; it must be even and from 2 to 8"),
-    (dict(pe="pope", rope_scaling="ntk", rope_factor=4.0), "'pope' has no rope; leave out"),
+    (dict(pe="pope", rope_scaling="ntk", rope_factor=4.0), "'pope' has no rope; leave them out"),
     (dict(pe="expe", expe_l=33), "into l = 33 of n_embd=32 dimensions; change expe_l"),
     (dict(pe="expe", n_embd=4), "into l = 0 of n_embd=4 dimensions; change expe_l"),
     (dict(pe="carope", base=1.0), "base=1.0 starts it at 1 or more; use a base above 1"),

@@ -227,7 +227,7 @@ def test_report(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for folder, options, seed, *values in (
         ("x_pope", "", 1, 99, 99), ("x_pope", "", 1, 1, 2), ("x_pope_seed2", "", 2, 2, 3),
-        ("x_pope_seed3", "", 3, 6, 7), ("x_rope", "", 1, 0.5, 1.5),
+        ("x_pope_seed3", "", 3, 6), ("x_rope", "", 1, 0.5, 1.5),
         ("x_rope", "@rope_factor=2", 1, 3, 4),
     ):
         os.makedirs(f"out/{folder}", exist_ok=True)
@@ -244,9 +244,9 @@ def test_report(tmp_path, monkeypatch, capsys):
     found = [(run, [float(number) for number in re.findall(r"[\d.]+", row)])
              for run, _, row in rows if row[:1].isdigit()]
     assert found == [
-        ("pope", [3, 3, 2.6, 1, 6, 4, 2.6, 2, 7]), ("rope", [1, 0.5, 1.5]),
+        ("pope", [3, 3, 2.6, 1, 6, 2.5, 0.71, 2, 3, 2, 3]), ("rope", [1, 0.5, 1.5]),
         ("rope (rope_factor=2)", [1, 3, 4])]
-    assert len((tmp_path / "new" / "r.csv").read_text().splitlines()) == 1 + 10
+    assert len((tmp_path / "new" / "r.csv").read_text().splitlines()) == 1 + 9
     assert (tmp_path / "new" / "r.png").exists()
     assert "left out out/z_new, which has no results" in printed.err
 
@@ -264,7 +264,7 @@ def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
     assert re.findall("--- (.*), sample", printed.out) == ["a@length=64", changed]
     assert "left out curves.png" in printed.err
 
-def test_yarn_knows_the_trained_length(runs, task):
+def test_yarn_knows_the_trained_length(runs, task, tmp_path):
     """A larger block_size is not the length that the run was trained at, nor is a row's."""
     yarn = "@rope_scaling=yarn,rope_factor=4"
     for run, more, trained in (
@@ -272,6 +272,14 @@ def test_yarn_knows_the_trained_length(runs, task):
         (task / "run", "", 7),
     ):
         assert sample.load(f"{run}{yarn}{more}", "cpu")[0].cfg.rope_trained == trained
+    # a run that was trained with it keeps the length that it took then
+    words = [f"--data={task / 'data'}", f"--out_dir={tmp_path / 'yarn'}", *TINY, "--max_iters=1"]
+    train.main([*words, "--pe=rope", "--rope_scaling=yarn", "--rope_factor=4", "--block_size=80"])
+    thetas = []
+    for options in ("", "@dropout=0.0", "@block_size=160"):
+        model, _ = sample.load(f"{tmp_path / 'yarn'}{options}")
+        thetas.append(model.h[0].attn.pes[0].theta(torch.zeros(1)))
+    assert torch.equal(thetas[0], thetas[1]) and torch.equal(thetas[0], thetas[2])
 
 def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
     """Each action reads the keys that ACTIONS lists for it, and all others are refused. A figure of

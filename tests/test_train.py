@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 import zipfile
 from functools import partial
 from unittest.mock import MagicMock
@@ -408,7 +409,7 @@ def test_wandb(stream, tmp_path, monkeypatch):
     assert [call.kwargs["id"] for call in wandb.init.call_args_list] == [None, "of-its-own"]
     logged = [call.args for call in wandb.init.return_value.log.call_args_list]
     assert [(step, *values) for values, step in logged[:3]] == [
-        (0, "val/loss", "val/ppl"), (1, "train/loss", "train/lr"), (1, "val/loss", "val/ppl")]
+        (0, "val/loss", "val/ppl"), (1, "step/loss", "step/lr"), (1, "val/loss", "val/ppl")]
 
 def test_what_changes_on_resuming(stream, tmp_path, capsys):
     """It is named, and used from there on. The best of other evaluations does not compare."""
@@ -494,3 +495,10 @@ def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
     torch.save(old, tmp_path / "a" / "ckpt.pt")
     again = run(stream, tmp_path / "a", "--max_iters=4", "--resume=True")
     assert same(again, run(stream, tmp_path / "b", "--max_iters=4"))
+
+@pytest.mark.parametrize("gpu, peak", [("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA RTX A1000", 0)])
+def test_mfu_of_known_gpus(gpu, peak):
+    model = types.SimpleNamespace(estimate_mfu=lambda sequences, seconds, flops, length: flops)
+    values = train.speed(model, train.TrainConfig(), types.SimpleNamespace(
+        device_name=gpu, world=1), 16, 1.0)
+    assert values.get("mfu", 0) == peak
