@@ -32,7 +32,7 @@ MISTAKES = [
     ("train.py --pe=zope", ["pe='zope' is unknown; choose one of rope, pope, nope, cope,"]),
     ("train.py --n_head=3", ["n_embd=16 is not divisible by n_head=3"]),
     ("train.py --dropout=1.5", ["dropout=1.5 is a fraction; use 0 <= dropout < 1"]),
-    ("train.py --min_lr=1 --schedule=cosine", ["min_lr=1.0 is above learning_rate=0.01", "lower --min_lr"]),
+    ("train.py --min_lr=1 --schedule=cosine", ["min_lr=1.0 is above learning_rate=0.01"]),
     ("train.py --pe=nope --rope_factor=4", ["because pe='nope' has no rope; leave them out"]),
     ("train.py --mlp_width=1e13", ["out of memory", "try a smaller --micro_batch"]),
     ("WORLD_SIZE=3 train.py", ["batch_size=4 is not divisible by the 3 processes"]),
