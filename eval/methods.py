@@ -83,7 +83,8 @@ def positions_apart(name, l, theta, T=8192):
     """Returns how many of T positions differ in at least one of the l values that expe or exqpe
     writes in bfloat16 (ExPE section 2.3)."""
     pe = PES[name](GPTConfig(n_head=1, n_embd=l, expe_l=l, expe_theta=theta))
-    written, _ = pe.inputs(*torch.zeros(2, 1, T, l, dtype=torch.bfloat16), torch.arange(T))
+    x = torch.zeros(1, T, l, dtype=torch.bfloat16)
+    written, _ = pe.inputs(x, x, torch.arange(T))
     return len(written[0].unique(dim=0))
 
 def draw_positions_apart(path):
