@@ -581,4 +581,6 @@ if __name__ == "__main__":
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
         sys.exit(last_words(error))
     except KeyboardInterrupt:
-        sys.exit("interrupted before training; run the same command again")
+        print("interrupted before training; run the same command again", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)  # a shell then ends its loop

@@ -502,3 +502,16 @@ def test_mfu_of_known_gpus(gpu, peak):
     values = train.speed(model, train.TrainConfig(), types.SimpleNamespace(
         device_name=gpu, world=1), 16, 1.0)
     assert values.get("mfu", 0) == peak
+
+def test_ctrl_c_before_training_ends_a_shell_loop():
+    code = """
+import config, runpy, sys
+def load(*_):
+    raise KeyboardInterrupt
+config.load = load
+sys.argv = ["train.py", "config/quickstart.py"]
+runpy.run_path("train.py", run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == "interrupted before training; run the same command again\n"
