@@ -7,8 +7,8 @@ takes a minute on one core.
     python sample.py out/addition_small_{pope,rope} --evaluate=val,x1.5,x2,x3,x4
 
 The token_error of each split is the percentage of wrong digits, and sequence_error that of wrong
-sums. Always answering 0 gets 71% of val wrong, and 80% to 86% of the longer splits. Val draws from
-the 10% of all sums that are kept out of train.
+sums. Always answering 0 gets 71% of the digits of val wrong, and 80% to 86% of those of the
+longer splits. Val draws from the 10% of all sums that are kept out of train.
 
 Our choices. The base is 100, because rows have 9 tokens (see pope_indirect_small.py).
 """

@@ -32,8 +32,8 @@ lower by 0.03, and that on Wikipedia it needs 0.6T tokens to reach RoPE's final 
 sizes, a learning rate of 4e-4, a context of 4096, a maximum position of 64 and, for MMLU, five
 examples. For the rest it mostly follows Llama 2, which uses steps of 4M tokens, a cosine down to a
 tenth, 2000 steps of warm-up, a weight decay of 0.1 and betas of 0.9 and 0.95. CoPE adds 0.04% to
-the parameters. These are 4 layers x 64 positions x 2048 = 524,288, so each of the four layers has a
-table per head.
+the parameters. The added ones are 4 layers x 64 positions x 2048 = 524,288, so each of the four
+layers has a table per head.
 
 Our choices. CoPE is in layers 6, 12, 18 and 24, which is one reading of "every 6th layer". The
 training data is C4, on which the paper evaluates, because its own is Llama 2's private mix. C4 has

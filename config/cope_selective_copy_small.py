@@ -6,7 +6,7 @@ CoPE Table 2, selective copy, small: 32 letters among 32 blanks instead of 256 a
     python sample.py out/cope_selective_copy_small_cope --split=sparse
 
 The last lines that training prints have the sequence_error (rows with a wrong letter) and the
-token_error (wrong letters) of val, in distribution, and of dense and sparse, 1000 rows each.
+token_error (wrong letters) of val (in distribution), dense and sparse, 1000 rows each.
 
 Our choices are those of cope_selective_copy.py, but CoPE has 64 positions, beta2 is 0.95, and the
 warm-up has 50 steps.
