@@ -2,8 +2,8 @@
 An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory.
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
-to the logit of each key. CoPE counts. PoPE is plain attention over vectors of width 2d. Nothing is
-rotated here, because model.py rotates q and k before it calls us, and k by PoPE's delta as well.
+to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over vectors
+of width 2d. Nothing is rotated here, because model.py rotates q and k, and k also by PoPE's delta.
 
 Attention. i is a query, j and t are keys, d is the width of a head. dX is the gradient of the loss
 with respect to X, and * multiplies entry by entry. The logits S are -inf where j > i.
@@ -44,7 +44,7 @@ where p is clamped or an integer. A gate g_ij is a term of p_ij and of all p_it 
 
 The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column
 c - 1. That needs no scatter-add. Along a row, p never rises from left to right, so the keys of one
-column form a run. p falls by at most 1 from a key to the next, so no column is skipped, and run
+column form a run. p falls by at most 1 from one key to the next, so no column is skipped, and run
 c + 1 ends where run c begins. Let lower and upper be the running sums of dS (1 - w) and of dS w,
 from the left, and let lower[c] and upper[c] be their values at the last key of run c. Then
 
@@ -67,7 +67,7 @@ query 5, with npos = 4, z = (0, 2, 1, 3), and six keys whose dS sum to 0:
     dz          -2    -1     2     1                dz[2] = (1 - -2) + (2 - 3)
 
 The kernels see this row in tiles of keys and carry the sums from one tile to the next. With two
-tiles of three keys, in the order in which the passes take them, and named as in the code:
+tiles of three keys, these are the sums, in the order of the passes and as the code names them:
 
     pass                   keys     before the tile                after the tile
     attention_forward      3 .. 5   units_right 0                  units_right 1.75
@@ -84,8 +84,8 @@ stores the 1.75 and the dp_left of 0 for attention_backward_kv, which sees only 
 Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz.
 
 Three parts. Once all rows of a tile of queries have counted to npos - 1, the keys further left all
-have the bias z_i[npos - 1], and there CoPE is plain attention. If nothing is counted, so is
-everything left of the mask. The tile of queries i0 .. i0 + M - 1:
+have the bias z_i[npos - 1], and there CoPE is plain attention. If nothing is counted, everything
+left of the mask is plain as well. The tile of queries i0 .. i0 + M - 1:
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
@@ -117,7 +117,7 @@ Limits. Decoding is left to PyTorch, so there are as many queries as keys. B H m
 65,535, and offsets within a head must be below 2^31. No atomics are used, so the same input gives
 the same bits. The kernels have not yet run on any GPU.
 
-PoPE's rotation stays in PyTorch, because an operator of its own needs two more kernels and has less
+PoPE's rotation stays in PyTorch, because its own operator would need two more kernels and have less
 accurate angles. Without torch.compile, this costs 13 more bytes per element of q for the backward
 pass (25 instead of 12, counted on a CPU), or 1.9 GB for 16 sequences in a model of 124M parameters.
 """
@@ -211,7 +211,7 @@ def dropout(seed, bh, i, j, DROPOUT):
 @triton.jit
 def online_softmax(s, scale, v, kept, row_max, weight_sum, acc):
     """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, weight_sum (M,), and
-    of weighted values, acc (M, DV), relative to 2^row_max. Dropout, kept, applies only to acc."""
+    of weighted values, acc (M, DV), relative to 2^row_max. kept, from dropout, scales only acc."""
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
     prob = tl.exp2(s * scale - new_max[:, None])
     shrink = tl.exp2(row_max - new_max)
@@ -227,13 +227,13 @@ PLAIN, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # the parts o
 BITS = constexpr(11)  # of a position's fraction: the most that leave every gate exact in float16
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
 MAGIC = constexpr(2.0**23)  # a float32 of this size has no bits for a fraction, so adding it rounds
-MAGIC_BITS = constexpr(0x4B000000)  # 2^23 as an int32. Those of 2^23 + x are MAGIC_BITS + x
-CHUNK = constexpr(2)  # tiles of keys between two checks whether all rows are saturated
+MAGIC_BITS = constexpr(0x4B000000)  # the bits of 2^23; those of 2^23 + x are MAGIC_BITS + x
+CHUNK = constexpr(2)  # tiles of keys between two checks of whether all rows are saturated
 COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
 
 @triton.jit
 def round_to_int(x):
-    """Rounds x, a float32 of at least 0, to an int32: cheaper than a conversion."""
+    """Rounds x, a float32 of at least 0, to an int32. This is cheaper than a conversion."""
     return (x + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
 
 @triton.jit
@@ -257,8 +257,8 @@ def triangle(N, DTYPE):
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
     """Returns the running sums of x (M, N) along the keys, and where those of the next tile start.
-    left (M,) is the sum over the tiles to the left. It stays in float32, because errors of 16 bits
-    would build up from tile to tile."""
+    left (M,) is the sum over the tiles to the left. It stays in float32, because in 16 bits
+    the errors would build up from tile to tile."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -341,8 +341,8 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     every row is saturated, and then the remaining keys from left to right, as plain attention.
 
     Fills saved: o; lse (B, H, T), the log-sum-exp of each row in base 2; and if it counts,
-    o_residual, what rounding removed from o (rowsum(dO o O) needs both), units_total (B, H, T), the
-    sum of each row's gates, and saturated (B H, tiles), the number of plain keys."""
+    o_residual, what rounding removed from o (rowsum(dO * O) needs both); units_total (B, H, T), the
+    sum of each row's gates; and saturated (B H, tiles), the number of plain keys."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -367,7 +367,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
         if gate_q is not None:
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
         row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
-        units_right = tl.zeros((M,), tl.int32)  # counted by the keys to the right
+        units_right = tl.zeros((M,), tl.int32)  # units counted over the keys to the right
         # left of the mask, the walk pauses after each CHUNK of tiles, to see if all rows are done
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
@@ -431,7 +431,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     right, so positions start at units_total and fall. saved was filled by attention_forward.
 
     grads: dq, dgate_q, dz and dkey_bias. The last gets minus the row sums of dS, to which
-    attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO o O);
+    attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO * O);
     units_right_at and dp_left_at (heads, tiles of KEYS, T) are the units counted to the right of a
     tile and the sum of dp to its left, all for attention_backward_kv; run_ends (heads, T, npos, 2)
     are lower[c] and upper[c] of each row. heads: as many as share scratch, from `first` on."""
@@ -449,7 +449,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     row = tl.minimum(i, T - 1)
     valid = i < T
 
-    # 1. what the rows need: rowsum(dO o O), the log-sum-exp, and where their sums begin
+    # 1. what the rows need: rowsum(dO * O), the log-sum-exp, and where their sums begin
     q_tile = load(q, bh, H, i, T, D)
     do_tile = load(do, bh, H, i, T, DV)
     o_tile = load(o, bh, H, i, T, DV).to(tl.float32)
@@ -586,7 +586,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
 
     for part in tl.static_range(2, -1, -1 if COUNTS else -2):  # MASKED, COUNTED, PLAIN
         # PLAIN and COUNTED both go through all tiles of attention_forward, and the range of queries
-        # is empty for a tile of the other kind. MASKED, or plain attention, needs only one range
+        # is empty for a tile of the other kind. Only one range is needed in MASKED or without CoPE
         first_range, last_range = 0, 1
         if COUNTS and part != MASKED:
             first_range, last_range = i_unmasked // QUERIES, tl.cdiv(T, QUERIES)
@@ -660,7 +660,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
 # The attention is a pair of PyTorch operators, made by custom_op because triton_op does not take
 # the CPU tensors of the interpreter. fake_... allocate results, whose shapes torch.compile needs
 
-QUERIES = 64  # M of attention_forward if it counts. Its rows stop counting at the same key
+QUERIES = 64  # M of attention_forward if it counts. A tile's rows stop counting at the same key
 KEYS = 64  # N of attention_backward_kv if it counts. For each tile it needs the carried sums
 KERNELS = attention_forward, attention_backward_q, attention_backward_kv
 # (M, N, warps, stages) of each, chosen by counting instructions. A warp needs 16 rows, or tensor
@@ -681,8 +681,8 @@ def is_small(device):
 
 @functools.cache
 def compiled_once(kernel):
-    """Returns a copy that is compiled once for all T. Triton would otherwise compile anew if T is 1
-    or a multiple of 16, for which 3.6 and 3.8 fail at T = 1 and CoPE needs more registers."""
+    """Returns a copy that is compiled once for all T. Triton would otherwise compile anew at T = 1,
+    where 3.6 and 3.8 fail, and at multiples of 16, where CoPE needs more registers."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
 
 def choose(kernel, q, v, npos, dropout):
@@ -881,8 +881,8 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
     return forward_op(q, k, v, key_bias, z, gate_q, gate_k, seed, dropout)[0]
 
 def why_not(names, d, device, dtype):
-    """Returns the reason why the kernels cannot compute a layer, in words, or None if it can. names
-    are the layer's methods, d is the width of a head."""
+    """Returns the reason why the kernels cannot compute a layer, in words, or None if they can.
+    names are the layer's methods, and d is the width of a head."""
     device = torch.device(device)
     widest = 64 if "cope" in names and "pope" in names else 128  # so that few registers spill
     if triton.__version__ is None:

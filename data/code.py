@@ -1,5 +1,5 @@
-"""Source code, for CoPE's experiment on code (section 5.6). It comes from any data set on the hub
-that has one file per row.
+"""Source code, for CoPE's experiment on code (section 5.6). It can come from any data set on the
+hub that has one file per row.
 
     python -m data.code                                            # Python files from GitHub
     python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code   # 50 GB

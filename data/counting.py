@@ -61,7 +61,8 @@ def generate(rng, rows, variables, steps, length, w_pass):
 def programs(rng, counts, variables, w_pass):
     """Draws one program per row, of counts[row] operations. Returns the operations, (rows,
     max(counts)), as indices into the table of `generate`, and the final values of the variables,
-    (rows, variables). A variable that was never set has the value -1. Each program sets one."""
+    (rows, variables). A variable that was never set has the value -1. Each program sets at
+    least one variable."""
     row = np.arange(len(counts))
     values = np.full((len(counts), variables), -1)
     operations = np.zeros((len(counts), counts.max()), dtype=np.int64)

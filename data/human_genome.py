@@ -19,7 +19,7 @@ tokenizer in the training loop. The paper's 100,000 steps of 64 rows therefore s
 **Windows with N are truncated.** A row is <bos> and the first 1000 tokens of a window, for
 block_size=1000. A window without N has exactly 1000, so rows need neither padding nor a mask. A
 window with N has more, and the rest is dropped, because the Nucleotide Transformer also truncates
-its input. The paper does not say what it did with N. A model predicts N almost without a loss, so
+its input. The paper does not say what it did with N. A model predicts N with almost no loss, so
 losses can be compared only at the same fraction of N, which this script prints.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469

@@ -5,7 +5,7 @@
 
 A row is `<string>,<letter>,<shift>,<target>` with one token per character, such as
 `qeohzubk,z,-3,e`. It consists of a string of distinct letters, one of these letters, a signed
-shift, and the letter that is so many places to the right (+) or left (-). Only the target carries
+shift, and the letter that many places to the right (+) or left (-). Only the target carries
 loss. Padding after it makes all rows equally long.
 
 The paper draws shifts uniformly in [-15, 15]. It does not say what happens if a shift leaves the

@@ -17,7 +17,7 @@ wrong for three questions in four. No row of another split is in train.
 splits   train: each question is of either kind with probability 1/2; content, position: rows of
          the same length with questions of one kind; content_x2, position_x2, content_x3 and
          position_x3: two and three times as many items, of which only the last `items` are asked
-         for, because longer distances have no trained question
+         for, because no question in train reaches farther back
 options  items, questions: per row; train: rows; test: rows of every other split; seed
 """
 import string

@@ -19,7 +19,7 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
     same seed gives the same bytes, and a smaller train split is the start of a larger one.
 
     The other splits redraw each row that is in train (`is_in_train`). That suffices for most tasks,
-    because train holds only few of their rows. If a task has so few rows that train would hold
+    because train holds only a few of their rows. If a task has so few rows that train would hold
     nearly all of them, hold_out=True makes train redraw a fixed tenth (`is_held_out`), which is
     left to the other splits. Raises ValueError if train leaves too few rows to another split.
     """

@@ -22,8 +22,8 @@ hardly any, because it draws such a row again. A task with fewer than 2^20 quest
 of numbers of up to 3 digits, would leave too few to val. In such a task, a tenth of all questions,
 chosen by a hash, is kept out of train. If a+b is kept out, b+a may still be in train.
 
-splits   train and val; x1.5, x2, x3, x4: n is larger than in the previous split, and at most so
-         many times `longest`
+splits   train and val; x1.5, x2, x3, x4: n is larger than in the previous split, and at most
+         that many times `longest`
 options  task; longest; train, val: rows; test: rows of each longer split; seed. In the paper, the
          sizes differ by task, and numbers have no leading zeros
 """
@@ -58,7 +58,7 @@ def parity(bits):
     return bits, str(bits.count("1") % 2)
 
 # for each task: the symbols to draw from, how many of them to draw per unit of n, and the function
-# that makes a question and its answer of these
+# that makes a question and its answer from them
 TASKS = {
     "copy": (string.ascii_lowercase, 1, copy),
     "reverse": (string.ascii_lowercase, 1, reverse),

@@ -52,7 +52,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         it is "marked", it replaces each END_OF_TEXT that documents(skip) yields between the texts.
     tokens: each part is a split of its own, unless this is {split: n}. Then the documents fill
         these splits one after the other. A split ends with the document that brings it to n tokens,
-        and a split of None takes all that are left.
+        and a split whose n is None takes all that are left.
     shortest: documents of fewer tokens are left out.
     origin: what else the corpus depends on, by name.
 
