@@ -71,11 +71,13 @@ def read(run, device="cpu"):
         if damaged:
             raise zipfile.BadZipFile
         return torch.load(path, map_location=device, weights_only=True)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise  # the file may be good, and only too large for this device
+    except (MemoryError, torch.OutOfMemoryError, PermissionError):
+        raise  # the file may be good
     except Exception as error:  # its type depends on which bytes are wrong
-        raise ValueError(f"{path} is damaged or not a checkpoint ({type(error).__name__}); delete "
-                         f"{run}, and train the run again") from error
+        if "allocate memory" in str(error):
+            raise
+        raise ValueError(f"{path} is damaged or not a checkpoint ({type(error).__name__}); train "
+                         "the run again with another --out_dir") from error
 
 def model_config(checkpoint, **changes):
     """Returns the GPTConfig of a checkpoint, with these changes. Options that were added since it

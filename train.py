@@ -7,7 +7,8 @@ Trains a GPT on one device, or on many under torchrun:
 A step's batch depends only on (seed, step), so a run that was stopped and resumed is the same run
 as an uninterrupted one. With a different number of processes, only dropout and rounding differ. On
 SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. While it does so, Ctrl-C
-ends it at once. The same command with --resume=True resumes it.
+ends it at once. The same command with --resume=True resumes it. Under torchrun, the step and the
+save must take less than its shutdown_timeout, 30 seconds by default.
 
 main() is the whole of training, from top to bottom. The functions that it calls stand below it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
@@ -72,7 +73,7 @@ class TrainConfig(GPTConfig):
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
     log_interval: AtLeast1 = 10  # steps between log lines
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where CUDA has it
     compile: bool = False  # torch.compile: slow to start, fast steps
     kernels: Literal["auto", "off"] = "auto"  # auto: Triton in each layer that a kernel supports
     wandb_project: str = ""  # also log to this Weights & Biases project
@@ -100,7 +101,7 @@ def main(argv):
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
 
     # run directory
-    log = Log(cfg, processes)  # locks it
+    log = Log(cfg, processes)  # locks the run directory
     state = load_run(cfg, raw_model, optimizer, train, processes)
     step = state["step"]
     best = state["best"]
@@ -126,7 +127,7 @@ def main(argv):
     n = cfg.micro_batch or len(x)
     logged_at = None  # when the last log line was printed
     pause_seconds = 0.0  # spent since then on saving and evaluating
-    eval_seconds = 0.0  # how long the last evaluation took
+    eval_seconds = 0.0  # how long the last evaluation took, with the save before it
     while True:
         stop = stop_signal.heard()
         last = stop or step >= cfg.max_iters
@@ -147,7 +148,7 @@ def main(argv):
             with autocast:
                 mean = ddp_model(x_part, y_part, return_logits=False)[1]
                 part = mean * (y_part != -1).sum() / targets
-            if not last:
+            if not last:  # the last loss only shows that the final weights are finite
                 (part * processes.world).backward()  # since ddp takes the mean over processes
             loss += part.detach()
         if not last:
@@ -156,7 +157,7 @@ def main(argv):
         refuse_nan("loss", loss, step, cfg)
 
         # The loss is finite, so these weights may be saved. This comes before the evaluation,
-        # because an evaluation can take a long time
+        # because an evaluation can take a long time. The last step saves again after it
         pause_start = time.perf_counter()
         evaluates = not stop and (last or step % cfg.eval_interval == 0)
         if last or (step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0):
@@ -518,7 +519,8 @@ def speed(model, cfg, processes, length, seconds):
     """Returns ms and tokens_per_s of a step that takes this many seconds, and mfu, the fraction of
     the peak FLOP/s, if PEAK_FLOPS lists the GPU."""
     values = dict(ms=1e3 * seconds, tokens_per_s=cfg.batch_size * length / seconds)
-    gpu = processes.device_name  # an RTX A1000 is not an A100
+    gpu = processes.device_name
+    # whole words, because an RTX A1000 is not an A100
     peaks = [flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", gpu)]
     if peaks:
         sequences = cfg.batch_size / processes.world
@@ -548,7 +550,7 @@ def closing_lines(cfg, step, best, stop):
         line = f"stopped by a signal at step {step}: {path}"
         then = "the same command with --resume=True"
     if best:
-        line += f", best {best['split']} loss {best['loss']:.4f} at step {best['step']}"
+        line += f", best {best['split']} loss {best['loss']:.4f} was at step {best['step']}"
     return f"{line}\nnext: {then}"
 
 def last_words(error):
@@ -572,7 +574,7 @@ def last_words(error):
     if not report:
         return line
     with open(report, "w") as file:
-        json.dump(dict(message=line), file)
+        json.dump(dict(message=line, timestamp=int(time.time())), file)
     return 1
 
 if __name__ == "__main__":

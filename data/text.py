@@ -320,7 +320,7 @@ def name_set(source="", **_):
     path = Path(source).resolve()
     name = path.stem if path.is_file() else path.name
     if name == "downloads" or (Path(__file__).parent / f"{name}.py").exists():
-        raise ValueError(f"data/{name} is the place of another data set; choose another place with --out")
+        raise ValueError(f"data/{name} is the place of another data set; choose another with --out")
     return name
 
 if __name__ == "__main__":
