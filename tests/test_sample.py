@@ -263,6 +263,8 @@ def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert re.findall("--- (.*), sample", printed.out) == ["a@length=64", changed]
     assert "left out curves.png" in printed.err
+    sample.main([str(runs / "rope" / "ckpt.pt"), "--num_samples=1"])
+    assert f"--- {runs / 'rope'}, sample 1" in capsys.readouterr().out
 
 def test_yarn_knows_the_trained_length(runs, task, tmp_path):
     """A larger block_size is not the length that the run was trained at, nor is a row's."""
