@@ -12,6 +12,7 @@ Weights & Biases, or None).
 """
 import contextlib
 import os
+import re
 import zipfile
 from dataclasses import fields
 
@@ -71,13 +72,16 @@ def read(run, device="cpu"):
         if damaged:
             raise zipfile.BadZipFile
         return torch.load(path, map_location=device, weights_only=True)
-    except (MemoryError, torch.OutOfMemoryError, PermissionError):
-        raise  # the file may be good
     except Exception as error:  # its type depends on which bytes are wrong
-        if "allocate memory" in str(error):
-            raise
+        if isinstance(error, PermissionError) or ran_out_of_memory(error):
+            raise  # the file may be good
         raise ValueError(f"{path} is damaged or not a checkpoint ({type(error).__name__}); train "
                          "the run again with another --out_dir") from error
+
+def ran_out_of_memory(error):
+    """Returns whether this is one of the errors with which Python or PyTorch reports that."""
+    words = "allocate memory|out of memory|size calculation overflowed"
+    return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
 
 def model_config(checkpoint, **changes):
     """Returns the GPTConfig of a checkpoint, with these changes. Options that were added since it

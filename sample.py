@@ -271,12 +271,12 @@ def load(run, device="auto"):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         changes[key] = config.typed(GPTConfig, key, text, run)
-    if changes.get("rope_scaling") == "yarn" or "block_size" in changes:
-        # YaRN depends on the trained length, which is not block_size any more
-        trained = saved["config"].get("rope_trained")
-        if not trained and saved["config"].get("rope_scaling") == "yarn":
+    if not saved["config"].get("rope_trained"):
+        # YaRN needs the trained length, and block_size may have changed since
+        trained = trained_length(saved)
+        if saved["config"].get("rope_scaling") == "yarn":
             trained = saved["config"]["block_size"]  # as this run took it in training
-        changes.setdefault("rope_trained", trained or trained_length(saved))
+        changes.setdefault("rope_trained", trained)
     model = GPT(checkpoint.model_config(saved, **changes)).to(device).eval()
     checkpoint.load_weights(model, saved, folder)
     return model, {key: saved[key] for key in ("config", "meta", "step")}
@@ -311,10 +311,10 @@ class Run:
         if theirs != ours:
             raise ValueError(f"{split.folder} was tokenized with {theirs!r}, but the run was "
                              f"trained with {ours!r}; prepare the data again with the run's")
-        changed = [key for key, value in self.meta.items() if split.meta.get(key) != value]
+        changed = split.changes(self.meta)
         if changed and self.data == self.config["data"]:
             raise ValueError(f"{split.folder} has changed since {self.name} was trained on it, in "
-                             f"{', '.join(changed)}; name it with --data if that is what you want")
+                             f"{', '.join(changed)}; to evaluate on it, rename it and use --data")
         return split
 
     def length(self, split):
@@ -332,9 +332,9 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit("\nstopped")
     except (ValueError, ImportError, OSError, RuntimeError) as error:
-        if type(error) is RuntimeError and "memory" not in str(error):
+        if isinstance(error, RuntimeError) and not checkpoint.ran_out_of_memory(error):
             raise  # a bug keeps its traceback
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if isinstance(error, ImportError):
-            line += f"; pip install {error.name}"
+        if isinstance(error, ModuleNotFoundError):
+            line += f"; try pip install {error.name}"
         sys.exit(line)

@@ -402,7 +402,7 @@ def check_same_run(cfg, saved, train):
             raise ValueError(f"{cfg.out_dir} was trained with {key}={saved_value!r}, not "
                              f"{value!r}; keep it, or write elsewhere with --out_dir=...")
     data = saved["config"]["data"]
-    differ = [key for key, value in saved["meta"].items() if train.meta.get(key) != value]
+    differ = train.changes(saved["meta"])
     if locate(data).name != train.folder.name:
         differ.append("name")
     if differ:
@@ -560,7 +560,7 @@ def last_words(error):
     is_bug = isinstance(error, RuntimeError)
     if isinstance(error, ModuleNotFoundError):
         line += f"; try pip install {error.name}"
-    if re.search("MemoryError|allocate memory|size calculation overflowed", line):
+    if checkpoint.ran_out_of_memory(error):
         line = f"out of memory ({line}); try a smaller --micro_batch or model"
         is_bug = False
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints the first that is written

@@ -120,6 +120,10 @@ class Split:
             y[self._gather(self.masks, starts + 1, length) == 0] = -1
         return x, y
 
+    def changes(self, meta):
+        """Returns the keys whose values differ from those of `meta`, which a run has kept."""
+        return [key for key, value in meta.items() if self.meta.get(key) != value]
+
     def _draw_order(self, seed, epoch):
         return rng(seed, epoch).permutation(self.rows)
 

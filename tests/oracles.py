@@ -196,7 +196,7 @@ def positions(g):
     return causal(len(g), lambda i, j: sum(g[i, k] for k in range(j, i + 1)))
 
 def cope_bias(q, p, e, cfg):
-    """CoPE eqs. (7), (8): z = q_i . e between the two nearest whole positions. e (d, npos), p
+    """CoPE eqs. (7), (8): z = q_i . e between the two nearest integer positions. e (d, npos), p
     clamped. Listing 1 does not scale z; cfg.cope_scale_z divides it by sqrt(d) too."""
     scale = 1 / math.sqrt(q.shape[1]) if cfg.cope_scale_z else 1
 
