@@ -1,10 +1,9 @@
 """
 A GPT whose positional encoding (PE) is one option, as in GPT(GPTConfig(pe="cope+rope")).
 
-This file is meant to be read from top to bottom, and the table PES near its end names all methods.
-It holds the options, the hooks through which a method can act, a plain GPT that calls the hooks,
-and then the methods, one small class each. In this picture of one forward pass, the hooks are in
-capitals:
+Read this file from top to bottom. It holds the options, the hooks through which a method can act, a
+plain GPT that calls the hooks, a small class for each method, and the table PES, which names all
+methods. In this picture of one forward pass, the hooks are in capitals:
 
     positions -> ANGLES, which all layers share
     tokens -> wte -> EMBED -> blocks -> norm -> lm_head -> logits
@@ -32,8 +31,6 @@ Shapes    B  sequences in the batch
 Symbols   i is the position of a query and j that of a key. c indexes dimensions, or pairs of them,
           and theta_c is the frequency of dimension or pair c. Otherwise each class keeps its
           paper's symbols
-
-A comment such as `# (B, H, T, d)` gives the shape of what its line computes.
 """
 import difflib
 import math
@@ -48,9 +45,8 @@ CHUNK = 128  # Attention.chunked takes at most this many queries at a time, unle
 
 @dataclass
 class GPTConfig:
-    """The options of a model. The first group is the GPT's. Every other group belongs to the
-    methods that its heading names, so you can skip it until you read their classes, which explain
-    the symbols."""
+    """The options of a model. The first group is the GPT's. The headings of the other groups name
+    the methods that use them. Skip those until you read the classes, which explain the symbols."""
     block_size: int = 1024  # tokens per training sequence; only 'learned' cannot go past it
     vocab_size: int = 50304  # number of token ids
     n_layer: int = 12  # number of blocks
@@ -78,9 +74,7 @@ class GPTConfig:
     pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
     pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
     # relative
-    rel_max: int = 0  # number of distances that have a vector; 0: block_size
-    rel_capped: bool = False  # longer distances reuse the last vector, rather than add nothing
-    rel_shared: bool = True  # one table for the model, rather than one per layer
+    rel_capped: bool = False  # distances from block_size on reuse the last vector, rather than none
     # t5
     t5_buckets: int = 32  # number of buckets; half of them hold one distance each
     t5_max_distance: int = 128  # all distances from here on share the last bucket
@@ -119,14 +113,10 @@ class PE(nn.Module):
     decay, like any other. A bare nn.Parameter keeps the value that __init__ gives it, and does not
     decay. Parameters may be bfloat16, so a hook that computes in float32 has to cast them.
 
-    `rotate` and `per_key` get a dict named cache, of which each method has its own in each layer.
-    While tokens are generated, what a hook stores in it is available in the next call. Otherwise
-    the dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
+    `rotate` and `per_key` get a dict named cache, which belongs to one method in one layer. While
+    tokens are generated, a hook finds in it what it stored in the previous calls. Otherwise the
+    dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
     layer of `fox+rope` is {"k": rotated keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
-
-    The optimizer may move a parameter to any value, so a method that needs a value within bounds
-    either computes it from a parameter, for instance as its softplus, or moves the parameter back
-    in clamp_parameters.
     """
     kind = None  # the kind of encoding, for plots: absolute | relative | contextual
     has_kernel = False  # True: kernels.attention supports its logit_bias or its wide q and k (pope)
@@ -143,9 +133,8 @@ class PE(nn.Module):
 
     def angles(self, x, pos):
         """Returns what `rotate` needs to know about the positions pos (T,) of the new tokens, such
-        as angles or their cosines and sines. This is called once per forward pass, on the first
-        layer's instance, and all layers share the result. x (B, T, C) is used only for its dtype
-        and device."""
+        as angles. This is called once per forward pass, on the first layer's instance, and all
+        layers share the result. x (B, T, C) is used only for its dtype and device."""
         return pos
 
     def embed(self, x, pos):
@@ -186,12 +175,11 @@ class PE(nn.Module):
     def kernel_arguments(self, q, per_key):
         """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. They are
         either key_bias (B, H, T), to add to the logits of each key, or CoPE's z, along with
-        gate_q and gate_k if its gates do not reuse the logits. This is called only if has_kernel is
-        True and the method overrides logit_bias. q and per_key are those of logit_bias, for all T
-        tokens."""
+        gate_q and gate_k if its gates do not reuse the logits. q and per_key are those of
+        logit_bias, for all T tokens. A method needs this hook only if has_kernel is True."""
 
     def clamp_parameters(self):
-        """Called after each step of the optimizer, to move parameters back into their bounds."""
+        """Moves parameters back into their bounds, after each step of the optimizer."""
 
 def overrides(cls, hook):
     """True if cls, the class of a method, overrides the hook of this name."""
@@ -200,8 +188,7 @@ def overrides(cls, hook):
 # --- a plain GPT ----------------------------------------------------------------------------------
 
 def at_least_float32(x):
-    """The dtype of logits and phases, for which bfloat16 is too coarse: float32, or float64 if x
-    is float64."""
+    """Returns float32, or float64 if x is float64. bfloat16 is too coarse for logits and phases."""
     return torch.promote_types(x.dtype, torch.float32)
 
 def split_heads(x, H):
@@ -237,8 +224,8 @@ class Attention(nn.Module):
 
     def forward(self, x, pos, angles, cache=None):
         """Returns what the block adds to the residual stream, (B, T, C). x (B, T, C) is the
-        block's normed input, and angles is from GPT.angles. The new keys and values are added to
-        cache, this layer's dict."""
+        block's normed input, and angles maps the name of a method to what its hook `angles`
+        returned. The new keys and values are added to cache, this layer's dict."""
         operands = self.encode(x, pos, angles, {} if cache is None else cache)
         y = self.attend(*operands)  # (B, H, T, d)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
@@ -299,14 +286,14 @@ class Attention(nn.Module):
         # a matrix product would copy what is not contiguous, and do so again for each chunk
         q, k, v, unrotated_q = (y.contiguous() for y in (q, k, v, unrotated_q))
         T, S = q.size(2), k.size(2)
-        n = math.ceil(T / CHUNK)  # the number of chunks
+        n_chunks = math.ceil(T / CHUNK)
         if torch.compiler.is_compiling():
             # torch.compile unrolls this loop, so the number of chunks has to be the same for all
             # lengths. With 4 chunks, 6 of 16 parts of the matrix are never computed
-            n = 4 if T >= 4 else 1
+            n_chunks = 4 if T >= 4 else 1
         results = []
-        for c in range(n):
-            rows = slice(T * c // n, T * (c + 1) // n)
+        for chunk in range(n_chunks):
+            rows = slice(T * chunk // n_chunks, T * (chunk + 1) // n_chunks)
             seen = slice(0, S - T + rows.stop)  # the keys up to the chunk's last query
             seen_per_key = []
             for every_key in per_key:  # with a comprehension, each length would be compiled anew
@@ -348,8 +335,7 @@ class Attention(nn.Module):
 
 def harden(weights):
     """Puts all weight on the key with the largest weight, but keeps the gradient of the softmax.
-    This straight-through estimator is our choice, because the CoPE paper does not say how it trains
-    hard attention."""
+    This straight-through estimator is our choice. The CoPE paper does not give its own."""
     hard = F.one_hot(weights.argmax(-1), weights.size(-1))
     return hard + weights - weights.detach()
 
@@ -398,8 +384,7 @@ class GPT(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         check(cfg)
-        if cfg.vocab_size < 1:  # not in `check`, which train.py calls before it has read the data
-            raise ValueError(f"vocab_size={cfg.vocab_size} must be positive")
+        check_positive(cfg, "vocab_size")  # here, because train.py checks before it reads the data
         self.cfg = cfg
         self.first_instance = {}  # name -> the PE of that name in the first layer that uses it
         pattern = pe_pattern(cfg)
@@ -430,10 +415,6 @@ class GPT(nn.Module):
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def angles(self, x, pos):
-        """Returns {name: what the hook `angles` of that method returns}."""
-        return {name: pe.angles(x, pos) for name, pe in self.first_instance.items()}
-
     def forward(self, idx, targets=None, cache=None, return_logits=True):
         """Returns logits and loss.
 
@@ -456,7 +437,7 @@ class GPT(nn.Module):
                              f"needs {end}; shorten it, or use a larger block_size or another pe")
         pos = torch.arange(begin, end, device=idx.device)
         x = self.wte(idx)
-        angles = self.angles(x, pos)
+        angles = {name: pe.angles(x, pos) for name, pe in self.first_instance.items()}
         for pe in self.first_instance.values():
             x = pe.embed(x, pos)  # learned, sinusoidal, and expe with expe_once
         x = F.dropout(x, self.cfg.dropout, self.training)
@@ -474,8 +455,7 @@ class GPT(nn.Module):
         return logits, loss
 
     def new_cache(self):
-        """Returns an empty cache, a dict for each layer. The docstring of the class PE says what
-        forward passes store in it."""
+        """Returns an empty cache, a dict for each layer. The class PE says what it will hold."""
         return [{} for _ in self.h]
 
     @torch.no_grad()
@@ -512,18 +492,16 @@ class GPT(nn.Module):
                 pe.clamp_parameters()
 
     def get_num_params(self, non_embedding=True):
-        """Returns the number of parameters. Learned absolute positions count only if non_embedding
-        is False, as in nanoGPT."""
+        """Returns the number of parameters, by default without learned positions, as in nanoGPT."""
         total = sum(p.numel() for p in self.parameters())
         if non_embedding and "learned" in self.first_instance:
             total -= self.first_instance["learned"].wpe.weight.numel()
         return total
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12, length=0):
-        """Returns the model FLOPs utilization, the fraction of the peak FLOP/s (by default an
-        A100's) that is reached when fwdbwd_per_iter sequences of `length` tokens (0: block_size)
-        take dt seconds. A token takes 6 N + 12 L C T FLOPs, for N parameters and L layers (PaLM
-        appendix B)."""
+        """Returns the fraction of the peak FLOP/s (by default an A100's) that is used if
+        fwdbwd_per_iter sequences of `length` tokens (0: block_size) take dt seconds. A token takes
+        6 N + 12 L C T FLOPs, for N parameters and L layers (PaLM appendix B)."""
         T = length or self.cfg.block_size
         per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
@@ -531,24 +509,23 @@ class GPT(nn.Module):
     def use_kernels(self, dtype):
         """Makes each layer use the Triton kernel of kernels.py if it supports the layer's methods.
         Call this after the model has moved to its device. dtype is that of q, k and v, which is
-        autocast's dtype if autocast is on. Returns a line that says what the layers run, and
-        why."""
+        autocast's dtype if autocast is on. Returns a line that says what runs, and why."""
         import kernels
 
         labels = []
         for block in self.h:
             attn = block.attn
             mix = "+".join(attn.names)
-            helped = [name for name in attn.names if PES[name].has_kernel]
-            dense = [pe for pe in attn.bias_pes if not pe.has_kernel]
+            supported = [name for name in attn.names if PES[name].has_kernel]
+            unsupported = [pe for pe in attn.bias_pes if not pe.has_kernel]
             if self.cfg.hard_attention:
                 reason = "hard attention has no kernel"
-            elif dense:
+            elif unsupported:
                 reason = "its bias has no kernel"
-            elif not helped:
+            elif not supported:
                 reason = "PyTorch's fused attention handles it"
             else:
-                reason = kernels.why_not(helped, attn.d, self.wte.weight.device, dtype)
+                reason = kernels.why_not(supported, attn.d, self.wte.weight.device, dtype)
             attn.use_triton = reason is None
             labels.append(f"pytorch ({mix}: {reason})" if reason else f"triton {mix}")
         return "attention: " + ", ".join(dict.fromkeys(labels))
@@ -682,10 +659,9 @@ class RoPE(PE):
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 def most_precise_dtype(x):
-    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox compute x W in this
-    dtype, because training on a GPU would otherwise compute this small product in TF32. fox also
-    uses it to add up its log gates, and carope to keep the phase from one decoded token to the
-    next."""
+    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox add up a number per
+    token, so small errors would accumulate. Both compute x W in this dtype, because NVIDIA's GPUs
+    may round the inputs of a float32 product to TF32."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 class CARoPE(PE):
@@ -696,8 +672,7 @@ class CARoPE(PE):
     whereas we take the attention's input.
 
     The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
-    constant b: with W = 0 it gives f = base^(-2/d), and the powers f^c are then RoPE's
-    frequencies."""
+    constant b: with W = 0 it gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
     kind = "contextual"
 
     def __init__(self, cfg, shared_from=None):
@@ -722,6 +697,7 @@ class CARoPE(PE):
             u = x.to(precise) @ self.W.to(precise) + self.b  # (B, T, H)
             log_f = -torch.log1p(F.softplus(u)).to(at_least_float32(x))
             c = torch.arange(self.d // 2, device=x.device)
+            # f^c is computed as exp(c log f)
             phi = (log_f.mT[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
         if "phi" in cache:
             phi = phi + cache["phi"]
@@ -740,8 +716,8 @@ class PoPE(PE):
     [mu cos, mu sin] of width 2d (eq. 6, 7, 9).
 
     delta (H, d) is learned and stays in [-2 pi, 0], because clamp_parameters moves it back after
-    each step. Clamping in the forward pass would freeze a delta that has crossed a bound,
-    because the gradient of the clamp is zero there."""
+    each step. Clamping in the forward pass would freeze a delta that has crossed a bound, because
+    the gradient of the clamp is zero there."""
     kind = "relative"
     has_kernel = True
 
@@ -783,9 +759,8 @@ class Relative(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        R = cfg.rel_max or cfg.block_size
-        shared = shared_from and cfg.rel_shared
-        self.a = shared_from.a if shared else nn.Parameter(0.02 * torch.randn(R, self.d))
+        R = cfg.block_size  # the number of distances that have a vector
+        self.a = shared_from.a if shared_from else nn.Parameter(0.02 * torch.randn(R, self.d))
 
     def logit_bias(self, q, logits, i, j, per_key):
         R = len(self.a)
@@ -862,8 +837,7 @@ class ALiBi(PE):
         return -self.slopes(q) * (i - j)
 
     def kernel_arguments(self, q, per_key):
-        """A bias of m_h j per key is enough, because softmax drops the -m_h i that all keys of a
-        query share."""
+        """A bias of m_h j per key is enough, because softmax drops -m_h i, which all keys share."""
         j = torch.arange(q.size(2), device=q.device)
         bias = self.slopes(q) * j  # (H, 1, T)
         return dict(key_bias=bias.squeeze(1).expand(len(q), -1, -1))  # (B, H, T)
@@ -901,7 +875,7 @@ class FoX(PE):
 
     def kernel_arguments(self, q, sums):
         """A bias of minus the running sum at each key is enough, because softmax drops the sum at
-        the query, which is a constant for all keys."""
+        the query, which is the same for all keys."""
         return dict(key_bias=-sums.to(at_least_float32(q)))
 
 class CoPE(PE):
@@ -929,8 +903,7 @@ class CoPE(PE):
         check_positive(cfg, "cope_npos")
 
     def add_parameters(self, shared_from):
-        """Creates e. The two variants of CoPE below create other parameters, which no layers
-        share."""
+        """Creates e. The two variants of CoPE below create others, which no layers share."""
         shape = (self.d, self.cfg.cope_npos)
         if self.cfg.cope_per_head:
             shape = (self.H, *shape)
@@ -1002,9 +975,8 @@ class CoPE_MLP(CoPE):
         return (hidden @ u[..., None])[..., 0].to(at_least_float32(q))  # (B, H, t, s)
 
 class CoPE_ALiBi(CoPE):
-    """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's position as the
-    distance, without the clamp (CoPE eq. 10, which prints +m, although that would favour distant
-    keys)."""
+    """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's position, not clamped,
+    as the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
     has_kernel = False
 
     def add_parameters(self, shared_from):
@@ -1031,11 +1003,8 @@ class ExPE(PE):
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.l = cfg.expe_l or cfg.n_embd // 8
-        self.expe_S = self.constant(cfg.expe_S)
-        self.expe_theta = self.constant(cfg.expe_theta)
-        if shared_from:
-            self.expe_S = shared_from.expe_S
-            self.expe_theta = shared_from.expe_theta
+        self.expe_S = shared_from.expe_S if shared_from else self.constant(cfg.expe_S)
+        self.expe_theta = shared_from.expe_theta if shared_from else self.constant(cfg.expe_theta)
 
     @staticmethod
     def check(cfg):
@@ -1080,8 +1049,7 @@ class ExQPE(ExPE):
     """`exqpe`: ExPE with the values S + theta_1 c + theta_2 n_c, where n_c is how many of the
     positions 0..i are congruent to c modulo l. Only one dimension changes from one position to the
     next, so its step theta_2 can be large enough for low precision (ExPE section 2.3). Eq. 5 is
-    garbled, so n_c is our reading of it. As in eq. 5, position 0 already adds theta_2 to dimension
-    0."""
+    garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
         theta2 = self.constant(cfg.expe_theta2)

@@ -143,7 +143,7 @@ def pope_scores(q, k, pos, delta, cfg):
 def relative_bias(q, a, cfg):
     """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Longer distances have no term,
     or that of the last a if capped."""
-    R = cfg.rel_max or cfg.block_size
+    R = cfg.block_size
 
     def term(i, j):
         if i - j >= R and not cfg.rel_capped:
