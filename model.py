@@ -533,8 +533,7 @@ class GPT(nn.Module):
 # --- the methods ----------------------------------------------------------------------------------
 
 class NoPE(PE):
-    """`nope`: no positional encoding. Only the causal mask then tells a token what came before it
-    (Haviv et al. arXiv:2203.16634)."""
+    """`nope`: no encoding. Only the causal mask tells the order (Haviv et al. arXiv:2203.16634)."""
 
 class Learned(PE):
     """`learned`: adds a learned vector per position to the token embeddings (Vaswani
@@ -586,8 +585,7 @@ class RoPE(PE):
     where theta_c = base^(-c/n), c = 0..n-1, n = d/2. The product q.k then depends on positions only
     through the distance i - j (RoPE arXiv:2104.09864 eq. 16; the paper pairs adjacent dimensions,
     which is equivalent up to a permutation). With rope_fraction < 1, only that fraction of the
-    dimensions is rotated, so n is smaller, and the others carry no position (GPT-NeoX
-    arXiv:2204.06745).
+    dimensions is rotated, so n is smaller (GPT-NeoX arXiv:2204.06745).
 
     rope_scaling changes the frequencies of a trained model, to let it read rope_factor times the
     trained length (YaRN arXiv:2309.00071 sections 2 and 3 describe all three ways):
@@ -599,8 +597,8 @@ class RoPE(PE):
                  rotation within the trained length, because it would otherwise meet new angles
                  beyond that length. A pair that makes 32 or more has met every angle many times, so
                  it keeps its frequency. In between, the frequency is interpolated linearly in the
-                 number of rotations (deployed code often interpolates linearly in c instead). yarn
-                 also scales cos and sin
+                 number of rotations (deployed code often does so in c). yarn also scales cos and
+                 sin, which sharpens the softmax
     """
     kind = "relative"
 
@@ -611,12 +609,10 @@ class RoPE(PE):
         if width % 2 or not 2 <= width <= d:
             raise ValueError(f"rope rotates pairs, but rope_fraction={cfg.rope_fraction} of "
                              f"n_embd / n_head = {d} is {width}; it must be even and from 2 to {d}")
-        if not 0 < cfg.rope_factor < math.inf:
-            raise ValueError(f"rope_factor={cfg.rope_factor} must be positive and finite")
+        check_positive(cfg, "rope_factor")
         if (cfg.rope_scaling == "none") != (cfg.rope_factor == 1):
-            raise ValueError(f"rope_scaling={cfg.rope_scaling!r} with rope_factor="
-                             f"{cfg.rope_factor} does nothing; set both, as in "
-                             "rope_scaling=ntk,rope_factor=4")
+            raise ValueError(f"rope_scaling={cfg.rope_scaling!r} with rope_factor={cfg.rope_factor}"
+                             " does nothing; set both, as in rope_scaling=ntk,rope_factor=4")
         if cfg.rope_scaling == "ntk" and width == 2:
             raise ValueError("rope_scaling='ntk' needs two frequencies, but only one pair of each "
                              "head is rotated; use linear or yarn")
@@ -648,7 +644,7 @@ class RoPE(PE):
         angle = pos[:, None] * self.theta(x)  # (T, n)
         table = torch.stack((angle.cos(), angle.sin()))
         if self.cfg.rope_scaling == "yarn":
-            gain = 0.1 * math.log(self.cfg.rope_factor) + 1  # sharpens the softmax (YaRN eq. 22)
+            gain = 0.1 * math.log(self.cfg.rope_factor) + 1  # YaRN eq. 22
             table = gain * table
         # as_strided changes nothing, but torch.compile writes its input to memory, so the
         # cosines are computed once. Otherwise each use of the table would compute them anew
@@ -996,8 +992,7 @@ class CoPE_ALiBi(CoPE):
 class ExPE(PE):
     """`expe`: overwrites the first l dimensions of the input of the q, k projections with the
     positions S + theta (i + c), c = 0..l-1, in every block (ExPE arXiv:2509.19569 eq. 1-3, Figure
-    1). It writes after the block's norm, because the norm would change the values. All blocks share
-    one S and one theta, learned or not."""
+    1), after the block's norm, which would change the values. All blocks share S and theta."""
     kind = "absolute"
 
     def __init__(self, cfg, shared_from=None):
@@ -1022,8 +1017,8 @@ class ExPE(PE):
         return nn.Parameter(torch.tensor(value))
 
     def growth(self, i, c):
-        """Returns what the values add to S before expe_scale, (T, l) or (T, 1), for positions i
-        (T, 1) and dimensions c (l,)."""
+        """Returns what expe_scale multiplies, (T, l) or (T, 1), for positions i (T, 1) and
+        dimensions c (l,)."""
         return self.expe_theta * (i if self.cfg.expe_same else i + c)
 
     def overwrite(self, x, pos):

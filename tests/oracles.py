@@ -1,10 +1,8 @@
 """Every positional encoding once more: float64 loops, straight from the papers' equations.
 
 The tests compare model.py with this file, so the two share no code. Here a score is computed for
-one query i and one key j, a sum is a sum, and nothing is cached, batched or rearranged. It is slow
-on purpose. One sequence, no dropout, numpy only.
-
-    gpt(cfg, params, idx, start=0)    logits (T, vocab) of a model, from its state_dict in numpy
+one query i and one key j, a sum is a sum, and nothing is cached, batched or rearranged, although
+that is slow. `gpt` at the end computes the logits of a whole model, for one sequence.
 
 T tokens, C channels, H heads, d = C / H. The methods work on one head: q, k, v are (T, d), `pos`
 holds the T positions, and a bias is a (T, T) array. Its entry (i, j), j <= i, is added to the
@@ -36,7 +34,8 @@ def dots(q, k):
 
 def rotate(x, angle):
     """Rotates the pair (c, c + d/2) of row t by angle[t][c]."""
-    out, half = np.zeros_like(x), x.shape[1] // 2
+    out = np.zeros_like(x)
+    half = x.shape[1] // 2
     for t in range(len(x)):
         for c in range(half):
             cos, sin = math.cos(angle[t][c]), math.sin(angle[t][c])
@@ -72,7 +71,8 @@ def expe(x, pos, cfg, S, theta):
 
 def exqpe(x, pos, cfg, S, theta, theta2):
     """ExQPE eq. (5): S + i theta1, and each step m = 0, 1, ..., n adds theta2 to dim m mod l."""
-    out, width = x.copy(), cfg.expe_l or x.shape[1] // 8
+    out = x.copy()
+    width = cfg.expe_l or x.shape[1] // 8
     for t, n in enumerate(pos):
         for i in range(width):
             steps = sum(m % width == i for m in range(n + 1))
@@ -155,8 +155,11 @@ def relative_bias(q, a, cfg):
 def t5_bucket(n, cfg):
     """Raffel et al. 2020, section 2.1, causal: half of the buckets hold one distance each, the rest
     grow logarithmically. With E exact ones of B and the distance M: floor(log(n/E) / log(M/E) *
-    (B - E)) more. In integers, as a rounded logarithm may miss a bucket's edge."""
-    B, E, M = cfg.t5_buckets, cfg.t5_buckets // 2, cfg.t5_max_distance
+    (B - E)) more. This is computed in integers, because a rounded logarithm may miss a bucket's
+    edge."""
+    B = cfg.t5_buckets
+    E = B // 2
+    M = cfg.t5_max_distance
     if n < E:
         return n
     more = 0
@@ -169,8 +172,8 @@ def t5_bias(T, table, cfg):
     return causal(T, lambda i, j: table[t5_bucket(i - j, cfg)])
 
 def alibi_slopes(H):
-    """Press et al. 2022, section 3: 2^(-8/H), its square, ... If H is no power of two, the authors'
-    code takes the slopes of the power below, then every other one of the power above."""
+    """Press et al. 2022, section 3: 2^(-8/H), its square, ... If H is not a power of two, the
+    authors' code takes the slopes of the power below, then every other one of the power above."""
     p = 1
     while 2 * p <= H:
         p *= 2
@@ -208,8 +211,8 @@ def cope_bias(q, p, e, cfg):
     return causal(len(q), term)
 
 def cope_mlp_bias(q, p, W1, b1, W2, cfg):
-    """CoPE appendix C: an MLP N wide in place of the table, q_i . W2^T gelu(W1 p / npos + b1). Only
-    N is the paper's: the activation, the division by npos and the clamp are our choices."""
+    """CoPE appendix C: an MLP of width N in place of the table, q_i . W2^T gelu(W1 p / npos + b1).
+    Only N is the paper's: the activation, the division by npos and the clamp are our choices."""
     scale = 1 / math.sqrt(q.shape[1]) if cfg.cope_scale_z else 1
 
     def term(i, j):
@@ -235,7 +238,6 @@ def methods(cfg, params, i):
     pattern = cfg.pe.split(",")
     names = pattern[i % len(pattern)].split("+")
     assert all(name in ("nope",) + ADD + OVERRIDE + ROTATE + BIAS for name in names), names
-    assert sum(name in ROTATE for name in names) <= 1, "one rotation per layer"
     return [(name, lambda key, j=j: params[f"h.{i}.attn.pes.{j}.{key}"])
             for j, name in enumerate(names)]
 
@@ -247,7 +249,8 @@ def override(cfg, name, p, x, pos):
 
 def embed(cfg, params, idx, pos):
     """Token embeddings, and each method that acts on them once, however many layers name it."""
-    x, done = np.array([params["wte.weight"][token] for token in idx]), set()
+    x = np.array([params["wte.weight"][token] for token in idx])
+    done = set()
     for i in range(cfg.n_layer):
         for name, p in methods(cfg, params, i):
             if name in done:
@@ -303,14 +306,18 @@ def bias(cfg, name, p, h, x, q, v, scores):
 
 def attention(cfg, params, i, x, pos):
     """Causal self-attention of layer i on its normed input x (T, C)."""
-    T, C, d, prefix = len(x), cfg.n_embd, cfg.n_embd // cfg.n_head, f"h.{i}.attn."
+    T, C = x.shape
+    d = C // cfg.n_head
+    prefix = f"h.{i}.attn."
     pes = methods(cfg, params, i)
     x_qk = x_v = x
     for name, p in pes:
         if name in OVERRIDE and not cfg.expe_once:
             x_qk = override(cfg, name, p, x_qk, pos)
-            x_v = override(cfg, name, p, x_v, pos) if cfg.expe_v else x_v
-    qk, v_all = linear(cfg, params, prefix + "c_qk", x_qk), linear(cfg, params, prefix + "c_v", x_v)
+            if cfg.expe_v:
+                x_v = override(cfg, name, p, x_v, pos)
+    qk = linear(cfg, params, prefix + "c_qk", x_qk)
+    v_all = linear(cfg, params, prefix + "c_v", x_v)
 
     y = np.zeros((T, C))
     for h in range(cfg.n_head):
