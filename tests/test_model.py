@@ -323,8 +323,10 @@ def test_cope_keeps_its_digits_over_8192_tokens():
 
 @pytest.mark.parametrize("options, said", [
     (dict(pe="pope"), "triton pope"),
-    (dict(pe="rope,fox"), "pytorch (rope: PyTorch's fused attention handles it), triton fox"),
-    (dict(pe="t5+fox"), "pytorch (t5+fox: its bias has no kernel)"),
+    (dict(pe="rope,cope+fox+alibi"),
+     "pytorch (rope: PyTorch's fused attention handles it), triton cope+fox+alibi"),
+    (dict(pe="cope_mlp,cope_alibi+fox"), "pytorch (cope_mlp: its bias has no kernel), "
+                                         "pytorch (cope_alibi+fox: its bias has no kernel)"),
     (dict(pe="cope", hard_attention=True), "pytorch (cope: hard attention has no kernel)"),
 ])
 def test_which_layers_use_the_kernel(options, said, monkeypatch):
