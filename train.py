@@ -106,7 +106,8 @@ def main(argv):
     step = state["step"]
     best = state["best"]
     x, y = get_batch(step)
-    log.start(cfg, state["wandb"], x.size(1))
+    length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
+    log.start(cfg, state["wandb"], length)
 
     def save():
         if processes.rank == 0:
@@ -129,6 +130,7 @@ def main(argv):
     pause_seconds = 0.0  # spent since then on saving and evaluating
     eval_seconds = 0.0  # how long the last evaluation took, with the save before it
     while True:
+        # The last pass only computes the loss, to find out whether the weights may be saved
         stop = stop_signal.heard()
         last = stop or step >= cfg.max_iters
 
@@ -148,37 +150,32 @@ def main(argv):
             with autocast:
                 mean = ddp_model(x_part, y_part, return_logits=False)[1]
                 part = mean * (y_part != -1).sum() / targets
-            if not last:  # the last loss only shows that the final weights are finite
+            if not last:
                 (part * processes.world).backward()  # since ddp takes the mean over processes
             loss += part.detach()
         if not last:
-            x, y = get_batch(step + 1)  # while the GPU is computing
+            next_batch = get_batch(step + 1)  # while the GPU is computing
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights may be saved. This comes before the evaluation,
-        # because an evaluation can take a long time. The last step saves again after it
+        # The loss is finite, so these weights may be saved. An evaluation can take a long time, so
+        # they are saved before it
         pause_start = time.perf_counter()
-        evaluates = not stop and (last or step % cfg.eval_interval == 0)
         if last or (step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0):
             save()
-        if evaluates:
-            for split in evals:
-                with autocast:
-                    result = evaluate(model, split, cfg, processes, stop_signal)
-                if result is None:  # a signal interrupted it, on all processes at this batch
-                    stop = last = stop_signal.heard()
-                    break
-                refuse_nan(f"{split.split} loss", result["loss"], step, cfg)
-                log.record(step=step, split=split.split, **result)
-                numbers = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
-                processes.say(f"step {step}: {split.split} {numbers}")
-                if split is evals[0] and (best is None or result["loss"] < best["loss"]):
-                    best = dict(step=step, split=split.split, loss=result["loss"])
+        if stop:
+            break
+        if last or step % cfg.eval_interval == 0:
+            model.eval()
+            with autocast:
+                results = evaluate(model, evals, cfg, processes, stop_signal)
+            model.train()
+            if results is None:
+                continue  # a signal interrupted it: do this step again, which will save and stop
+            best = record_results(results, best, step, cfg, log, processes)
             eval_seconds = time.perf_counter() - pause_start
         if last:
-            if evaluates:
-                save()  # with the result of this evaluation, or because a signal interrupted it
+            save()  # again, because `best` may be this evaluation
             break
         pause_seconds += time.perf_counter() - pause_start
 
@@ -190,6 +187,7 @@ def main(argv):
         optimizer.step()
         raw_model.clamp_parameters()  # pope's delta stays within its bounds
         optimizer.zero_grad()
+        x, y = next_batch
         step += 1
 
         if step % cfg.log_interval == 0:
@@ -197,7 +195,7 @@ def main(argv):
             now = time.perf_counter()
             if logged_at:  # the first line has no speed, because the first step compiles the model
                 seconds = (now - logged_at - pause_seconds) / cfg.log_interval
-                values.update(speed(raw_model, cfg, processes, x.size(1), seconds))
+                values.update(speed(raw_model, cfg, processes, length, seconds))
             logged_at = now
             pause_seconds = 0.0
             log.record(**values)
@@ -408,7 +406,7 @@ def check_same_run(cfg, saved, train):
     if differ:
         raise ValueError(f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} differs in "
                          f"{', '.join(differ)}; to fine-tune on it, use "
-                         f"--init_from={shlex.quote(cfg.out_dir)}")
+                         f"--init_from={shlex.quote(cfg.out_dir)} and another --out_dir")
 
 def check_agreement(cfg, train, step, processes):
     """Raises ValueError if the processes, which may run on several machines, differ in their
@@ -481,23 +479,38 @@ def refuse_nan(name, loss, step, cfg):
             kept = f"{path} is the last checkpoint"
         raise ValueError(f"{name} is {loss} at step {step}; try a lower learning_rate; {kept}")
 
-def evaluate(model, split, cfg, processes, stop_signal):
-    """Returns the scores of a split, or None if a signal interrupts it. The windows are the same
-    each time, and are divided among the processes."""
+def evaluate(model, splits, cfg, processes, stop_signal):
+    """Returns {split: its scores}, or None if a signal interrupts it. The windows are the same each
+    time, and are divided among the processes."""
+    results = {}
     count = cfg.eval_batches * cfg.batch_size or None  # None: all windows of the split
-    starts = split.windows(cfg.block_size, count)
     n = cfg.micro_batch or cfg.batch_size // processes.world
-    sums = torch.zeros(5, dtype=torch.float64)
-    model.eval()
-    for i in range(0, len(starts), processes.world * n):
-        mine = starts[i + processes.rank * n :][:n]
-        if len(mine):
-            x, y = to_device(processes.device, split.read(mine, cfg.block_size))
-            sums += error_sums(model, x, y)
-        if stop_signal.heard():
-            return None
-    model.train()
-    return scores(processes.sum(sums), split.meta["loss"] == "mask")
+    for split in splits:
+        starts = split.windows(cfg.block_size, count)
+        sums = torch.zeros(5, dtype=torch.float64)  # those of error_sums
+        for i in range(0, len(starts), processes.world * n):
+            mine = starts[i + processes.rank * n :][:n]
+            if len(mine):
+                x, y = to_device(processes.device, split.read(mine, cfg.block_size))
+                sums += error_sums(model, x, y)
+            if stop_signal.heard():  # in all processes after the same batch
+                return None
+        results[split.split] = scores(processes.sum(sums), masked=split.meta["loss"] == "mask")
+    return results
+
+def record_results(results, best, step, cfg, log, processes):
+    """Logs and prints the scores of an evaluation. Returns the best one so far, which is decided by
+    the first split."""
+    for split, result in results.items():
+        refuse_nan(f"{split} loss", result["loss"], step, cfg)
+        log.record(step=step, split=split, **result)
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
+        processes.say(f"step {step}: {split} {numbers}")
+    first = cfg.eval_splits.split(",")[0]
+    loss = results[first]["loss"]
+    if best is None or loss < best["loss"]:
+        best = dict(step=step, split=first, loss=loss)
+    return best
 
 # --- what is printed ------------------------------------------------------------------------------
 
