@@ -6,11 +6,11 @@ Trains a GPT on one device, or on many under torchrun:
 
 A step's batch depends only on (seed, step), so a run that was stopped and resumed is the same run
 as an uninterrupted one. With a different number of processes, only dropout and rounding differ. On
-SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. While it does so, Ctrl-C
-ends it at once. The same command with --resume=True resumes it. Under torchrun, the step and the
-save must take less than its shutdown_timeout, 30 seconds by default.
+SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. A further Ctrl-C ends it
+at once, without saving. The same command with --resume=True resumes it. Under torchrun, the step
+and the save must take less than its shutdown_timeout, 30 seconds by default.
 
-main() is the whole of training, from top to bottom. The functions that it calls stand below it: the
+main() is the whole training run, from top to bottom. The functions that it calls follow it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
 """
 import json
@@ -37,7 +37,7 @@ from data.shards import Split, locate, prepare_if_missing
 from eval.losses import error_sums, scores
 from model import GPT, GPTConfig, check
 
-# Denormal numbers (near 1e-40) are slow on CPUs. Without this, pe=fox trains 1.7 times slower.
+# Denormal numbers (near 1e-40) are slow on CPUs. Without this, pe=fox takes 1.7 times as long.
 # Threads inherit the setting, so it comes before the first computation
 torch.set_flush_denormal(True)
 
@@ -57,11 +57,11 @@ class TrainConfig(GPTConfig):
     init_from: str = ""  # fine-tuning: the run directory to take weights and model options from
     seed: int = 1337  # of weights, batches and dropout
     batch_size: AtLeast1 = 16  # sequences per step, over all processes and micro-batches
-    micro_batch: int = 0  # sequences per forward pass; 0: all that one process has in a step
+    micro_batch: int = 0  # sequences per forward pass; 0: the whole share of a process
     max_iters: int = 1000  # training steps
     learning_rate: AtLeast0 = 1e-3  # after warm-up
     min_lr: AtLeast0 = 0.0  # cosine and linear reach this at max_iters
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # from learning_rate to min_lr
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # constant ignores min_lr
     warmup_iters: int = 0  # steps of linear warm-up
     weight_decay: AtLeast0 = 0.1  # on the weights of linear and embedding layers
     beta1: Below1 = 0.9  # AdamW: decay of the mean gradient
@@ -106,7 +106,8 @@ def main(argv):
     step = state["step"]
     best = state["best"]
     x, y = get_batch(step)
-    log.start(cfg, state["wandb"], x.size(1))
+    length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
+    log.start(cfg, state["wandb"], length)
 
     def save():
         if processes.rank == 0:
@@ -116,7 +117,11 @@ def main(argv):
 
     # the model that runs
     dtype = choose_dtype(cfg, device)
+    attention = "attention: pytorch (kernels=off)"
+    if cfg.kernels == "auto":
+        attention = raw_model.use_kernels(dtype)
     say_what_runs(cfg, raw_model, dtype, state, processes)
+    processes.say(attention)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
     model = torch.compile(raw_model) if cfg.compile else raw_model
     ddp = processes.world > 1
@@ -124,11 +129,11 @@ def main(argv):
 
     # training
     stop_signal = StopSignal(processes)
-    n = cfg.micro_batch or len(x)
     logged_at = None  # when the last log line was printed
     pause_seconds = 0.0  # spent since then on saving and evaluating
-    eval_seconds = 0.0  # how long the last evaluation took, with the save before it
+    eval_seconds = 0.0  # how long the last evaluation took, including the save before it
     while True:
+        # The last pass takes no step. It computes the loss to check that the weights may be saved
         stop = stop_signal.heard()
         last = stop or step >= cfg.max_iters
 
@@ -136,49 +141,46 @@ def main(argv):
         # run draws the same numbers, and on the rank, so that processes draw different ones
         torch.manual_seed(cfg.seed + step * processes.world + processes.rank)
 
-        # The loss is the mean over all targets of the batch, where -1 marks what is not a target.
-        # Micro-batches and processes may hold different numbers of targets, so the mean of each
-        # part is weighted by its share of them
+        # The loss is the mean over all targets of the batch, and -1 marks tokens that are not
+        # targets. Micro-batches and processes may hold different numbers of targets, so the mean of
+        # each part (0 if it has none) is weighted by its share of them
         targets = processes.sum((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
+        n = cfg.micro_batch or len(x)
         for i in range(0, len(x), n):
             x_part, y_part = x[i : i + n], y[i : i + n]
-            if ddp:  # add up the gradients of all processes only once, with the last part
+            if ddp:  # add up the gradients of all processes only once, after the last part
                 ddp_model.require_backward_grad_sync = i + n >= len(x)
             with autocast:
                 mean = ddp_model(x_part, y_part, return_logits=False)[1]
                 part = mean * (y_part != -1).sum() / targets
-            if not last:  # the last loss only shows that the final weights are finite
-                (part * processes.world).backward()  # since ddp takes the mean over processes
+            if not last:
+                (part * processes.world).backward()  # since DDP takes the mean over processes
             loss += part.detach()
         if not last:
-            x, y = get_batch(step + 1)  # while the GPU is computing
+            next_batch = get_batch(step + 1)  # while the GPU is computing
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights may be saved. This comes before the evaluation,
-        # because an evaluation can take a long time. The last step saves again after it
+        # The loss is finite, so these weights may be saved. They are saved before an evaluation,
+        # because it can take a long time. A run that was stopped ends after the save, and a
+        # complete one evaluates and saves again, because `best` may be that evaluation
         pause_start = time.perf_counter()
-        evaluates = not stop and (last or step % cfg.eval_interval == 0)
         if last or (step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0):
             save()
-        if evaluates:
-            for split in evals:
-                with autocast:
-                    result = evaluate(model, split, cfg, processes, stop_signal)
-                if result is None:  # a signal interrupted it, on all processes at this batch
-                    stop = last = stop_signal.heard()
-                    break
-                refuse_nan(f"{split.split} loss", result["loss"], step, cfg)
-                log.record(step=step, split=split.split, **result)
-                numbers = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
-                processes.say(f"step {step}: {split.split} {numbers}")
-                if split is evals[0] and (best is None or result["loss"] < best["loss"]):
-                    best = dict(step=step, split=split.split, loss=result["loss"])
+        if stop:
+            break
+        if last or step % cfg.eval_interval == 0:
+            model.eval()
+            with autocast:
+                results = evaluate(model, evals, cfg, processes, stop_signal)
+            model.train()
+            if results is None:  # a signal interrupted it, and is heard again at the top, so this
+                continue  # step begins anew, saves and stops
+            best = record_results(results, best, step, cfg, log, processes)
             eval_seconds = time.perf_counter() - pause_start
         if last:
-            if evaluates:
-                save()  # with the result of this evaluation, or because a signal interrupted it
+            save()
             break
         pause_seconds += time.perf_counter() - pause_start
 
@@ -190,6 +192,7 @@ def main(argv):
         optimizer.step()
         raw_model.clamp_parameters()  # pope's delta stays within its bounds
         optimizer.zero_grad()
+        x, y = next_batch
         step += 1
 
         if step % cfg.log_interval == 0:
@@ -197,7 +200,7 @@ def main(argv):
             now = time.perf_counter()
             if logged_at:  # the first line has no speed, because the first step compiles the model
                 seconds = (now - logged_at - pause_seconds) / cfg.log_interval
-                values.update(speed(raw_model, cfg, processes, x.size(1), seconds))
+                values.update(speed(raw_model, cfg, processes, length, seconds))
             logged_at = now
             pause_seconds = 0.0
             log.record(**values)
@@ -309,13 +312,14 @@ class StopSignal:
             except OSError:
                 pass  # the terminal is closed
         self.number = max(self.number, number)
-        # From now on, Ctrl-C ends the run at once. A second SIGTERM does not, because torchrun
-        # passes on the one that it gets, and a scheduler may send it to all processes as well
+        # From now on, Ctrl-C ends the run at once, without saving. A second SIGTERM does not,
+        # because torchrun forwards the one that it gets, and a scheduler may send it to all
+        # processes as well
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def heard(self):
         """Returns the signal that any process has received, or 0. All processes get the same
-        answer and stop at the same step, since one that went on alone would wait for ever."""
+        answer and stop at the same step, since any that carried on would wait forever."""
         return self.processes.max(self.number)
 
     def end_process(self, number):
@@ -324,7 +328,7 @@ class StopSignal:
         signal.raise_signal(number)
 
 def choose_dtype(cfg, device):
-    """Returns the dtype in which layers compute. The parameters are float32 in any case."""
+    """Returns the dtype in which layers compute. The parameters are float32 either way."""
     has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(
         including_emulation=False)  # emulation is slower than float32
     if cfg.dtype == "bfloat16" or (cfg.dtype == "auto" and has_bfloat16):
@@ -408,11 +412,11 @@ def check_same_run(cfg, saved, train):
     if differ:
         raise ValueError(f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} differs in "
                          f"{', '.join(differ)}; to fine-tune on it, use "
-                         f"--init_from={shlex.quote(cfg.out_dir)}")
+                         f"--init_from={shlex.quote(cfg.out_dir)} and another --out_dir")
 
 def check_agreement(cfg, train, step, processes):
     """Raises ValueError if the processes, which may run on several machines, differ in their
-    settings, data or checkpoint. Otherwise they would wait for each other for ever, or mix runs."""
+    settings, data or checkpoint. Otherwise they would wait for each other forever, or mix runs."""
     checksum = zlib.crc32(repr((asdict(cfg), train.meta, step)).encode())
     if processes.max(checksum) != -processes.max(-checksum):  # the largest is not the smallest
         raise ValueError(f"the processes have different settings, copies of {train.folder} or "
@@ -420,9 +424,9 @@ def check_agreement(cfg, train, step, processes):
                          "same data, and put out_dir on storage that all machines share")
 
 class Log:
-    """The records of a run. They are the lines of log.jsonl, and also go to Weights & Biases if
-    wandb_project is set. Steps that were taken after the last checkpoint appear again if the run is
-    resumed. Only one process writes. In the others, record does nothing."""
+    """A run's records: the lines of log.jsonl, which also go to Weights & Biases if wandb_project
+    is set. Steps that were taken after the last checkpoint appear again if the run is resumed. Only
+    one process writes. In the others, record does nothing."""
 
     def __init__(self, cfg, processes):
         self.writes = processes.rank == 0
@@ -481,39 +485,50 @@ def refuse_nan(name, loss, step, cfg):
             kept = f"{path} is the last checkpoint"
         raise ValueError(f"{name} is {loss} at step {step}; try a lower learning_rate; {kept}")
 
-def evaluate(model, split, cfg, processes, stop_signal):
-    """Returns the scores of a split, or None if a signal interrupts it. The windows are the same
-    each time, and are divided among the processes."""
+def evaluate(model, splits, cfg, processes, stop_signal):
+    """Returns {split: its scores}, or None if a signal interrupts it. The windows are the same each
+    time, and are divided among the processes."""
+    results = {}
     count = cfg.eval_batches * cfg.batch_size or None  # None: all windows of the split
-    starts = split.windows(cfg.block_size, count)
     n = cfg.micro_batch or cfg.batch_size // processes.world
-    sums = torch.zeros(5, dtype=torch.float64)
-    model.eval()
-    for i in range(0, len(starts), processes.world * n):
-        mine = starts[i + processes.rank * n :][:n]
-        if len(mine):
-            x, y = to_device(processes.device, split.read(mine, cfg.block_size))
-            sums += error_sums(model, x, y)
-        if stop_signal.heard():
-            return None
-    model.train()
-    return scores(processes.sum(sums), split.meta["loss"] == "mask")
+    for split in splits:
+        starts = split.windows(cfg.block_size, count)
+        sums = torch.zeros(5, dtype=torch.float64)  # see error_sums
+        for i in range(0, len(starts), processes.world * n):
+            first = i + processes.rank * n
+            mine = starts[first : first + n]
+            if len(mine):
+                x, y = to_device(processes.device, split.read(mine, cfg.block_size))
+                sums += error_sums(model, x, y)
+            if stop_signal.heard():  # in all processes after the same batch
+                return None
+        results[split.split] = scores(processes.sum(sums), masked=split.meta["loss"] == "mask")
+    return results
+
+def record_results(results, best, step, cfg, log, processes):
+    """Logs and prints the scores of an evaluation. Returns the best one so far, which is decided by
+    the first split."""
+    for split, result in results.items():
+        refuse_nan(f"{split} loss", result["loss"], step, cfg)
+        log.record(step=step, split=split, **result)
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
+        processes.say(f"step {step}: {split} {numbers}")
+    first = cfg.eval_splits.split(",")[0]
+    loss = results[first]["loss"]
+    if best is None or loss < best["loss"]:
+        best = dict(step=step, split=first, loss=loss)
+    return best
 
 # --- what is printed ------------------------------------------------------------------------------
 
 def say_what_runs(cfg, model, dtype, state, processes):
-    """Prints the model's size, device and directory, any settings that changed on resuming, and
-    which code computes attention."""
+    """Prints the model's size, device and directory, and any settings that changed on resuming."""
     processes.say(f"{model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, "
                   f"{processes.world} x {processes.device.type}, {str(dtype).split('.')[1]}, "
                   f"{cfg.out_dir}, from step {state['step']}")
     for key, value in state["config"].items():
         if key != "resume" and getattr(cfg, key, value) != value:
             processes.say(f"{key}={getattr(cfg, key)!r} from here on; it was {value!r}")
-    kernels = "attention: pytorch (kernels=off)"
-    if cfg.kernels == "auto":
-        kernels = model.use_kernels(dtype)
-    processes.say(kernels)
 
 def speed(model, cfg, processes, length, seconds):
     """Returns ms and tokens_per_s of a step that takes this many seconds, and mfu, the fraction of
@@ -554,7 +569,7 @@ def closing_lines(cfg, step, best, stop):
     return f"{line}\nnext: {then}"
 
 def last_words(error):
-    """Returns what to give sys.exit after an error. An expected error becomes one line. A bug is
+    """Returns the argument of sys.exit after an error. An expected error becomes one line. A bug is
     raised again, because its traceback is needed."""
     line = f"{type(error).__name__}: {error}".partition("\n")[0]
     is_bug = isinstance(error, RuntimeError)
@@ -565,8 +580,8 @@ def last_words(error):
         is_bug = False
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints the first that is written
     if is_bug and report:
-        # This error may only mean that another process failed, which reports the cause itself.
-        # Wait for that report, after which torchrun ends this process
+        # This error may only mean that another process failed. That one reports the cause, and
+        # torchrun then ends this process by SIGTERM, so give it the time to do so
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
     if is_bug:
@@ -585,4 +600,4 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         print("interrupted before training; run the same command again", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)  # a shell then ends its loop
+        signal.raise_signal(signal.SIGINT)  # so that a shell loop ends too

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import TINY, contents, fails
 
 import eval
@@ -13,6 +14,7 @@ import train
 from data.shards import Writer
 
 ROOT = Path(__file__).parent.parent
+MISSING = "cuda" if torch.backends.mps.is_available() else "mps"  # no machine has both
 
 # A command, and what its line must contain. {name} is a path of the fixture `places`. For train.py,
 # the words here change a complete command, see `failure`. A word in capitals sets an environment
@@ -34,6 +36,7 @@ MISTAKES = [
     ("train.py --dropout=1.5", ["dropout=1.5 is a fraction; use 0 <= dropout < 1"]),
     ("train.py --min_lr=1 --schedule=cosine", ["min_lr=1.0 is above learning_rate=0.01"]),
     ("train.py --pe=nope --rope_factor=4", ["because pe='nope' has no rope; leave them out"]),
+    (f"train.py --device={MISSING}", [f"device='{MISSING}', but PyTorch sees none; use --device="]),
     ("train.py --mlp_width=1e13", ["out of memory", "try a smaller --micro_batch"]),
     ("WORLD_SIZE=3 train.py", ["batch_size=4 is not divisible by the 3 processes"]),
     # the data to train on

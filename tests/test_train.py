@@ -1,12 +1,14 @@
 """train.py and checkpoint.py: a run that is stopped, resumed or divided over processes is the same
 run, no way to end it loses it, and its numbers are those that a sum by hand gives. What is refused
 before training stands in test_bad_input.py."""
+import itertools
 import json
 import math
 import multiprocessing
 import os
 import pickle
 import random
+import re
 import resource
 import shutil
 import signal
@@ -242,7 +244,9 @@ def test_signals_during_an_evaluation(stream, tmp_path, number, interval, last_w
         subprocess.run(["kill", f"-{number}", str(process.pid)])  # no error if it has just ended
     process.join(60)
     assert process.exitcode == -number and read(str(out))["step"] == 4
-    assert last_words in "".join(printed.read_text().splitlines()[-2:])
+    text = printed.read_text()
+    assert last_words in "".join(text.splitlines()[-2:])
+    assert text.count("stopping after this step") == 1  # however often the signal came
 
 def close_terminal():
     reader, writer = os.pipe()
@@ -357,16 +361,24 @@ def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, differ
 
 # numbers
 
-def test_speed_in_bfloat16(rows, tmp_path, monkeypatch):
-    """Tokens per second and MFU count the 11 targets of a row of 12. The first line has neither,
-    because the first step may include a compilation. The parameters stay float32."""
+def test_speed_in_bfloat16(rows, tmp_path, monkeypatch, capsys):
+    """By a clock that goes on by a second at every look: three looks in a step with an evaluation,
+    two of which measure the evaluation, and one for a log line. Tokens per second and MFU count the
+    11 targets of a row of 12. The first line has no speed, because the first step may include a
+    compilation. The parameters stay float32."""
+    clock = types.SimpleNamespace(perf_counter=itertools.count().__next__)
+    monkeypatch.setattr(train, "time", clock)
     monkeypatch.setattr(train, "PEAK_FLOPS", {"cpu": 1e9})
-    checkpoint = run(rows, tmp_path / "a", "--max_iters=4", "--log_interval=2", "--dtype=bfloat16")
+    checkpoint = run(rows, tmp_path / "a", "--max_iters=6", "--log_interval=2", "--eval_interval=1",
+                     "--dtype=bfloat16")
     assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
-    first, last = (record for record in log(tmp_path / "a") if "lr" in record)
-    assert "ms" not in first and last["tokens_per_s"] * last["ms"] / 1e3 == pytest.approx(4 * 11)
+    first, second, _ = (record for record in log(tmp_path / "a") if "lr" in record)
+    assert "ms" not in first and second["ms"] == 1500
+    assert second["tokens_per_s"] == pytest.approx(4 * 11 / 1.5)
     net = GPT(model_config(checkpoint))
-    assert last["mfu"] == pytest.approx(net.estimate_mfu(4, last["ms"] / 1e3, 1e9, 11))
+    assert second["mfu"] == pytest.approx(net.estimate_mfu(4, 1.5, 1e9, 11))
+    # two more steps of 1.5 seconds, each with an evaluation of 1 second
+    assert re.search("step 4/6 .* left 0:00:05\n", capsys.readouterr().out)
 
 def test_learning_rate_schedules():
     """At the steps 0 and 3 of the warm-up, at its end, between, half-way and at the end."""
