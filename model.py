@@ -896,7 +896,7 @@ class CoPE(PE):
 
     @staticmethod
     def check(cfg):
-        check_positive(cfg, "cope_npos")
+        check_positive(cfg, "cope_npos", "cope_m0")
 
     def add_parameters(self, shared_from):
         """Creates e. The two variants of CoPE below create others, which no layers share."""
@@ -1003,6 +1003,7 @@ class ExPE(PE):
 
     @staticmethod
     def check(cfg):
+        check_positive(cfg, "expe_scale")
         l = cfg.expe_l or cfg.n_embd // 8
         if not 1 <= l <= cfg.n_embd:
             raise ValueError(f"expe would write positions into l = {l} of n_embd={cfg.n_embd} "

@@ -573,6 +573,8 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(pe="alibi", alibi_fraction=1.3), "alibi_fraction=1.3 gives a slope to 5 of 4 heads"),
     (dict(vocab_size=0), "vocab_size=0 must be positive"),
     (dict(pe="cope", cope_npos=0), "cope_npos=0 must be positive and finite"),
+    (dict(pe="cope_alibi", cope_m0=-1.0), "cope_m0=-1.0 must be positive and finite"),
+    (dict(pe="expe", expe_scale=-1.0), "expe_scale=-1.0 must be positive and finite"),
     (dict(pope_mu="exp"), "pope_mu='exp' is unknown; choose one of "),
     (dict(pe="cope+roap"), "pe='roap' is unknown; choose one of rope, "),
     (dict(pe="rope,pope+rope"), "pe='rope,pope+rope': pope and rope would both rotate q and k of "
