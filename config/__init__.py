@@ -49,7 +49,7 @@ def load(cls, argv, **given):
     values that replace defaults, and that a config file and flags replace in turn. The field
     `config` becomes the path of the config file."""
     if "--help" in argv or "-h" in argv:
-        print_help(cls)
+        show(usage(cls))
         sys.exit()
     for word, next_word in zip(argv, [*argv[1:], "--"]):
         if word.startswith("--") and "=" not in word:
@@ -151,10 +151,10 @@ def usage(cls):
         rows.append(f"  --{field.name}={field.default!r}  {comment}")
     return "\n".join([sys.modules[cls.__module__].__doc__.strip(), "", cls.__doc__, "", *rows])
 
-def print_help(cls):
-    """Prints the usage, even if a reader such as `head` closes the pipe before the end."""
+def show(text):
+    """Prints the text, even if a reader such as `head` closes the pipe before the end."""
     try:
-        print(usage(cls), flush=True)
+        print(text, flush=True)
     except BrokenPipeError:
         # Python flushes stdout again when it exits, and that would fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -24,8 +24,9 @@ def runs(docstring):
     seeds = [[], *([word] for word in re.findall(r"--seed=\d+", docstring))]
     above = ""
     for paragraph in docstring.split("\n\n"):
-        heading, *rows = [line.split() for line in paragraph.splitlines()]
-        if heading[0] == "flags":
+        lines = [line.split() for line in paragraph.splitlines() if line.strip()]
+        if lines and lines[0][0] == "flags":
+            heading, *rows = lines
             rows = [row for row in rows if row[0].startswith(("--", "(none:"))]
             columns = [[word] for word in heading if word.startswith("--")]
             its_seeds = [[]] if "one seed" in above else seeds
@@ -36,28 +37,32 @@ def runs(docstring):
 def command(path, flags):
     """Returns the command that trains with a config file and these flags. The run directory has all
     of them in its name, as in out/cope_flip_flop_n_layer=2_rope_seed1338."""
-    options = {"pe": config.assignments(path)["pe"]}
-    options.update(flag[2:].split("=") for flag in flags)
+    options = {"pe": config.assignments(path).get("pe")}
+    options.update(flag[2:].partition("=")[::2] for flag in flags)
     pe = options.pop("pe")
     seed = options.pop("seed", None)
     parts = [os.path.splitext(os.path.basename(path))[0]]
     parts += [f"{key}={value}" for key, value in options.items()]
-    parts.append(pe)
+    if pe:
+        parts.append(pe)
     if seed:
         parts.append(f"seed{seed}")
     out_dir = os.path.join("out", "_".join(parts))
     return shlex.join(["python", "train.py", path, *flags, f"--out_dir={out_dir}"])
 
 def main(argv):
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise ValueError(f"name one config file\n{__doc__}")
+    if "--help" in argv or "-h" in argv:
+        config.show(__doc__.strip())
+        return
+    if len(argv) != 1:
+        raise ValueError("name one config file, such as config/cope_flip_flop.py; see --help")
     config.assignments(argv[0])  # raises ValueError if there is no such file
     with open(argv[0], encoding="utf-8") as file:
         docstring = ast.get_docstring(ast.parse(file.read())) or ""
     commands = [command(argv[0], flags) for flags in runs(docstring)]
     if not commands:
         raise ValueError(f"the docstring of {argv[0]} has no table with a heading `flags`")
-    print("\n".join(commands))
+    config.show("\n".join(commands))
 
 if __name__ == "__main__":
     try:

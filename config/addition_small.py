@@ -10,27 +10,16 @@ The token_error of each split is the percentage of wrong digits, and sequence_er
 sums. Always answering 0 gets 71% of the digits of val wrong, and 80% to 86% of those of the
 longer splits. Val draws from the 10% of all sums that are kept out of train.
 
-Our choices. The base is 100, because rows have 9 tokens (see pope_indirect_small.py).
+Our choices. The model is that of copy_small.py.
 """
-data = "strings@task=reversed_addition,longest=2,train=192000"
-pe = "pope"
+from config.copy_small import *  # noqa: F403
 
-n_layer = 2
-n_head = 4
-n_embd = 64
+data = "strings@task=reversed_addition,longest=2,train=192000"
 block_size = 8
-norm = "rmsnorm"
-bias = False
-tie = False
-base = 100.0
 expe_theta = 1 / 16  # 1 / (2 block_size), as in ExPE's small models
 
 batch_size = 64
 max_iters = 3000
-learning_rate = 3e-3
-warmup_iters = 50
 weight_decay = 0.01
 beta2 = 0.99
-
 eval_interval = 1000
-eval_batches = 0

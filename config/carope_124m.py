@@ -15,8 +15,7 @@ length, and at 1024.
     --pe=sinusoidal   22.14     166.18
 
 The paper says that it trains for 19,000 steps of 524,288 tokens, which is about one epoch, on two
-H100 GPUs. It has 9.9B tokens for training and 0.1B for evaluation. It reports 0.76M tokens per
-second for CARoPE and 0.63M for RoPE, which is surprising, because CARoPE computes strictly more.
+H100 GPUs. It has 9.9B tokens for training and 0.1B for evaluation.
 
 Our choices. data/fineweb_edu.py keeps 0.1B tokens for val and as many for test, so that 9.8B are
 left for training. There are 12 heads, as in GPT-2, because the paper's 10 do not divide 768. The

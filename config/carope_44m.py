@@ -15,7 +15,7 @@ length, and at 1024.
 
 The paper says that this model has 44M parameters. Ours has 44.7M, and 44.9M with learned positions.
 
-Our choices are those of carope_124m.py. The sinusoidal baseline's factor is sqrt(512) = 22.6 here.
+Our choices are those of carope_124m.py.
 
 Memory at micro_batch=64 is about 23 GB.
 """

@@ -38,11 +38,9 @@ layers has a table per head.
 Our choices. CoPE is in layers 6, 12, 18 and 24, which is one reading of "every 6th layer". The
 training data is C4, on which the paper evaluates, because its own is Llama 2's private mix. C4 has
 0.18T tokens, so that training on 1T reads it more than five times. The MLP is of width 5632, which
-gives 1.36B parameters. q.e is not divided by sqrt(d) (see cope_flip_flop.py). AdamW's eps is
-PyTorch's 1e-8, where Llama 2 has 1e-5. All tasks of Table 12 but MMLU run without examples; the
-paper calls all of them few-shot, but gives a number only for MMLU. In Table 12, compare acc,
-because the paper does not say whether it reports acc or acc_norm, which the harness also prints for
-PIQA, HellaSwag, ARC and OBQA.
+gives 1.36B parameters. AdamW's eps is 1e-8, where Llama 2 has
+1e-5. All tasks of Table 12 but MMLU run without examples; the paper calls all of them few-shot, but
+gives a number only for MMLU.
 
 Memory at micro_batch=1 is about 56 GB for CoPE if PyTorch computes it, and 37 GB for RoPE.
 """

@@ -20,7 +20,7 @@ The MLP is of width 768, which gives RoPE's 19.8M parameters. The rest is as in 
 AdamW's eps (see cope_1b4.py). CoPE has one table per head for the whole model, with as many
 positions as the context, because the paper names no limit for code and its 20.8M parameters are
 4096 x 256 more than RoPE's. A table per layer and head with 1024 positions has the same size
-(--cope_shared=False --cope_npos=1024). q.e is not divided by sqrt(d) (see cope_flip_flop.py).
+(--cope_shared=False --cope_npos=1024).
 
 Memory at micro_batch=4 is about 63 GB for CoPE if PyTorch computes it, and 7 GB for RoPE.
 """

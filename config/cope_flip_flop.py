@@ -39,10 +39,8 @@ decay over 10,000 steps. CoPE_MLP has N = 64 hidden units (--cope_mlp_width).
 
 Our choices. We read "8 GPUs with batch size 16" as 16 sequences in all, as in Liu et al., whose
 warm-up and weight decay we take as well. The paper does not describe CoPE's table here. Ours has 64
-positions and is shared by all layers, as in the paper's models of Wikitext-103. q.e is not divided
-by sqrt(d), as in Listing 1; the released code does divide (--cope_scale_z=True). cope_alibi
-subtracts m p_ij, although eq. 10 prints a plus, because a plus would favour distant keys. Figure 6
-does not name the slopes of its CoPE with ALiBi; we take ALiBi's own. Where only the first layer has
+positions and is shared by all layers, as in the paper's models of Wikitext-103. Figure 6 does not
+name the slopes of its CoPE with ALiBi; we take ALiBi's own. Where only the first layer has
 CoPE_MLP, the others have no encoding, because the paper names none. Hard attention is trained with
 a straight-through gradient; the paper does not say how it trains it.
 

@@ -9,24 +9,15 @@ takes nine minutes on one CPU core with CoPE and five without.
 The last lines that training prints have the token_error of val (in distribution), sparse (the
 paper's OOD) and dense, 1000 rows each.
 
-Our choices are those of cope_flip_flop.py, but the learning rate is larger, because there are only
-2000 steps.
+Our choices are those of cope_flip_flop.py, but the models and their training are those of
+cope_counting_small.py, except for the batch size and beta2.
 """
-data = "flip_flop@length=256,train=32000,sparse=1000,dense=1000"
-pe = "cope"
+from config.cope_counting_small import *  # noqa: F403
 
-n_layer = 2
-n_head = 2
-n_embd = 64
+data = "flip_flop@length=256,train=32000,sparse=1000,dense=1000"
 block_size = 255
 
 batch_size = 16
-max_iters = 2000
-learning_rate = 1e-3
 beta2 = 0.999
-schedule = "linear"
-warmup_iters = 50
-
 eval_interval = 1000
-eval_batches = 0
 eval_splits = "val,sparse,dense"

@@ -21,8 +21,8 @@ Our choices. We take the paper's "test error" to count rows, although its number
 25.6 and 85.2 for absolute positions and 0.004 (0.006) for CoPE look like letters. The batch size is
 64, so that each of the 640,000 rows is seen ten times. AdamW and its schedule are as for Flip-Flop,
 but with a learning rate of 1e-3 and a warm-up of 1000. The letter to copy is 256 letters back, so
-there are 320 positions, in one table for both layers. q.e is not divided by sqrt(d), as for
-Flip-Flop. Each test set has 25,000 rows, so that 0.004% is one row.
+there are 320 positions, in one table for both layers. Each test set has 25,000 rows, so that 0.004%
+is one row.
 
 Memory is about 3.8 GB.
 """

@@ -8,22 +8,11 @@ CoPE Table 2, selective copy, small: 32 letters among 32 blanks instead of 256 a
 The last lines that training prints have the sequence_error (rows with a wrong letter) and the
 token_error (wrong letters) of val (in distribution), dense and sparse, 1000 rows each.
 
-Our choices are those of cope_selective_copy.py, but CoPE has 64 positions, beta2 is 0.95, and the
-warm-up has 50 steps.
+Our choices are those of cope_selective_copy.py, but the models and their training are those of
+cope_counting_small.py.
 """
+from config.cope_counting_small import *  # noqa: F403
+
 data = "selective_copy@copy=32,blanks=32,train=64000"
-pe = "cope"
-
-n_layer = 2
-n_head = 2
-n_embd = 64
 block_size = 127  # of the sparse split; training rows have 95 tokens to learn from
-
-batch_size = 32
-max_iters = 2000
-learning_rate = 1e-3
-schedule = "linear"
-warmup_iters = 50
-
-eval_batches = 0
 eval_splits = "val,dense,sparse"

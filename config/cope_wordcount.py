@@ -13,8 +13,7 @@ CoPE Table 5 and Figures 8 and 9, WordCount: fine-tuned 1.4B models; NLL, and ac
 
 --init_from takes any run, with its weights and model options, if the data were written with its
 tokenizer (config/README.md has a trial on a laptop). Accuracy is 100 - sequence_error, the
-percentage of answers that greedy decoding gets right. Llama-3.1-Instruct, which is not fine-tuned,
-gets 17.1 (8B) and 16.4 (70B).
+percentage of answers that greedy decoding gets right.
 
 The lengths of Figure 8 are `sentences` and `words` in the set's meta.json. The points of Figure 9
 are the splits k1, k2, ..., which are the parts of val with the same k, one for each k that has at

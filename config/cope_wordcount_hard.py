@@ -11,8 +11,7 @@ CoPE Table 5, WordCount-hard: as cope_wordcount.py, with three stories per examp
     out/cope_1b4_cope     0.18    77.7
     out/cope_1b4_rope     0.24    66.9
 
-Llama-3.1-Instruct, which is not fine-tuned, gets 8.4 (8B) and 3.4 (70B). What the paper says, our
-choices and the memory are as in cope_wordcount.py.
+What the paper says, our choices and the memory are as in cope_wordcount.py.
 """
 from config.cope_wordcount import *  # noqa: F403
 

@@ -31,9 +31,9 @@ needs a Hugging Face login.
 Our choices. Every head has keys of its own, although Llama 3 shares keys among heads, because the
 paper gives only one number of heads. The MLP is of width 2048, which gives 135M parameters with
 separate input and output embeddings. The positions are written after the block's norm, because the
-norm would change them. For Table 4, compare the harness's acc without examples, and take
-ARC-challenge for "ARC". The paper gives neither the metric nor the number of examples, and for both
-kinds of ARC it cites another benchmark, ConceptARC.
+norm would change them. Table 4 runs without examples, because the paper does not give their number,
+and "ARC" is taken for ARC-challenge. For both kinds of ARC, the paper cites another benchmark,
+ConceptARC.
 
 Memory at micro_batch=32 is about 16 GB.
 """

@@ -25,8 +25,7 @@ Our choices. The paper does not say how long it trains. We take one epoch of the
 is 2289 steps of 512 sequences, with a cosine schedule. GELU, LayerNorm and biases are GPT's. The
 embeddings are not tied, because that gives 35M parameters. theta is 1/1024, the text's 1/2m with m
 = 512, and S is 0. With --expe_learned=random, both start from N(0, 1). The positions are written
-after the block's norm, because the norm would change them; the paper's Figure 1 shows only that
-they are written before the projections.
+after the block's norm, as in expe_135m.py.
 
 Memory at micro_batch=64 is about 17 GB.
 """

@@ -18,8 +18,7 @@ experiment from a paper, but a starting point for your own.
 Our choices. The model is that of pope_124m.py. As in carope_124m.py, a step has half a million
 tokens, and 19,000 steps read all tokens about once.
 
-Memory is computed for one GPU at micro_batch=16, with the attention left to PyTorch. The kernels
-need less for PoPE, ALiBi, FoX and CoPE. Halving micro_batch halves all but 2 GB of it.
+Memory at micro_batch=16 is in the table, for attention that PyTorch computes.
 """
 from config.pope_124m import *  # noqa: F403
 

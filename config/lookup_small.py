@@ -11,26 +11,16 @@ value of the item four tokens back?", on the same rows of keys and values (data/
 token_error of each split is the percentage of wrong answers; always giving the same answer gets 75%
 wrong.
 
-Our choices. This is not an experiment from a paper. The learning rate is the same for all methods.
-The base is 100, because rows have 16 tokens (see pope_indirect_small.py).
+Our choices. This is not an experiment from a paper. The model is that of copy_small.py, and the
+learning rate is the same for all methods.
 """
-data = "lookup@train=160000"
-pe = "pope"
+from config.copy_small import *  # noqa: F403
 
-n_layer = 2
-n_head = 4
-n_embd = 64
+data = "lookup@train=160000"
 block_size = 15
-norm = "rmsnorm"
-bias = False
-tie = False
-base = 100.0
 expe_theta = 1 / 30  # 1 / (2 block_size), as in ExPE's small models
 
 batch_size = 64
 max_iters = 2500
 learning_rate = 1e-2
-warmup_iters = 50
-
-eval_batches = 0
 eval_splits = "content,position"

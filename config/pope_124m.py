@@ -56,9 +56,7 @@ rate of 6e-5 that does not decay.
 
 Our choices. There are no biases and the embeddings are tied. The paper mentions neither; the only
 change to GPT that it names is RMSNorm, and both choices are compatible with the 124M parameters
-that it reports. The paper does not say which ten sonnets it reads, nor which accuracy it reports
-where the harness prints two (HellaSwag, PIQA and ARC-E). Compare acc rather than acc_norm, which
-divides by the length of the answer.
+that it reports. The paper does not say which ten sonnets it reads.
 
 Memory at micro_batch=16 is about 21 GB for PoPE and 18 GB for RoPE, so a 24 GB GPU needs
 micro_batch=8.

@@ -12,11 +12,10 @@ PoPE Table 3, the human reference genome: NLL on the test split, in nats per tok
 The paper says that these are the best values, and that its runs take 15.6 hours (PoPE) and 14 hours
 (RoPE) on eight V100s. It follows the Nucleotide Transformer in preprocessing and tokenization.
 
-Our choices. We take "best" to mean the lowest of a run's evaluations on test, which training prints
-when it ends. Training reads 1024 rows of test for each of them, whereas the third command reads all
-8469. All 12.8 epochs see the same tokens, whereas the Nucleotide Transformer starts its rows at a
-random nucleotide in each epoch (see data/human_genome.py). There are no biases (see pope_124m.py),
-and the embeddings are tied.
+Our choices. "Best" is read as in pope_jsb.py. Training reads 1024 rows of test for each evaluation,
+whereas the third command reads all 8469. All 12.8 epochs see the same tokens, whereas the
+Nucleotide Transformer starts its rows at a random nucleotide in each epoch (see
+data/human_genome.py). There are no biases (see pope_124m.py), and the embeddings are tied.
 
 Memory at micro_batch=8 is about 14 GB.
 """

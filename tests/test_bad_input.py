@@ -30,6 +30,9 @@ MISTAKES = [
     ("train.py quickstart", ["no config file 'quickstart'", "mean config/quickstart.py?"]),
     ("train.py {broken}", ["{broken} cannot be read (NameError: ", "correct the file"]),
     ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; use --eval_batches"]),
+    ("config/__main__.py", ["name one config file", "see --help"]),
+    ("config/__main__.py quickstart", ["mean config/quickstart.py?"]),
+    ("config/__main__.py {wrong_key}", ["{wrong_key} has no table with a heading `flags`"]),
     # training
     ("train.py --pe=zope", ["pe='zope' is unknown; choose one of rope, pope, nope, cope,"]),
     ("train.py --n_head=3", ["n_embd=16 is not divisible by n_head=3"]),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
 from model import GPT, PES, GPTConfig
@@ -200,6 +202,35 @@ def test_cost_in_the_readme(name):
     needs = table("What a run needs")[name]
     assert needs["checkpoint, GB"] == rounded(12 * parameters(cfg) / 1e9, 2)
     assert needs["sequences per pass"] == str(cfg.micro_batch or cfg.batch_size)
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_memory_in_the_readme(name, monkeypatch):
+    """Memory is 16 bytes per parameter, what a forward pass keeps for the backward pass, and 6
+    bytes per logit for its gradient in float32 and in bfloat16. Fake tensors take none."""
+    cfg = load(name)
+    attention = F.scaled_dot_product_attention
+
+    def fused(q, k, v, mask, dropout, **options):
+        return attention(q, k, v, mask, **options)  # with dropout, a CPU would not fuse it
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with FakeTensorMode(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        net = GPT(GPTConfig(**model_fields(cfg)))
+        idx = torch.zeros(cfg.micro_batch or cfg.batch_size, length(cfg), dtype=torch.long)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cfg.dtype == "auto"):
+            net(idx, idx)
+    for weight in net.parameters():
+        kept.pop(weight.untyped_storage()._cdata, None)
+    activations = sum(storage.nbytes() for storage in kept.values())
+    memory = 16 * parameters(cfg) + activations + 6 * idx.numel() * cfg.vocab_size
+    printed = float(table("What a run needs")[name]["memory, GB"])
+    assert printed == pytest.approx(memory / 1e9, rel=0.05)
 
 def test_readme_names_every_config():
     named = set(table("What the papers report"))

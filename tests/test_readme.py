@@ -15,6 +15,7 @@ from conftest import TINY
 
 import model
 import train
+from eval import methods
 
 LOSSES = [(f"val {times}x", "loss") for times in (1, 2, 4, 8)] + [("val 8x", "window_loss")]
 LOOKUP = ["content", "position", "content_x2", "position_x2", "content_x3", "position_x3"]
@@ -79,6 +80,14 @@ def test_initial_values():
         values = [found[released, split] for split in ("test", "pass100", "pass10")]
         (seeds,) = {len(column) for column in values}
         rows.append(f"| {name} | {seeds} | {' | '.join(cell(column, 1) for column in values)} |")
+    assert "\n".join(rows) in Path("eval/README.md").read_text("utf-8")
+
+def test_positions_in_bfloat16():
+    rows = []
+    for l in (1, 8, 24, 96):
+        counts = [methods.positions_apart("expe", l, 1 / steps) for steps in (1000, 2048, 3000)]
+        counts.append(methods.positions_apart("exqpe", l, 1 / 2048))
+        rows.append(f"| {l} | {' | '.join(f'{count:,}' for count in counts)} |")
     assert "\n".join(rows) in Path("eval/README.md").read_text("utf-8")
 
 @pytest.mark.parametrize("config, splits, metric, decimals", SMALL)
