@@ -17,6 +17,8 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Literal
 
 import torch
@@ -26,7 +28,7 @@ import config
 from data.shards import Split, locate
 from data.text import tokenizer
 from eval import figures, losses, results
-from model import GPT, GPTConfig, check_choices, choose
+from model import GPT, PES, GPTConfig, check_choices, choose
 
 torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
 
@@ -128,13 +130,16 @@ def extrapolate(cfg, runs):
     show_and_save(runs, losses.extrapolate(runs, multiples, cfg.split, cfg.eval_tokens))
 
 def show_and_save(runs, measured):
-    """Prints and saves the rows of each run as soon as they are measured, because a later run may
-    be interrupted."""
+    """Saves each row as soon as it is measured, because measuring the next one may take long and be
+    interrupted. Prints the rows of a run together, since they share a line."""
     width = max(24, max(len(run.name) for run in runs))
-    for run, rows in zip(runs, measured):
+    for run, pairs in groupby(measured, itemgetter(0)):
+        rows = []
+        for _, row in pairs:
+            results.append(run, [row])
+            rows.append(row)
         if run is runs[0]:
             losses.print_heading(rows, width)
-        results.append(run, rows)  # first, because nobody may read what is printed
         losses.print_rows(run, rows, width)
 
 def score_tasks(cfg, runs):
@@ -263,14 +268,15 @@ def writable(path):
 def load(run, device="auto"):
     """Returns the model of a run directory, or of "directory@key=value,...", and its checkpoint, a
     dict of config, meta (meta.json of the data set) and step. Raises ValueError for options that
-    the weights do not allow."""
+    the weights do not allow, or that would do nothing."""
     folder, options = results.split_options(run)
     device = checkpoint.pick_device(device)
     saved = checkpoint.read(folder, device)
-    changes = {}
+    given = {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
-        changes[key] = config.typed(GPTConfig, key, text, run)
+        given[key] = config.typed(GPTConfig, key, text, run)
+    changes = dict(given)
     if not saved["config"].get("rope_trained"):
         # YaRN needs the trained length, and block_size may have changed since
         trained = trained_length(saved)
@@ -278,6 +284,11 @@ def load(run, device="auto"):
             trained = saved["config"]["block_size"]  # as this run took it in training
         changes.setdefault("rope_trained", trained)
     model = GPT(checkpoint.model_config(saved, **changes)).to(device).eval()
+    for key in given:
+        method = key.partition("_")[0]  # options begin with the name of the method that has them
+        if method in PES and not any(isinstance(part, PES[method]) for part in model.modules()):
+            raise ValueError(f"{key} in {run} does nothing, because pe={model.cfg.pe!r} has no "
+                             f"{method}; leave it out")
     checkpoint.load_weights(model, saved, folder)
     return model, {key: saved[key] for key in ("config", "meta", "step")}
 

@@ -216,24 +216,25 @@ def learned_rotation(attn, x, *rest):
             mean = cache["phi"].mean((0, 2))  # (H, n)
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
-def gates(attn, x, q, k, v, unrotated_q, i, j, per_key):
-    """Returns CoPE's gates g_ij (H, T, T), which are nan in the future (CoPE Figure 7). Returns
-    None if the layer has no CoPE."""
+def cope_map(attn, name, q, k, v, unrotated_q, i, j, per_key):
+    """Returns what the method of this name, gates or logit_bias, of the layer's CoPE returns, as a
+    map (H, T, T) that is nan in the future. Returns None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)
-            return pe.gates(unrotated_q, logits, i, j, gate_k)[0].masked_fill(j > i, math.nan)
+            found = getattr(pe, name)(unrotated_q, logits, i, j, gate_k)
+            return found[0].masked_fill(j > i, math.nan)
 
-def position_weights(attn, x, q, k, v, unrotated_q, i, j, per_key):
-    """Returns CoPE's attention from position alone (H, T, T), as if q.k were the same for all keys.
-    It is exp(z_i[p_ij]) divided by the largest in its row, and nan in the future (CoPE Figure 4).
-    Returns None if the layer has no CoPE."""
-    for pe, gate_k in zip(attn.bias_pes, per_key):
-        if isinstance(pe, CoPE):
-            logits = scaled_dot_products(q, k, attn.d)
-            z = pe.logit_bias(unrotated_q, logits, i, j, gate_k).masked_fill(j > i, -math.inf)
-            weights = (z - z.amax(-1, keepdim=True)).exp()
-            return weights[0].masked_fill(j > i, math.nan)
+def gates(attn, x, *operands):
+    """Returns CoPE's gates g_ij (CoPE Figure 7)."""
+    return cope_map(attn, "gates", *operands)
+
+def position_weights(attn, x, *operands):
+    """Returns CoPE's attention from position alone, as if q.k were the same for all keys. It is
+    exp(z_i[p_ij]), divided by the largest in its row (CoPE Figure 4)."""
+    z = cope_map(attn, "logit_bias", *operands)
+    if z is not None:
+        return (z - z.nan_to_num(-math.inf).amax(-1, keepdim=True)).exp()
 
 MEASURES = {  # functions of an Attention, its input and the arguments of its `textbook`
     "frequency": norms,

@@ -1,5 +1,4 @@
 """Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: sample.py RUN --tasks=piqa"""
-import difflib
 import os
 
 import lm_eval.tasks
@@ -17,9 +16,8 @@ def score_tasks(runs, names, fewshot):
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
     for name in names:
         if name not in manager.all_tasks and not os.path.isfile(name):
-            near = difflib.get_close_matches(name, manager.all_tasks, 1, 0)[0]
             raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; "
-                             f"did you mean {near!r}? `lm-eval ls tasks` lists them")
+                             "`lm-eval ls tasks` lists the tasks")
     models = {run: Model(run.model, run.meta) for run in runs}
     for run, model in models.items():
         found = lm_eval.simple_evaluate(model, tasks=names, task_manager=manager, log_samples=False,

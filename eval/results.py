@@ -54,9 +54,8 @@ def append(run, rows):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         file.seek(0)
-        before = file.read()
-        if before and not before.endswith(b"\n"):  # a kill or a full disk cut the last line short
-            text = "\n" + text
+        complete = file.read().rfind(b"\n") + 1
+        file.truncate(complete)  # because a kill or a full disk may have cut the last line short
         file.write(text.encode())
 
 def commit():
@@ -80,13 +79,20 @@ def write_csv(path, rows):
 # --- what is read ---------------------------------------------------------------------------------
 
 def records(folder, name):
-    """Returns the dicts of a file of JSON lines. A line that a kill or a full disk cut short is
-    skipped."""
+    """Returns the dicts of a file of JSON lines. A kill or a full disk may have cut the last line
+    short, and it is then left out. Raises ValueError for any other line that is not JSON."""
     path = os.path.join(folder, name)
     if not os.path.isfile(path):
         raise ValueError(f"there is no {path}; train the run, or evaluate it, first")
+    found = []
     with open(path, encoding="utf-8", errors="replace") as file:
-        return [json.loads(line) for line in file if line.endswith("}\n")]
+        for number, line in enumerate(file, 1):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                if line.endswith("\n"):
+                    raise ValueError(f"{path} is damaged in line {number}; delete it") from None
+    return found
 
 def training(folders):
     """Returns rows of run, pe, step, loss, val/loss, ...: one for each step in the logs of the run
@@ -101,7 +107,8 @@ def training(folders):
             step = line.pop("step")
             split = line.pop("split", "")
             # a resumed run repeats some steps, and its numbers replace the earlier ones
-            row = rows.setdefault((folder, step), {"run": folder, "pe": cfg["pe"], "step": step})
+            pe = cfg.get("pe", "")  # a log that has lost its first line is drawn in grey
+            row = rows.setdefault((folder, step), {"run": folder, "pe": pe, "step": step})
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
     return list(rows.values())

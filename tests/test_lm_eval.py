@@ -112,6 +112,6 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
 
 def test_what_cannot_be_scored(run, own_tasks):
     line = fails("sample.py", run, "--tasks=cbtt", "--device=cpu")
-    assert "'cbtt' is neither a task of the harness nor a yaml file; did you mean 'cbt" in line
+    assert "'cbtt' is neither a task of the harness nor a yaml file; `lm-eval ls tasks`" in line
     with pytest.raises(ValueError, match="need a model of text, but this one's data set has no"):
         Model(None, BYTES | dict(separator=None))
