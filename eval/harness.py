@@ -27,17 +27,17 @@ def score_tasks(runs, names, fewshot):
             name = task
             if task in found["n-shot"]:  # a group of tasks has none
                 name += f", {found['n-shot'][task]}-shot"
-            results.append(run, [{**scores, "split": name, "length": model.longest}])
+            results.append(run, {**scores, "split": name, "length": model.longest})
 
 class Score(tuple):
     """The pair that the harness expects for a continuation: its log-likelihood, and whether greedy
-    decoding would produce it. cbt.py also reads its number of `tokens`."""
+    decoding would produce it. cbt.py also reads `tokens`, the number of tokens in it."""
 
 class Model(TemplateLM):
-    """A GPT behind the harness's interface. It reads at most block_size tokens at once, and
-    RUN@block_size=n allows more. Of a longer context, it reads only the last tokens, as the
-    harness's own adapters do. A longer continuation is scored block_size targets at a time. The
-    separator stands in for an empty context."""
+    """A GPT behind the harness's interface. It reads at most block_size tokens at once, which
+    RUN@block_size=n changes. Of a longer context, it reads only the last tokens, as the harness's
+    own adapters do. A longer continuation is scored block_size targets at a time. An empty context
+    is replaced by the separator."""
     def __init__(self, model, meta):
         super().__init__()
         if meta["separator"] is None:

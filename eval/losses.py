@@ -2,8 +2,8 @@
 Measures the losses of trained models: over a whole split (`evaluate`), beyond the trained length
 (`extrapolate`) and at each position of a long context (`by_position`). Each of the three opens the
 splits of all runs first, so that a mistake is reported before any work is done. What they measure
-is in rows, which are dicts. print_heading and print_rows show them, results.py saves them, and
-figures.py draws them.
+is in rows, which are dicts. print_rows shows them, results.py saves them, and figures.py draws
+them.
 """
 import math
 from itertools import groupby
@@ -120,8 +120,8 @@ def stretches(split, trained, multiples, tokens):
             raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is less than one; "
                              "use a larger multiple")
         if length > size:
-            raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is more than the "
-                             f"{size} of a stretch of {split.folder}; use a smaller multiple, or "
+            raise ValueError(f"extrapolate={multiple:g} needs {length} tokens, more than the {size} "
+                             f"of a stretch of {split.folder}; use a smaller multiple, or "
                              f"--eval_tokens={STRETCHES * length} if it has as many")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
@@ -218,16 +218,13 @@ def batches(items, length):
 
 # --- how rows are printed -------------------------------------------------------------------------
 
-def print_heading(rows, width):
-    """Prints what the numbers are, and the name of each row as the head of a column. `width` is
-    that of the names of the runs."""
-    has_errors = any("token_error" in row for row in rows)
-    print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")
-    print_columns("", [row["split"].split()[-1] for row in rows], width)
-
-def print_rows(run, rows, width):
-    """Prints a line for the run, with a column for each row, and after extrapolation a second line
-    for the window_loss."""
+def print_rows(run, rows, width, with_head):
+    """Prints a line for the run, whose name has this width, with a column for each row. After
+    extrapolation, a second line has the window_loss. The head says what the numbers are."""
+    if with_head:
+        has_errors = any("token_error" in row for row in rows)
+        print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")
+        print_columns("", [row["split"].split()[-1] for row in rows], width)
     print_columns(run.name, [cell(row, "loss", run.limit) for row in rows], width)
     if "window_loss" in rows[0]:
         cells = [cell(row, "window_loss", run.limit) for row in rows]

@@ -1,5 +1,7 @@
 """eval/figures.py: its numbers against float64 loops, its pictures against the numbers."""
 import runpy
+import subprocess
+import sys
 
 import numpy as np
 import oracles
@@ -137,12 +139,15 @@ def test_a_panel_for_each_set_of_lengths(drawn):
         "text", "task", "lookup, content", "lookup, position"]
     for ax in axes:
         assert ax.lines[0].get_xydata().tolist() == [[8, 18], [16, 26]]
+        assert ax.get_xticks().tolist() == [8, 16]
 
 def test_methods_picture(drawn, monkeypatch):
     """A panel for every method with a kind, in the row of its kind. What depends only on i - j is
     constant along diagonals, for keys of one kind."""
     monkeypatch.setattr("sys.argv", ["methods"])
     runpy.run_path(methods.__file__, run_name="__main__")
+    marked = [methods.TEXT[t] for t in drawn[0].axes[0].get_xticks()]
+    assert "".join(marked) == "tcaatbafnrwfdoe"  # the first letters of the words
     titles = [ax.get_title() for ax in drawn[0].axes if ax.get_visible()]
     assert titles == [name for kind in methods.ROWS for name in PES if PES[name].kind == kind]
     first = torch.tensor([True, True, False, False, True, True, False, False, False, True, False])
@@ -152,6 +157,12 @@ def test_methods_picture(drawn, monkeypatch):
         same = [effect[i + 4, i] for i in range(7) if not first[i]]  # distance 4
         is_relative = torch.allclose(torch.stack(same), same[0], atol=1e-5)
         assert is_relative == (method.kind in (None, "relative")), name
+
+def test_methods_as_a_file():
+    """`python eval/methods.py` finds model.py, and --help draws nothing."""
+    command = [sys.executable, methods.__file__, "--help"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "python -m eval.methods" in printed and "wrote" not in printed
 
 # what the rotations have learned, and positions in bfloat16
 

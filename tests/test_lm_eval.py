@@ -88,7 +88,7 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
     row = dict(sentences=[f"line {i} of a tale ." for i in range(20)], question="The XXXXX 's .",
                options=["for a in", "a", "print", ""])
     context = " ".join(row["sentences"]).replace(" .", ".") + " The"
-    net = sample.load(run, "cpu")[0].double()
+    net = sample.Run(run, device="cpu").model.double()
     means, sums = {}, {}
     for option in row["options"][:3]:
         p, _ = logps(net, list(context.encode()), list(f" {option}'s.".encode()))

@@ -55,7 +55,7 @@ def task(tmp_path_factory):
 
 def token_losses(run, tokens, windows):
     """The losses of each window (begin, end, first), of its targets from `first` on."""
-    net = sample.load(str(run), "cpu")[0]
+    net = sample.Run(str(run), device="cpu").model
     found = {}
     for size in {end - begin for begin, end, _ in windows}:
         same = [window for window in windows if window[1] - window[0] == size]
@@ -118,6 +118,11 @@ def test_extrapolation(runs, stream, masked, monkeypatch, capsys, eval_tokens, s
         assert loss == pytest.approx(want, abs=1e-5)
         assert f"{loss:.4f} ({math.exp(loss):.2f})" in printed
 
+def test_no_target(runs):
+    """Sixteen stretches of one token, none of which carries loss."""
+    with pytest.raises(ValueError, match="no token here has a target; evaluate more"):
+        sample.main([str(runs / "masked"), "--extrapolate=0.0625", "--eval_tokens=16"])
+
 def test_loss_by_position(runs, stream, tmp_path, drawn, monkeypatch):
     """Segments of eight times the trained length, whose positions are averaged in 32 groups.
     `learned` reads the beginnings of the same segments."""
@@ -139,7 +144,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     """sequence_error counts the rows that greedy decoding gets wrong."""
     sample.main([str(task / "run"), "--evaluate=val,long", "--device=cpu"])
     row = capsys.readouterr().out.splitlines()[-1]
-    net = sample.load(str(task / "run"), "cpu")[0]
+    net = sample.Run(str(task / "run"), device="cpu").model
     for name, n, T in (("val", 40, 8), ("long", 24, 12)):
         rows = tokens_of(task / "data", name, n, T)
         decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
@@ -150,6 +155,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
         assert f"{100 * wrong / n:.2f}%" in row
     sample.main([str(runs / "pope"), "--evaluate=val", "--device=cpu"])
     row = capsys.readouterr().out.splitlines()[-1]
+    assert len(Split(stream, "val").windows(25)) == 23  # of 600 tokens, the last is only a target
     windows = [(start, start + 16, start) for start in Split(stream, "val").windows(16)]
     terms = token_losses(runs / "pope", tokens_of(stream, "val"), windows)
     loss = sum(terms) / len(terms)
@@ -191,7 +197,7 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
     sample.main([str(task / "run"), "--num_samples=24", "--split=long", "--device=cpu"])
     lines = capsys.readouterr().out.splitlines()
     seen = set()
-    net = sample.load(str(task / "run"), "cpu")[0]
+    net = sample.Run(str(task / "run"), device="cpu").model
     for i, row in enumerate(tokens_of(task / "data", "long", 24, 12)):
         text = ["abcdefgh"[token] for token in row]
         words = []
@@ -206,12 +212,21 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
 
 # what is kept, and its report
 
-def test_each_number_is_kept_with_all_that_made_it(task, tmp_path):
-    """A number on other data names them. A line that was cut short before costs no other."""
+def test_each_number_is_kept_with_all_that_made_it(task, tmp_path, monkeypatch):
+    """A number on other data names them. Neither a line that was cut short before nor an
+    interruption in the next split costs any other number."""
     run = task / "run"
     (run / "results.jsonl").write_text('{"run": "out/x", "ste')
     other = str(shutil.copytree(task / "data", tmp_path / "other"))
-    sample.main([str(run), "--evaluate=val", f"--data={other}", "--device=cpu"])
+
+    def error_sums(model, x, y, error_sums=losses.error_sums):
+        if x.size(1) == 11:
+            raise KeyboardInterrupt
+        return error_sums(model, x, y)
+
+    monkeypatch.setattr(losses, "error_sums", error_sums)
+    with pytest.raises(KeyboardInterrupt):
+        sample.main([str(run), "--evaluate=val,long", f"--data={other}", "--device=cpu"])
     lines = results.records(run, "results.jsonl")
     assert [line["metric"] for line in lines] == ["loss", "ppl", "token_error", "sequence_error"]
     for line in lines:
@@ -273,13 +288,13 @@ def test_yarn_knows_the_trained_length(runs, task, tmp_path):
         (runs / "rope", ",block_size=64", 16), (runs / "rope", ",rope_trained=9", 9),
         (task / "run", "", 7),
     ):
-        assert sample.load(f"{run}{yarn}{more}", "cpu")[0].cfg.rope_trained == trained
+        assert sample.Run(f"{run}{yarn}{more}", device="cpu").model.cfg.rope_trained == trained
     # a run that was trained with it keeps the length that it took then
     words = [f"--data={task / 'data'}", f"--out_dir={tmp_path / 'yarn'}", *TINY, "--max_iters=1"]
     train.main([*words, "--pe=rope", "--rope_scaling=yarn", "--rope_factor=4", "--block_size=80"])
     thetas = []
     for options in ("", "@dropout=0.0", "@block_size=160"):
-        model, _ = sample.load(f"{tmp_path / 'yarn'}{options}")
+        model = sample.Run(f"{tmp_path / 'yarn'}{options}").model
         thetas.append(model.h[0].attn.pes[0].theta(torch.zeros(1)))
     assert torch.equal(thetas[0], thetas[1]) and torch.equal(thetas[0], thetas[2])
 
@@ -333,9 +348,10 @@ def test_tokens_of_a_figure(runs, stream, tmp_path):
         assert figures.tokens_to_show(run, figure, files, "val").tolist() == want
 
 def test_training_curves(runs, tmp_path, drawn):
-    """One curve for each run, although rope is named twice. A full disk may have cut a log."""
-    with open(runs / "pope" / "log.jsonl", "a") as file:
-        file.write('{"step": 11, "lo')
+    """One curve for each run, although rope is named twice. A log may have lost the end of its last
+    line, and the first line, which names the method."""
+    log = runs / "pope" / "log.jsonl"
+    log.write_text(log.read_text().partition("\n")[2] + '{"step": 11, "lo')
     names = [str(runs / name) for name in ("pope", "rope", "rope@rope_scaling=ntk,rope_factor=2")]
     sample.main([*names, "--figure=curves", f"--out={tmp_path}/x"])
     assert len(drawn[0].axes[0].lines) == 2
