@@ -75,7 +75,7 @@ def main(argv):
 
 # --- the actions: each is a function of the config and the runs -----------------------------------
 
-COLDEST = 1e-3  # decoding is greedy below this temperature, because logits / 1e-40 would overflow
+COLDEST = 1e-3  # decoding is greedy below this, because dividing logits by less may overflow
 
 def write_text(cfg, runs):
     temperature = cfg.temperature if cfg.temperature >= COLDEST else 0
@@ -319,7 +319,9 @@ def load_model(saved, folder, options):
         changes.setdefault("rope_trained", trained)
     model = GPT(checkpoint.model_config(saved, **changes))
     for key in given:
-        method = key.partition("_")[0]  # options begin with the name of the method that has them
+        method = key.partition("_")[0]  # options begin with the name of the method that reads them
+        if method == "rel":
+            method = "relative"
         if method in PES and not any(isinstance(part, PES[method]) for part in model.modules()):
             raise ValueError(f"{key} in {folder}@{options} does nothing, because "
                              f"pe={model.cfg.pe!r} has no {method}; leave it out")

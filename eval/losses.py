@@ -120,9 +120,9 @@ def stretches(split, trained, multiples, tokens):
             raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is less than one; "
                              "use a larger multiple")
         if length > size:
-            raise ValueError(f"extrapolate={multiple:g} needs {length} tokens, more than the {size} "
-                             f"of a stretch of {split.folder}; use a smaller multiple, or "
-                             f"--eval_tokens={STRETCHES * length} if it has as many")
+            raise ValueError(f"extrapolate={multiple:g} needs {length} tokens, but a stretch of "
+                             f"{split.folder} has {size}; use a smaller multiple, or "
+                             f"--eval_tokens={STRETCHES * length} if the split has as many")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
 def refuse_rows(split):
