@@ -222,8 +222,7 @@ def chosen_action(cfg, given):
     return flag
 
 def refuse_unread(cfg, given, action):
-    """Raises ValueError for a key that the action does not read, because whoever gave it expects
-    it to have an effect."""
+    """Raises ValueError for a key that the action does not read, and which would do nothing."""
     for key in sorted(given - set(ACTIONS[action].keys)):
         raise ValueError(f"--{key} does nothing for {action}; leave it out")
     if cfg.text and given & {"split", "data"}:
@@ -279,8 +278,7 @@ class Run:
 
     def split(self, name):
         """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's, or if
-        the run's own data set has changed since training, because val may now hold text that the
-        model was trained on."""
+        the run's own data set has changed, because val may now hold what the run trained on."""
         split = Split(locate(self.data), name)
         theirs = split.meta["tokenizer"]
         ours = self.meta["tokenizer"]
@@ -303,20 +301,18 @@ class Run:
         return [torch.from_numpy(part).to(self.device) for part in split.read(starts, length)]
 
 def load_model(saved, folder, options):
-    """Returns the model of the checkpoint that was read from the folder, with these options, such
-    as "key=value,key=value". Raises ValueError for options that the weights do not allow, or that
+    """Returns the model of the checkpoint that was read from the folder, with the options
+    "key=value,key=value". Raises ValueError for options that the weights do not allow, or that
     would do nothing."""
     given = {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         given[key] = config.typed(GPTConfig, key, text, option)
-    changes = dict(given)
-    if not saved["config"].get("rope_trained"):
-        # YaRN needs the trained length, which a changed block_size would no longer tell
-        trained = trained_length(saved)
-        if saved["config"].get("rope_scaling") == "yarn":
-            trained = saved["config"]["block_size"]  # YaRN used this value while the run trained
-        changes.setdefault("rope_trained", trained)
+    trained = saved["config"].get("rope_trained")
+    if not trained and saved["config"].get("rope_scaling") == "yarn":
+        trained = saved["config"]["block_size"]  # which YaRN used while the run trained
+    # YaRN needs the trained length, which a changed block_size would no longer tell
+    changes = {"rope_trained": trained or trained_length(saved), **given}
     model = GPT(checkpoint.model_config(saved, **changes))
     for key in given:
         method = key.partition("_")[0]  # options begin with the name of the method that reads them

@@ -104,9 +104,7 @@ def draw_training(rows, path):
     save(figure, path)
 
 def draw_by_position(rows, path):
-    """Draws the loss at each position of a long context. The loss falls as long as a model can use
-    more context, and rises where the model no longer understands its positions. rows are from
-    losses.by_position."""
+    """Draws the loss at each position of a long context. rows are from losses.by_position."""
     figure, (ax,) = panels(1, 1, 6, 4)
     draw_curves(ax, rows, "position", "loss", "loss")
     trained = max(row["trained"] for row in rows)
@@ -169,9 +167,8 @@ def tokens_to_show(run, name, files, split):
 
 @torch.no_grad()
 def measure(model, idx, name):
-    """Returns {layer: what the figure of this name shows of the layer}, averaged over the texts
-    idx (B, T), for the layers that have it. `encode` runs twice, once for the measure and once in
-    the model's own forward pass, because that is simple and costs little for so few tokens."""
+    """Returns {layer: what the figure of this name shows of it}, averaged over the texts idx
+    (B, T), for the layers that have it."""
     layers = {}
 
     def add(attn, args):

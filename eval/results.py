@@ -120,8 +120,7 @@ def latest(names):
     """Returns the lines of the results.jsonl of these runs that were measured at the same step as
     the last line of the file. The name folder@options selects what was measured with these options,
     and a folder selects everything. If a number was measured twice, the later one counts. A run
-    without results is left out, and a line on stderr says so. Raises ValueError if no run has any.
-    """
+    without results is left out with a line on stderr. Raises ValueError if no run has any."""
     found = {}
     for name in names:
         folder, wanted = split_options(name)
