@@ -43,7 +43,7 @@ def run(tmp_path_factory):
 
 def logps(net, context, targets):
     """Returns each target's log-probability, by a forward pass of its own, and whether it is the
-    most probable. The model sees the 16 tokens before each target."""
+    most probable. The model sees nothing before the last 17 tokens."""
     tokens = context + targets
     found, right = [], []
     for at in range(len(context), len(tokens)):
