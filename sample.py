@@ -41,8 +41,8 @@ class SampleConfig:
     temperature: Annotated[float, 0, math.inf] = 0.8  # 0: always the most probable token
     top_k: int = 0  # sample from the k most probable tokens only; 0: from all
     seed: int = 1337  # of the samples
-    evaluate: str = ""  # comma-separated splits of the data set: evaluate the whole of each
-    extrapolate: str = ""  # multiples of the trained length, "0.5,1,2,4": evaluate there
+    evaluate: str = ""  # comma-separated splits of the data set; each is evaluated as a whole
+    extrapolate: str = ""  # lengths to evaluate at, as multiples of the trained one: "0.5,1,2,4"
     tasks: str = ""  # comma-separated lm-evaluation-harness tasks to score: names or yaml files
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
     eval_tokens: config.AtLeast1 = losses.TOKENS  # extrapolate, loss_by_position: tokens to read
@@ -50,7 +50,7 @@ class SampleConfig:
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the run's own
     figure: str = ""  # frequency | rotation | gates | positions | loss_by_position | curves
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
-    heads: str = ""  # gates, positions: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
+    heads: str = ""  # gates, positions: heads to show, "4.3,1.2" (layer 4, head 3, ...); empty: all
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
     out: str = ""  # figure: its path; empty: in the run's folder, or in out/ for several runs
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
@@ -188,12 +188,12 @@ ACTIONS = {
     # without a flag that names an action, the kind of the run decides
     "text": Action(write_text, SAMPLING),
     "answers": Action(write_answers, ("num_samples", "split", "data", "device")),
-    # by the flag of this name
+    # chosen by the flag of this name
     "evaluate": Action(evaluate, ("evaluate", "data", "device")),
     "extrapolate": Action(extrapolate, ("extrapolate", "eval_tokens", "split", "data", "device")),
     "tasks": Action(score_tasks, ("tasks", "fewshot", "device")),
     "report": Action(report, ("report",)),
-    # by --figure
+    # chosen by --figure
     "frequency": Action(draw_attention, ATTENTION),
     "rotation": Action(draw_attention, ATTENTION),
     "gates": Action(draw_attention, (*ATTENTION, "heads")),
@@ -202,7 +202,7 @@ ACTIONS = {
         draw_loss_by_position, ("figure", "eval_tokens", "split", "data", "out", "device")),
     "curves": Action(draw_training, ("figure", "out")),
 }
-FLAGS = ("evaluate", "extrapolate", "figure", "tasks", "report")  # one of them at a time
+FLAGS = ("evaluate", "extrapolate", "figure", "tasks", "report")  # at most one at a time
 
 # --- the command line -----------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ def chosen_action(cfg, given):
     return flag
 
 def refuse_unread(cfg, given, action):
-    """Raises ValueError for a key that the action does not read, and which would do nothing."""
+    """Raises ValueError for a key that would do nothing, because the action does not read it."""
     for key in sorted(given - set(ACTIONS[action].keys)):
         raise ValueError(f"--{key} does nothing for {action}; leave it out")
     if cfg.text and given & {"split", "data"}:
