@@ -52,8 +52,11 @@ def append(run, row):
             }) + "\n"
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         file.seek(0)
-        complete = file.read().rfind(b"\n") + 1
-        file.truncate(complete)  # because a kill or a full disk may have cut the last line short
+        before = file.read()
+        if before.endswith(b"}"):  # an editor has removed the end of the last line
+            text = "\n" + text
+        else:  # a kill or a full disk may have cut the last line short
+            file.truncate(before.rfind(b"\n") + 1)
         file.write(text.encode())
 
 def commit():

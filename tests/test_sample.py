@@ -233,6 +233,10 @@ def test_each_number_is_kept_with_all_that_made_it(task, tmp_path, monkeypatch):
         assert line["run"] == str(run) and line["split"] == f"{other} val"
         assert line["seed"] == 1337 and line["torch"] == torch.__version__ and line["machine"]
         assert line.keys() >= {"commit", "config", "steps"}
+    path = run / "results.jsonl"
+    path.write_text(path.read_text().rstrip())  # as some editors do
+    sample.main([str(run), "--evaluate=val", "--device=cpu"])
+    assert len(results.records(run, "results.jsonl")) == 8
 
 def test_report(tmp_path, monkeypatch, capsys):
     """A cell holds the mean, the standard deviation and the range over seeds. The last measurement
