@@ -9,14 +9,16 @@ Sample from, evaluate and inspect trained models:
     python sample.py RUN ... --report=out/report    tables of all these numbers, over seeds
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
-as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Numbers are also appended to
-RUN/results.jsonl, from which --report makes a CSV file and a picture.
+as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. All numbers are also appended to
+RUN/results.jsonl, from which --report makes its tables, a CSV file and a picture.
 """
 import math
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Literal
 
 import torch
@@ -26,7 +28,7 @@ import config
 from data.shards import Split, locate
 from data.text import tokenizer
 from eval import figures, losses, results
-from model import GPT, GPTConfig, check_choices, choose
+from model import GPT, PES, GPTConfig, check_choices, choose
 
 torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
 
@@ -35,20 +37,20 @@ class SampleConfig:
     """Keys of sample.py, after the run directories."""
     prompt: str = ""  # text to continue; empty: a new document
     num_samples: int = 2  # texts or rows per run
-    max_new_tokens: int = 300  # length of each
+    max_new_tokens: int = 300  # length of each text
     temperature: Annotated[float, 0, math.inf] = 0.8  # 0: always the most probable token
-    top_k: int = 0  # sample from the k most probable tokens; 0: from all
+    top_k: int = 0  # sample from the k most probable tokens only; 0: from all
     seed: int = 1337  # of the samples
-    evaluate: str = ""  # comma-separated splits of the data set: evaluate the whole of each
-    extrapolate: str = ""  # multiples of the trained length, "0.5,1,2,4": evaluate there
-    tasks: str = ""  # score the model on these lm-evaluation-harness tasks: names or yaml files
+    evaluate: str = ""  # comma-separated splits of the data set; each is evaluated as a whole
+    extrapolate: str = ""  # lengths to evaluate at, as multiples of the trained one: "0.5,1,2,4"
+    tasks: str = ""  # comma-separated lm-evaluation-harness tasks to score: names or yaml files
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
     eval_tokens: config.AtLeast1 = losses.TOKENS  # extrapolate, loss_by_position: tokens to read
-    split: str = "val"  # the split to extrapolate on, draw figures on, or show rows of
+    split: str = "val"  # the split to extrapolate on, draw figures of, or show rows of
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the run's own
     figure: str = ""  # frequency | rotation | gates | positions | loss_by_position | curves
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
-    heads: str = ""  # gates, positions: only these, "4.3,1.2": layer 4, head 3, ...; empty: all
+    heads: str = ""  # gates, positions: heads to show, "4.3,1.2" (layer 4, head 3, ...); empty: all
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
     out: str = ""  # figure: its path; empty: in the run's folder, or in out/ for several runs
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
@@ -63,24 +65,24 @@ def main(argv):
     if action:
         refuse_unread(cfg, given, action)
     runs = names
-    if action not in ("report", "curves"):  # these read what earlier commands saved
-        runs = [Run(name, cfg.data, cfg.device) for name in names]  # all, before any work
+    if action not in ("report", "curves"):  # these two read only what earlier commands saved
+        runs = [Run(name, cfg.data, cfg.device) for name in names]  # all of them, before any work
     if not action:
         is_task = all(run.meta["loss"] == "mask" for run in runs)
         action = "answers" if is_task else "text"
         refuse_unread(cfg, given, action)
     ACTIONS[action].function(cfg, runs)
 
-# --- the actions: each is one function of the config and the runs ---------------------------------
+# --- the actions: each is a function of the config and the runs -----------------------------------
 
-COLDEST = 1e-3  # below this, decoding is greedy, as dividing the logits by much less could overflow
+COLDEST = 1e-3  # decoding is greedy below this, because dividing logits by less may overflow
 
 def write_text(cfg, runs):
     temperature = cfg.temperature if cfg.temperature >= COLDEST else 0
     for run in runs:
         text = tokenizer(run.meta)
         start = text.encode(cfg.prompt) or [run.meta["separator"] or 0]
-        fit = max(1, run.limit + 1 - len(start))  # the last new token is never fed back
+        fit = max(1, run.limit + 1 - len(start))  # the model never reads the last new token
         new = min(cfg.max_new_tokens, fit)
         end = f", which ends at {run.limit} tokens" if fit < cfg.max_new_tokens else ""
         for i in range(cfg.num_samples):
@@ -128,14 +130,15 @@ def extrapolate(cfg, runs):
     show_and_save(runs, losses.extrapolate(runs, multiples, cfg.split, cfg.eval_tokens))
 
 def show_and_save(runs, measured):
-    """Prints and saves the rows of each run as soon as they are measured, because a later run may
-    be interrupted."""
+    """Saves each row as soon as it is measured, because measuring the next one may take long and be
+    interrupted. Prints the rows of a run together, since they share a line."""
     width = max(24, max(len(run.name) for run in runs))
-    for run, rows in zip(runs, measured):
-        if run is runs[0]:
-            losses.print_heading(rows, width)
-        results.append(run, rows)  # first, because nobody may read what is printed
-        losses.print_rows(run, rows, width)
+    for run, pairs in groupby(measured, itemgetter(0)):
+        rows = []
+        for _, row in pairs:
+            results.append(run, row)
+            rows.append(row)
+        losses.print_rows(run, rows, width, with_head=run is runs[0])
 
 def score_tasks(cfg, runs):
     from eval import harness  # needs lm-eval, which the other actions do without
@@ -150,12 +153,10 @@ def report(cfg, names):
     figures.draw_by_length(lines, path)
 
 def draw_training(cfg, names):
-    """The options of RUN@key=value have no effect here, because they apply after training, and the
-    log was written during it."""
+    """Draws the logs. RUN@key=value is the same as RUN here, because such options only apply after
+    training."""
     folders = dict.fromkeys(results.split_options(name)[0] for name in names)
     rows = results.training(folders)
-    if not rows:
-        raise ValueError(f"{', '.join(folders)} has no step in its log yet; train it first")
     figures.draw_training(rows, writable(cfg.out or os.path.join("out", "curves")))
 
 def draw_loss_by_position(cfg, runs):
@@ -177,8 +178,7 @@ def draw_attention(cfg, runs):
 
 @dataclass(frozen=True)
 class Action:
-    """Something that sample.py does, and the keys that it reads. Any other key would do nothing,
-    and is refused."""
+    """Something that sample.py does, and the keys that it reads. All other keys are refused."""
     function: Callable
     keys: tuple
 
@@ -188,12 +188,12 @@ ACTIONS = {
     # without a flag that names an action, the kind of the run decides
     "text": Action(write_text, SAMPLING),
     "answers": Action(write_answers, ("num_samples", "split", "data", "device")),
-    # by the flag of this name
+    # chosen by the flag of this name
     "evaluate": Action(evaluate, ("evaluate", "data", "device")),
     "extrapolate": Action(extrapolate, ("extrapolate", "eval_tokens", "split", "data", "device")),
     "tasks": Action(score_tasks, ("tasks", "fewshot", "device")),
     "report": Action(report, ("report",)),
-    # by --figure
+    # chosen by --figure
     "frequency": Action(draw_attention, ATTENTION),
     "rotation": Action(draw_attention, ATTENTION),
     "gates": Action(draw_attention, (*ATTENTION, "heads")),
@@ -202,7 +202,7 @@ ACTIONS = {
         draw_loss_by_position, ("figure", "eval_tokens", "split", "data", "out", "device")),
     "curves": Action(draw_training, ("figure", "out")),
 }
-FLAGS = ("evaluate", "extrapolate", "figure", "tasks", "report")  # one of them at a time
+FLAGS = ("evaluate", "extrapolate", "figure", "tasks", "report")  # at most one at a time
 
 # --- the command line -----------------------------------------------------------------------------
 
@@ -222,17 +222,16 @@ def chosen_action(cfg, given):
     return flag
 
 def refuse_unread(cfg, given, action):
-    """Raises ValueError for a key that the action does not read, because whoever gave it believes
-    that it has an effect."""
+    """Raises ValueError for a key that would do nothing, because the action does not read it."""
     for key in sorted(given - set(ACTIONS[action].keys)):
         raise ValueError(f"--{key} does nothing for {action}; leave it out")
     if cfg.text and given & {"split", "data"}:
         raise ValueError(f"text={cfg.text!r} takes the place of --split and --data; leave them out")
 
 def run_names(words):
-    """Returns the runs that are named, each only once, even if it is named as both out/x and
-    ./out/x. Files among them are left out with a line on stderr, because a pattern such as out/*
-    also finds tables and pictures. Raises ValueError if no run is left."""
+    """Returns the names of the runs, each only once, even if it is given as both out/x and ./out/x.
+    Files are left out, and a line on stderr says so, because a pattern such as out/* also finds
+    tables and pictures. Raises ValueError if no run is left."""
     names = {}
     for word in words:
         folder, options = results.split_options(word)
@@ -249,8 +248,8 @@ def run_names(words):
     return list(names.values())
 
 def writable(path):
-    """Returns the path without .csv or .png, after making its folder. This is called before
-    anything is measured, because the work would be lost if the folder could not be made."""
+    """Returns the path without .csv or .png, and makes its folder. This is called before anything
+    is measured, because the work would be lost if the folder could not be made."""
     if path.endswith((".csv", ".png")):
         path = path[:-4]
     if not os.path.basename(path):
@@ -260,51 +259,26 @@ def writable(path):
 
 # --- trained models -------------------------------------------------------------------------------
 
-def load(run, device="auto"):
-    """Returns the model of a run directory, or of "directory@key=value,...", and its checkpoint, a
-    dict of config, meta (meta.json of the data set) and step. Raises ValueError for options that
-    the weights do not allow."""
-    folder, options = results.split_options(run)
-    device = checkpoint.pick_device(device)
-    saved = checkpoint.read(folder, device)
-    changes = {}
-    for option in filter(None, options.split(",")):
-        key, _, text = option.partition("=")
-        changes[key] = config.typed(GPTConfig, key, text, run)
-    if not saved["config"].get("rope_trained"):
-        # YaRN needs the trained length, and block_size may have changed since
-        trained = trained_length(saved)
-        if saved["config"].get("rope_scaling") == "yarn":
-            trained = saved["config"]["block_size"]  # as this run took it in training
-        changes.setdefault("rope_trained", trained)
-    model = GPT(checkpoint.model_config(saved, **changes)).to(device).eval()
-    checkpoint.load_weights(model, saved, folder)
-    return model, {key: saved[key] for key in ("config", "meta", "step")}
-
-def trained_length(saved):
-    """Returns the number of tokens per sequence in training. The last token of a row is only a
-    target."""
-    row_length = saved["meta"]["row_length"].get("train")
-    return row_length - 1 if row_length else saved["config"]["block_size"]
-
 class Run:
-    """A trained model, and the data set that it is evaluated on, which is its own by default."""
-    def __init__(self, name, data, device):
+    """A trained model and the data set to evaluate it on, which is the run's own by default. name
+    is a run directory, or "directory@key=value,...", which changes options of the model."""
+    def __init__(self, name, data="", device="auto"):
         self.name = name
-        self.folder, _ = results.split_options(name)
-        self.model, saved = load(name, device)
+        self.folder, options = results.split_options(name)
+        self.device = checkpoint.pick_device(device)
+        saved = checkpoint.read(self.folder, self.device)
         self.config = saved["config"]
         self.meta = saved["meta"]
         self.step = saved["step"]
-        self.pe = self.model.cfg.pe
-        self.limit = self.model.limit
-        self.device = self.model.wte.weight.device
         self.data = data or self.config["data"]
         self.trained = trained_length(saved)
+        self.model = load_model(saved, self.folder, options).to(self.device).eval()
+        self.pe = self.model.cfg.pe
+        self.limit = self.model.limit
 
     def split(self, name):
         """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's, or if
-        the run's own data set has changed since, because its val may now be what was trained on."""
+        the run's own data set has changed, because val may now hold what the run trained on."""
         split = Split(locate(self.data), name)
         theirs = split.meta["tokenizer"]
         ours = self.meta["tokenizer"]
@@ -325,6 +299,36 @@ class Run:
     def read(self, split, starts, length):
         """Returns x and y, each (n, length), on the model's device."""
         return [torch.from_numpy(part).to(self.device) for part in split.read(starts, length)]
+
+def load_model(saved, folder, options):
+    """Returns the model of the checkpoint that was read from the folder, with the options
+    "key=value,key=value". Raises ValueError for options that the weights do not allow, or that
+    would do nothing."""
+    given = {}
+    for option in filter(None, options.split(",")):
+        key, _, text = option.partition("=")
+        given[key] = config.typed(GPTConfig, key, text, option)
+    trained = saved["config"].get("rope_trained")
+    if not trained and saved["config"].get("rope_scaling") == "yarn":
+        trained = saved["config"]["block_size"]  # which YaRN used while the run trained
+    # YaRN needs the trained length, which a changed block_size would no longer tell
+    changes = {"rope_trained": trained or trained_length(saved), **given}
+    model = GPT(checkpoint.model_config(saved, **changes))
+    for key in given:
+        method = key.partition("_")[0]  # options begin with the name of the method that reads them
+        if method == "rel":
+            method = "relative"
+        if method in PES and not any(isinstance(part, PES[method]) for part in model.modules()):
+            raise ValueError(f"{key} in {folder}@{options} does nothing, because "
+                             f"pe={model.cfg.pe!r} has no {method}; leave it out")
+    checkpoint.load_weights(model, saved, folder)
+    return model
+
+def trained_length(saved):
+    """Returns the number of tokens that the model read per sequence in training. The last token of
+    a row is only a target."""
+    row_length = saved["meta"]["row_length"].get("train")
+    return row_length - 1 if row_length else saved["config"]["block_size"]
 
 if __name__ == "__main__":
     try:

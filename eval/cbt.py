@@ -4,15 +4,15 @@ import re
 QUOTES = (("`` ", '"'), (" ''", '"'), ("` ", "'"), ("-LRB- ", "("), (" -RRB-", ")"))
 
 def plain(text):
-    """Undoes the tokenisation of the data, which separates quotes, brackets, punctuation and
-    contractions such as n't from the words beside them."""
+    """Undoes the tokenisation of the data, which puts spaces between words and the quotes,
+    brackets, punctuation and contractions (such as n't) beside them."""
     for tokenised, written in QUOTES:
         text = text.replace(tokenised, written)
     return re.sub(r" (?=[.,:;!?']|n't\b)", "", text)
 
 def questions(rows):
-    """Turns a datasets.Dataset of sentences, question, options and answer into one of context,
-    endings and the number of the right ending."""
+    """Turns a datasets.Dataset with the columns sentences, question, options and answer into one
+    with the columns context, endings and answer, the index of the right ending."""
     def question(row):
         before, _, after = row["question"].partition("XXXXX")
         options = [option for option in row["options"] if option]
@@ -23,6 +23,7 @@ def questions(rows):
     return rows.map(question, remove_columns=rows.column_names)
 
 def accuracy(doc, results):
-    """Compares the mean log-likelihood per token of the endings. results: a Score for each."""
+    """Returns whether the right ending has the highest mean log-likelihood per token. results has a
+    Score for each ending."""
     means = [score[0] / score.tokens for score in results]
     return {"acc": float(means.index(max(means)) == doc["answer"])}

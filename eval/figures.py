@@ -21,10 +21,10 @@ COLORS = {
     "relative": "#bcbd22", "t5": "#e377c2", "nope": "#7f7f7f", "learned": "#111111",
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
-LINES = ("-", "--", ":", "-.")  # for the first, second, ... curve of one colour
-TEXTS = 10  # segments of the split that a picture of attention is averaged over
+LINES = ("-", "--", ":", "-.")  # styles of the first, second, ... curve of one colour
+TEXTS = 10  # segments of the split over which a picture of attention is averaged
 SHORT = 256  # tokens of each segment, because a map of more could not be read
-TOKENS_PER_INCH = 10  # of a map that is labelled with its tokens
+TOKENS_PER_INCH = 10  # in a map that is labelled with its tokens
 
 # --- parts that all pictures share ----------------------------------------------------------------
 
@@ -42,19 +42,19 @@ def panels(n, across, width, height, **options):
     return figure, list(axes.flat[:n])
 
 def plain(ax, trained=()):
-    """Adds a grid and a dashed line at each trained length, and removes the box."""
+    """Adds a grid and a dashed line at each trained length, and removes half of the frame."""
     for length in trained:
         ax.axvline(length, color="0.4", linestyle="--", linewidth=0.8)
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
 
 def save(figure, path):
-    """Writes <path>.png, with one legend below all panels."""
+    """Writes the figure to <path>.png, with one legend below all panels."""
     lines = {}
     for ax in figure.axes:
         lines.update((line.get_label(), line) for line in ax.get_legend_handles_labels()[0])
     if lines:
-        inches = 0.8 + 0.085 * max(len(name) for name in lines)  # of the longest name
+        inches = 0.8 + 0.085 * max(len(name) for name in lines)  # the width of the longest name
         columns = max(1, min(6, len(lines), int(figure.get_figwidth() / inches)))
         figure.legend(lines.values(), lines, loc="outside lower center", ncols=columns,
                       frameon=False)
@@ -64,10 +64,9 @@ def save(figure, path):
 # --- curves over length, training steps and positions ---------------------------------------------
 
 def draw_by_length(lines, path):
-    """Draws a panel for each config that was measured at several lengths: the loss of --extrapolate
-    or the errors of --evaluate. lines are those of results.jsonl. Splits of different kinds get
-    panels of their own, so content and content_x2 share one, and position and position_x2 share
-    another."""
+    """Draws a panel for each config that was measured at several lengths, with the loss of
+    --extrapolate or the errors of --evaluate. lines are those of results.jsonl. Each kind of split
+    has its own panel, so content and content_x2 share one, and position and position_x2 another."""
     groups = {}  # {(title, metric): lines}
     for line in lines:
         split, _, multiple = line["split"].rpartition(" ")
@@ -95,8 +94,7 @@ def draw_by_length(lines, path):
     save(figure, path)
 
 def draw_training(rows, path):
-    """Draws a panel for each number that the logs hold, over steps. rows are from
-    results.training."""
+    """Draws a panel for each number in the logs, over steps. rows are from results.training."""
     keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
     keys = [key for key in keys if key not in ("run", "pe", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
@@ -106,9 +104,7 @@ def draw_training(rows, path):
     save(figure, path)
 
 def draw_by_position(rows, path):
-    """Draws the loss at each position of a long context. It falls as long as a model can use more
-    context, and rises where it no longer understands its positions. rows are from
-    losses.by_position."""
+    """Draws the loss at each position of a long context. rows are from losses.by_position."""
     figure, (ax,) = panels(1, 1, 6, 4)
     draw_curves(ax, rows, "position", "loss", "loss")
     trained = max(row["trained"] for row in rows)
@@ -120,8 +116,8 @@ def draw_by_position(rows, path):
 
 def draw_curves(ax, rows, x, y, metric):
     """Draws y, which is a value of this metric, against x, with one curve for each label of the
-    rows. A loss that explodes or starts high is cut off, because the differences between the others
-    could not be seen beside it."""
+    rows. Losses far above the lowest are cut off, because the differences between the others could
+    not be seen beside them."""
     label_of = results.labels(rows)
     curves = {}  # {(label, pe): {x: [y of each seed]}}
     for row in rows:
@@ -152,7 +148,7 @@ def draw_curves(ax, rows, x, y, metric):
 def tokens_to_show(run, name, files, split):
     """Returns the tokens (B, T) for the figure of this name. They are the beginnings of the text
     files "a.txt,b.txt", cut to the shortest, or else of segments spread over the split. A map shows
-    only the first text. T is at most SHORT or the model's block_size, whichever is smaller."""
+    only the first of them. T is at most SHORT and at most the model's block_size."""
     length = min(SHORT, run.model.cfg.block_size)
     if files:
         encode = tokenizer(run.meta).encode
@@ -171,8 +167,8 @@ def tokens_to_show(run, name, files, split):
 
 @torch.no_grad()
 def measure(model, idx, name):
-    """Returns {layer: what the figure of this name shows of its attention}, averaged over the texts
-    idx (B, T), for the layers that have it."""
+    """Returns {layer: what the figure of this name shows of it}, averaged over the texts idx
+    (B, T), for the layers that have it."""
     layers = {}
 
     def add(attn, args):
@@ -192,8 +188,8 @@ def measure(model, idx, name):
 
 def norms(attn, x, q, k, *rest):
     """Returns (2, n), which holds for q and for k the norm of the pair of entries that rotates at
-    frequency c, or in PoPE the magnitude mu of component c. It is the mean over tokens and heads
-    (PoPE Figures 3 to 6). Returns None if the layer rotates nothing."""
+    frequency c, or in PoPE the magnitude mu of component c, as a mean over tokens and heads (PoPE
+    Figures 3 to 6). Returns None if the layer rotates nothing."""
     for pe in attn.pes:
         if overrides(type(pe), "rotate"):
             pairs = torch.stack((q, k))
@@ -203,37 +199,38 @@ def norms(attn, x, q, k, *rest):
             return pairs.norm(dim=-2).mean((1, 2, 3))
 
 def learned_rotation(attn, x, *rest):
-    """Returns PoPE's delta_c, or the mean of CARoPE's f^c over the tokens, divided by its value at
-    initialisation, (H, n). Returns None if the layer has neither method."""
+    """Returns (H, n), which holds PoPE's delta_c, or the mean of CARoPE's f^c over the tokens
+    divided by its value at initialisation. Returns None if the layer has neither method."""
     for pe in attn.pes:
         if isinstance(pe, PoPE):
             return pe.delta
         if isinstance(pe, CARoPE):
-            tokens = x.transpose(0, 1)  # (T, 1, C). The phase of a text of one token is its f^c
+            tokens = x.transpose(0, 1)  # (T, 1, C), since the phase of a text of one token is f^c
             q = x.new_zeros(len(tokens), pe.H, 1, pe.d)
             cache = {}
             pe.rotate(q, q, tokens, None, cache)
             mean = cache["phi"].mean((0, 2))  # (H, n)
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
-def gates(attn, x, q, k, v, unrotated_q, i, j, per_key):
-    """Returns CoPE's gates g_ij (H, T, T), which are nan in the future (CoPE Figure 7). Returns
-    None if the layer has no CoPE."""
+def cope_map(attn, name, q, k, v, unrotated_q, i, j, per_key):
+    """Calls the layer's CoPE's function of this name, gates or logit_bias. Returns its result as a
+    map (H, T, T) that is nan in the future. Returns None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)
-            return pe.gates(unrotated_q, logits, i, j, gate_k)[0].masked_fill(j > i, math.nan)
+            found = getattr(pe, name)(unrotated_q, logits, i, j, gate_k)
+            return found[0].masked_fill(j > i, math.nan)
 
-def position_weights(attn, x, q, k, v, unrotated_q, i, j, per_key):
-    """Returns CoPE's attention from position alone (H, T, T), as if q.k were the same for all keys.
-    It is exp(z_i[p_ij]) divided by the largest in its row, and nan in the future (CoPE Figure 4).
-    Returns None if the layer has no CoPE."""
-    for pe, gate_k in zip(attn.bias_pes, per_key):
-        if isinstance(pe, CoPE):
-            logits = scaled_dot_products(q, k, attn.d)
-            z = pe.logit_bias(unrotated_q, logits, i, j, gate_k).masked_fill(j > i, -math.inf)
-            weights = (z - z.amax(-1, keepdim=True)).exp()
-            return weights[0].masked_fill(j > i, math.nan)
+def gates(attn, x, *operands):
+    """Returns CoPE's gates g_ij (CoPE Figure 7)."""
+    return cope_map(attn, "gates", *operands)
+
+def position_weights(attn, x, *operands):
+    """Returns CoPE's attention from position alone, as if q.k were the same for all keys. It is
+    exp(z_i[p_ij]), divided by the largest in its row (CoPE Figure 4)."""
+    z = cope_map(attn, "logit_bias", *operands)
+    if z is not None:
+        return (z - z.nan_to_num(-math.inf).amax(-1, keepdim=True)).exp()
 
 MEASURES = {  # functions of an Attention, its input and the arguments of its `textbook`
     "frequency": norms,
@@ -250,8 +247,8 @@ TITLES = {
 MAPS = ("gates", "positions")  # the others are lines over frequencies
 
 def draw_attention(run, name, layers, tokens, heads, path):
-    """Draws what `measure` returned into <path>.png. tokens (T,) are those of the first text, which
-    label a map, and heads, such as "4.3,1.2", chooses maps."""
+    """Writes a picture of what `measure` returned to <path>.png. tokens (T,) are those of the first
+    text, which label a map, and heads, such as "4.3,1.2", chooses maps."""
     widths = {layer.size(-1) for layer in layers.values()}
     if len(widths) != 1:  # no layer has what the figure shows, or the layers differ in kind
         raise ValueError(f"figure={name!r} has nothing to show of pe={run.pe!r}")
@@ -268,8 +265,8 @@ def draw_attention(run, name, layers, tokens, heads, path):
     save(figure, path)
 
 def draw_lines(run, layers, names):
-    """Draws a panel for each layer, with its lines over the frequencies. A frequency is labelled by
-    its period, which for CARoPE is that at initialisation."""
+    """Draws a panel for each layer, with lines over its frequencies. The axis shows the period of
+    each frequency, which for CARoPE is that at initialisation."""
     figure, axes = panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
         n = lines.size(1)
@@ -283,7 +280,7 @@ def draw_lines(run, layers, names):
 
 def draw_maps(layers, heads, words):
     """Draws a map of queries by keys for every head, with a row of maps for each layer. If heads is
-    given, as in "4.3,1.2", it draws only these, in this order, and labels them with the tokens."""
+    given, as in "4.3,1.2", only these are drawn, in this order, and labelled with the tokens."""
     maps = {f"{i + 1}.{h + 1}": head for i, layer in layers.items()
             for h, head in enumerate(layer)}
     if heads:

@@ -1,5 +1,4 @@
 """Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: sample.py RUN --tasks=piqa"""
-import difflib
 import os
 
 import lm_eval.tasks
@@ -17,9 +16,8 @@ def score_tasks(runs, names, fewshot):
     manager = lm_eval.tasks.TaskManager(include_path=os.path.dirname(os.path.abspath(__file__)))
     for name in names:
         if name not in manager.all_tasks and not os.path.isfile(name):
-            near = difflib.get_close_matches(name, manager.all_tasks, 1, 0)[0]
             raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; "
-                             f"did you mean {near!r}? `lm-eval ls tasks` lists them")
+                             "`lm-eval ls tasks` lists the tasks")
     models = {run: Model(run.model, run.meta) for run in runs}
     for run, model in models.items():
         found = lm_eval.simple_evaluate(model, tasks=names, task_manager=manager, log_samples=False,
@@ -29,17 +27,17 @@ def score_tasks(runs, names, fewshot):
             name = task
             if task in found["n-shot"]:  # a group of tasks has none
                 name += f", {found['n-shot'][task]}-shot"
-            results.append(run, [{**scores, "split": name, "length": model.longest}])
+            results.append(run, {**scores, "split": name, "length": model.longest})
 
 class Score(tuple):
     """The pair that the harness expects for a continuation: its log-likelihood, and whether greedy
-    decoding would produce it. cbt.py also reads its number of `tokens`."""
+    decoding would produce it. cbt.py also reads `tokens`, the number of tokens in it."""
 
 class Model(TemplateLM):
-    """A GPT behind the harness's interface. It reads at most block_size tokens at once, and
-    RUN@block_size=n allows more. Of a longer context, it reads only the last tokens, as the
-    harness's own adapters do. A longer continuation is scored block_size targets at a time. The
-    separator stands in for an empty context."""
+    """A GPT behind the harness's interface. It reads at most block_size tokens at once, which
+    RUN@block_size=n changes. Of a longer context, it reads only the last tokens, as the harness's
+    own adapters do. A longer continuation is scored block_size targets at a time. An empty context
+    is replaced by the separator."""
     def __init__(self, model, meta):
         super().__init__()
         if meta["separator"] is None:

@@ -1,8 +1,9 @@
 """
-Measures the losses of trained models: over the whole of a split (`evaluate`), beyond the trained
-length (`extrapolate`) and at each position of a long context (`by_position`). These functions
-return rows, which are dicts. print_heading and print_rows show them, results.py saves them, and
-figures.py draws them.
+Measures the losses of trained models: over a whole split (`evaluate`), beyond the trained length
+(`extrapolate`) and at each position of a long context (`by_position`). Each of the three opens the
+splits of all runs first, so that a mistake is reported before any work is done. What they measure
+is in rows, which are dicts. print_rows shows them, results.py saves them, and figures.py draws
+them.
 """
 import math
 from itertools import groupby
@@ -12,18 +13,18 @@ import torch.nn.functional as F
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to bound the memory
-STRETCHES = 16  # pieces of text, spread evenly over the split, that `extrapolate` reads
-TOKENS = 131072  # in all stretches together
+STRETCHES = 16  # segments of text, spread evenly over the split, that `extrapolate` reads
+TOKENS = 131072  # in all of these together
 LONGEST = 8  # `by_position` reads contexts of this many times the trained length
-POINTS = 32  # and divides their positions into this many groups, because single ones are noisy
+POINTS = 32  # and averages their positions in this many groups, because single ones are noisy
 
 # --- scores of a batch, which train.py uses too ---------------------------------------------------
 
 @torch.no_grad()
 def error_sums(model, x, y):
     """Returns five sums over a batch x, y (B, T), in float64: the loss in nats, the targets, the
-    wrong argmaxes, the rows with a wrong argmax, and the rows with a target. Greedy decoding
-    reproduces exactly the rows without a wrong argmax."""
+    wrong targets, the rows with a wrong target, and the rows with any target. A target is wrong if
+    another token is more probable, so greedy decoding reproduces the rows without a wrong one."""
     logits, loss = model(x, y)
     is_target = y != -1
     is_wrong = (logits.argmax(-1) != y) & is_target
@@ -32,17 +33,20 @@ def error_sums(model, x, y):
     return torch.stack(sums).cpu().double()
 
 def scores(sums, masked):
-    """Returns the sums of error_sums as a dict of the loss in nats per target, the perplexity and,
-    for a masked task, the percentages of wrong targets and of rows with a wrong target. Raises
-    ValueError if there was no target."""
-    loss, targets, wrong, wrong_rows, rows = sums.tolist()
-    if not targets:
-        raise ValueError("no target to evaluate carries loss; evaluate more, or check the mask")
-    result = {"loss": loss / targets, "ppl": perplexity(loss / targets)}
+    """Returns a dict of the loss in nats per target, the perplexity and, for a masked task, the
+    percentages of wrong targets and of rows with a wrong target. sums are those of error_sums."""
+    total, targets, wrong, wrong_rows, rows = sums.tolist()
+    loss = mean(total, targets)
+    result = {"loss": loss, "ppl": perplexity(loss)}
     if masked:
         result["token_error"] = 100 * wrong / targets
         result["sequence_error"] = 100 * wrong_rows / rows
     return result
+
+def mean(total, targets):
+    if not targets:
+        raise ValueError("no token here has a target; evaluate more of them, or check the mask")
+    return total / targets
 
 def perplexity(loss):
     return math.exp(min(loss, 700))  # because a larger one would overflow
@@ -50,13 +54,11 @@ def perplexity(loss):
 # --- what is measured -----------------------------------------------------------------------------
 
 def evaluate(runs, names):
-    """Yields the rows of each run, one for each split. They hold the scores over the whole split,
-    which in a stream means every full window, or no scores if the sequences of the split are longer
-    than the model allows. All splits are opened first, so that a mistake is reported before any
-    work is done."""
+    """Yields (run, row) for each split of each run. A row holds the scores over the whole split,
+    which in a stream means every full window. It has no scores if the sequences of the split are
+    longer than the model allows."""
     splits = {run: [run.split(name) for name in names] for run in runs}
     for run in runs:
-        rows = []
         for split in splits[run]:
             length = run.length(split)
             row = {"split": split.split, "length": length}
@@ -66,22 +68,19 @@ def evaluate(runs, names):
                     x, y = run.read(split, starts, length)
                     sums = sums + error_sums(run.model, x, y)
                 row.update(scores(sums, split.meta["loss"] == "mask"))
-            rows.append(row)
-        yield rows
+            yield run, row
 
 def extrapolate(runs, multiples, name, tokens):
-    """Yields the rows of each run, one for each multiple of the trained length. `loss` is that of
-    windows of this length. In `window_loss`, a token of the same text sees only as many previous
+    """Yields (run, row) for each run and each multiple of its trained length. `loss` is that of
+    windows of this length. For `window_loss`, a token of the same text sees only as many previous
     tokens as in training, so a loss below it means that distant context helps. The windows of each
     length tile the same stretches of text, and the last one may be shorter, so that all lengths
-    have exactly the same targets. All splits are opened first, so that a mistake is reported before
-    any work is done."""
+    have exactly the same targets."""
     splits = {run: run.split(name) for run in runs}
     texts = {run: stretches(splits[run], run.trained, multiples, tokens) for run in runs}
     if tokens != TOKENS:
         name += f" ({tokens:,} tokens)"  # a report keeps these numbers apart
     for run in runs:
-        rows = []
         known = {}  # losses in windows of the trained length, which all multiples share
         for multiple in multiples:
             length = round(multiple * run.trained)
@@ -92,8 +91,7 @@ def extrapolate(runs, multiples, name, tokens):
                 row["loss"] = tiled_loss(run, splits[run], tiles, length, dict(known))
                 row["ppl"] = perplexity(row["loss"])
             row["window_loss"] = window_loss
-            rows.append(row)
-        yield rows
+            yield run, row
 
 def read_multiples(text):
     """Returns the numbers of "0.5,1,2" in ascending order. Raises ValueError for anything else."""
@@ -107,7 +105,7 @@ def read_multiples(text):
     return sorted(multiples)
 
 def stretches(split, trained, multiples, tokens):
-    """Returns [(start, stop), ...] of the text to evaluate. It depends only on the split and on
+    """Returns [(start, stop), ...] of the text to evaluate, which depends only on the split and on
     `tokens`. If the split has no more tokens than that, one stretch covers it. Raises ValueError if
     a multiple of the trained length does not fit into a stretch."""
     refuse_rows(split)
@@ -118,10 +116,13 @@ def stretches(split, trained, multiples, tokens):
         size = tokens // STRETCHES
     for multiple in multiples:
         length = round(multiple * trained)
-        if not 1 <= length <= size:
-            raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is not in 1 to "
-                             f"{size}, the length of a stretch of {split.folder}; use another "
-                             f"multiple, or --eval_tokens={STRETCHES * length} if it has as many")
+        if length < 1:
+            raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is less than one; "
+                             "use a larger multiple")
+        if length > size:
+            raise ValueError(f"extrapolate={multiple:g} needs {length} tokens, but a stretch of "
+                             f"{split.folder} has {size}; use a smaller multiple, or "
+                             f"--eval_tokens={STRETCHES * length} if the split has as many")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
 def refuse_rows(split):
@@ -138,9 +139,9 @@ def by_position(runs, name, tokens):
     """Returns rows of the mean loss at the positions of a context of LONGEST times the trained
     length, in which a token sees all tokens before it. Positions are averaged in POINTS groups, and
     the `position` of a row is the mean of its group. The segments that are read are spread evenly
-    over the split and hold about `tokens` tokens together. All runs read the same ones, and a run
-    whose positions end earlier reads only their beginnings."""
-    splits = {run: run.split(name) for run in runs}  # first, so mistakes show before any work
+    over the split and hold about `tokens` tokens together. All runs read the same segments, but a
+    model that allows only shorter contexts reads only their beginnings."""
+    splits = {run: run.split(name) for run in runs}
     context = LONGEST * max(run.trained for run in runs)
     for split in splits.values():
         refuse_rows(split)
@@ -167,19 +168,16 @@ def by_position(runs, name, tokens):
 # --- how a loss is measured -----------------------------------------------------------------------
 
 def tiled_loss(run, split, tiles, width, known):
-    """Returns the mean loss of the targets in the tiles, (start, stop), when a token sees at most
-    the last `width` tokens of its tile. `known` keeps what token_losses returned, so that no window
-    is computed twice."""
+    """Returns the mean loss of the targets in the tiles, which are (start, stop), when a token sees
+    at most the last `width` tokens of its tile. The dict `known` collects what token_losses
+    returns, so that no window is computed twice."""
     views = [view for start, stop in tiles for view in windows(start, stop, width)]
     unknown = {window for window, _ in views} - known.keys()
     known.update(token_losses(run, split, unknown))
     sums = 0
     for window, first in views:
         sums = sums + known[window][:, first - window[0] :].double().sum(1)
-    loss, targets = sums.tolist()
-    if not targets:
-        raise ValueError("no token here has a target; evaluate more of them, or check the mask")
-    return loss / targets
+    return mean(*sums.tolist())
 
 def windows(start, stop, width):
     """Yields ((begin, end), first) for windows of at most `width` tokens, in which only the targets
@@ -194,8 +192,8 @@ def windows(start, stop, width):
 
 @torch.no_grad()
 def token_losses(run, split, windows):
-    """Returns {(begin, end): (2, end - begin)} of these windows, which holds the loss of each token
-    in nats and a 1 where the token has a target."""
+    """Returns {(begin, end): tensor (2, end - begin)} of these windows. It holds the loss of each
+    token in nats, and a 1 where the token has a target."""
     found = {}
     for part in batches(sorted(windows), lambda window: window[1] - window[0]):
         begins = [begin for begin, _ in part]
@@ -211,7 +209,7 @@ def token_losses(run, split, windows):
     return found
 
 def batches(items, length):
-    """Yields the items in lists of one length, which hold about BATCH tokens each."""
+    """Yields lists of items of the same length, which hold about BATCH tokens each."""
     for tokens, group in groupby(sorted(items, key=length), length):
         group = list(group)
         size = max(1, BATCH // tokens)
@@ -220,14 +218,13 @@ def batches(items, length):
 
 # --- how rows are printed -------------------------------------------------------------------------
 
-def print_heading(rows, width):
-    """Says what the numbers are, and names a column for each row. `width` is that of the names."""
-    has_errors = any("token_error" in row for row in rows)
-    print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")
-    print_columns("", [row["split"].split()[-1] for row in rows], width)
-
-def print_rows(run, rows, width):
-    """Prints one line for a run, and after extrapolation a second line for its window_loss."""
+def print_rows(run, rows, width, with_head):
+    """Prints a line for the run, whose name has this width, with a column for each row. After
+    extrapolation, a second line has the window_loss. The head says what the numbers are."""
+    if with_head:
+        has_errors = any("token_error" in row for row in rows)
+        print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")
+        print_columns("", [row["split"].split()[-1] for row in rows], width)
     print_columns(run.name, [cell(row, "loss", run.limit) for row in rows], width)
     if "window_loss" in rows[0]:
         cells = [cell(row, "window_loss", run.limit) for row in rows]

@@ -3,10 +3,10 @@ Draws two pictures that need no trained model:
 
     python -m eval.methods
 
-eval/methods.png shows how each method of model.PES changes what attention sees. The same query
-stands at every position i. Keys are of two kinds: first letters of words, which match the query,
-and others. CoPE counts the first letters, FoX forgets at them, and CARoPE rotates at them. Tables
-are random, and the other parameters are set by hand.
+eval/methods.png shows how each method of model.PES changes what attention sees. The query is the
+same at every position i. Keys are of two kinds: those of the first letters of words, which match
+the query, and all others. CoPE counts the first letters, FoX forgets at them, and CARoPE rotates
+at them. Tables are random, and the other parameters are set by hand.
 
 eval/bfloat16.png shows how many positions ExPE and ExQPE can tell apart in bfloat16.
 """
@@ -14,6 +14,8 @@ import math
 import sys
 
 import torch
+
+sys.path.append(".")  # where model.py is, if this is run as eval/methods.py rather than with -m
 
 from eval.figures import panels, plain, save
 from model import PES, GPTConfig, scaled_dot_products
@@ -28,7 +30,7 @@ ROWS = {  # kind of a method: what its effect depends on
 @torch.no_grad()
 def effect(name, first):
     """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean over
-    all keys of the same kind. It is nan in the future. first (T,) tells where words begin."""
+    all keys of the same kind. It is nan in the future. first (T,) is True where a word begins."""
     torch.manual_seed(1)
     T = len(first)
     C = 32
@@ -58,7 +60,7 @@ def effect(name, first):
     return added
 
 def draw_effects(path):
-    """Draws a row of panels for each kind of method into <path>.png."""
+    """Draws a row of panels for each kind of method, in <path>.png."""
     names = {kind: [name for name in PES if PES[name].kind == kind] for kind in ROWS}
     across = max(len(row) for row in names.values())
     figure, axes = panels(len(ROWS) * across, across, 2, 2, sharex=True, sharey=True)
@@ -88,7 +90,7 @@ def positions_apart(name, l, theta, T=8192):
     return len(written[0].unique(dim=0))
 
 def draw_positions_apart(path):
-    """Draws a curve over l for each theta into <path>.png."""
+    """Draws a curve over l for each method and theta, in <path>.png."""
     figure, (ax,) = panels(1, 1, 6, 4)
     widths = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
     for name, steps in (("expe", 1000), ("expe", 2048), ("expe", 3000), ("exqpe", 2048)):
@@ -101,7 +103,7 @@ def draw_positions_apart(path):
     save(figure, path)
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:  # such as --help, after which nobody expects a file to change
+    if len(sys.argv) > 1:  # for example --help, which should not change any file
         print(__doc__.strip())
     else:
         draw_effects("eval/methods")

@@ -1,6 +1,6 @@
 """
 Stores measurements in RUN/results.jsonl and in CSV files, and makes tables of them over runs and
-seeds. A line is a dict that holds one number and everything that it depends on.
+seeds. Each line is a dict of one number and everything that it depends on.
 """
 import csv
 import json
@@ -32,36 +32,36 @@ def split_options(run):
 
 # --- what is written ------------------------------------------------------------------------------
 
-def append(run, rows):
-    """Appends every number of the rows to RUN/results.jsonl."""
+def append(run, row):
+    """Appends a line for every number of the row to RUN/results.jsonl."""
     machine = f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
     code = commit()
-    lines = []
-    for row in rows:
-        split = row["split"]
-        if run.data != run.config["data"]:
-            split = f"{run.data} {split}"
-        for metric, value in row.items():
-            if isinstance(value, float):
-                lines.append({
-                    "run": run.name, "config": run.config["config"], "pe": run.pe,
-                    "seed": run.config["seed"], "split": split, "trained": run.trained,
-                    "length": row["length"], "metric": metric, "value": value, "steps": run.step,
-                    "commit": code, "torch": torch.__version__, "machine": machine,
-                })
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    split = row["split"]
+    if run.data != run.config["data"]:
+        split = f"{run.data} {split}"
+    text = ""
+    for metric, value in row.items():
+        if isinstance(value, float):
+            text += json.dumps({
+                "run": run.name, "config": run.config["config"], "pe": run.pe,
+                "seed": run.config["seed"], "split": split, "trained": run.trained,
+                "length": row["length"], "metric": metric, "value": value, "steps": run.step,
+                "commit": code, "torch": torch.__version__, "machine": machine,
+            }) + "\n"
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         file.seek(0)
         before = file.read()
-        if before and not before.endswith(b"\n"):  # a kill or a full disk cut the last line short
+        if before.endswith(b"}"):  # an editor has removed the end of the last line
             text = "\n" + text
+        else:  # a kill or a full disk may have cut the last line short
+            file.truncate(before.rfind(b"\n") + 1)
         file.write(text.encode())
 
 def commit():
-    """Returns the git commit of this code, with a + if files have changed since. It is empty
-    outside a repository, or if git is not installed."""
+    """Returns the git commit of this code, with a + if files have changed since. Outside a
+    repository, or without git, it is empty."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     here = os.path.dirname(os.path.abspath(__file__))
     try:
@@ -80,47 +80,58 @@ def write_csv(path, rows):
 # --- what is read ---------------------------------------------------------------------------------
 
 def records(folder, name):
-    """Returns the dicts of a file of JSON lines. A line that a kill or a full disk cut short is
-    skipped."""
+    """Returns the dicts of a file of JSON lines, or none if there is no such file. If a kill or a
+    full disk has cut the last line short, it is left out. Raises ValueError for any other line that
+    is not JSON."""
     path = os.path.join(folder, name)
+    found = []
     if not os.path.isfile(path):
-        raise ValueError(f"there is no {path}; train the run, or evaluate it, first")
+        return found
     with open(path, encoding="utf-8", errors="replace") as file:
-        return [json.loads(line) for line in file if line.endswith("}\n")]
+        for number, line in enumerate(file, 1):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                if line.endswith("\n"):
+                    raise ValueError(f"{path} is damaged in line {number}; delete it") from None
+    return found
 
 def training(folders):
-    """Returns rows of run, pe, step, loss, val/loss, ...: one for each step in the logs of the run
-    directories."""
-    rows = {}
+    """Returns rows with the keys run, pe, step, loss, val/loss and so on, one for each step in the
+    logs of the run directories. Raises ValueError for a log without any step."""
+    found = []
     for folder in folders:
-        cfg = {}
+        pe = ""  # unknown if the log has lost its first line
+        rows = {}
         for line in records(folder, "log.jsonl"):
-            cfg = line.get("config", cfg)
+            if "config" in line:
+                pe = line["config"]["pe"]
             if "step" not in line:
                 continue
             step = line.pop("step")
             split = line.pop("split", "")
             # a resumed run repeats some steps, and its numbers replace the earlier ones
-            row = rows.setdefault((folder, step), {"run": folder, "pe": cfg["pe"], "step": step})
+            row = rows.setdefault(step, {"run": folder, "pe": pe, "step": step})
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
-    return list(rows.values())
+        if not rows:
+            raise ValueError(f"{folder} has no step in its log yet; train it first")
+        found.extend(rows.values())
+    return found
 
 def latest(names):
     """Returns the lines of the results.jsonl of these runs that were measured at the same step as
-    the last line of the file. folder@options stands for what was measured with these options, and a
-    folder for everything. If a number was measured twice, the later one counts. A run without
-    results is left out, and a line on stderr says so. Raises ValueError if no run has any."""
+    the last line of the file. The name folder@options selects what was measured with these options,
+    and a folder selects everything. If a number was measured twice, the later one counts. A run
+    without results is left out with a line on stderr. Raises ValueError if no run has any."""
     found = {}
     for name in names:
         folder, wanted = split_options(name)
-        lines = []
-        if os.path.isfile(os.path.join(folder, "results.jsonl")):
-            lines = records(folder, "results.jsonl")
+        lines = records(folder, "results.jsonl")
         mine = {}
         for line in lines:
             _, options = split_options(line["run"])
-            # the folder's path may have been another one when the number was measured
+            # the run may have been measured under another path
             line["run"] = f"{folder}@{options}" if options else folder
             if wanted in ("", options) and line["steps"] == lines[-1]["steps"]:
                 mine[line["run"], line["split"], line["length"], line["metric"]] = line
@@ -144,8 +155,8 @@ def print_tables(lines):
         print_table(table)
 
 def print_table(lines):
-    """Prints the lines of one config and metric. Runs that differ only in their seed share a row,
-    and each split has a column."""
+    """Prints a table of lines of one config and metric. Runs that differ only in their seed share a
+    row, and each split has a column."""
     label_of = labels(lines)
     splits = list(dict.fromkeys(line["split"] for line in lines))
     rows = {}  # {label: its lines}
@@ -165,9 +176,9 @@ def print_table(lines):
         print(f"| {' | '.join(cells)} |")
 
 def labels(rows):
-    """Returns {run: label}, where a label holds what tells the runs apart. It is `pope` for
-    out/quickstart_pope, and also for its other seed, out/quickstart_pope_seed1338. The number of
-    steps is added if it is not the same for all."""
+    """Returns {run: label}, where a label holds what tells the runs apart. Runs that differ only in
+    their seed have the same label: it is `pope` for both out/quickstart_pope and
+    out/quickstart_pope_seed1338. The number of steps is added if it is not the same for all."""
     names = {}
     steps = {}
     for row in rows:

@@ -12,10 +12,13 @@
 # %%
 import math
 import os
+import sys
 
 import matplotlib.pyplot as plt
 import torch
 import torch.nn as nn
+
+sys.path += [".", ".."]  # where model.py is, from the repository's root or from eval/
 
 import model
 from model import GPT, PE, PES, GPTConfig, scaled_dot_products
@@ -29,8 +32,8 @@ os.makedirs("out", exist_ok=True)
 # Attention compares a query with every key and adds up the values, and a sum has no order. In a
 # model of one layer without any encoding (`nope`), the prediction after the last letter of a
 # sentence therefore stays the same if all letters before it are shuffled. With RoPE it changes.
-# (With several layers, `nope` can learn something about order, because the causal mask gives each
-# token a different number of tokens to see.)
+# (With several layers, `nope` can learn something about order, because the causal mask lets each
+# token see a different number of tokens.)
 
 # %%
 torch.manual_seed(0)
@@ -45,15 +48,16 @@ for name in ("nope", "rope"):
 # %% [markdown]
 # ## 2. One query and one key under five methods
 #
-# Now let all tokens have the same query and the same key, so that content says nothing and
-# whatever differs between two logits comes from the encoding. A method acts through a few hooks:
+# Now let all tokens have the same query and the same key, so that content says nothing and any
+# difference between two logits comes from the encoding. A method acts through a few hooks:
 # `rotate` changes q and k, and `logit_bias` adds something to the logits. Here we call them by
 # hand.
 #
 # In the picture, each row is a query and each column is a key. `nope` is flat. RoPE and PoPE
 # oscillate with the distance i - j, so each diagonal has one colour. ALiBi falls steadily. CoPE
-# falls too, but at a rate that the query sets, because it adds up gates, which say how much each
-# key counts. All keys are equal here, so each counts the same. Section 4 has keys that differ.
+# falls too, but at a rate that the query sets, because its distance is a sum of gates, which say
+# how much the query counts each key. All keys are equal here, so each counts the same. Section 4
+# has keys that differ.
 
 # %%
 T, H, d = 64, 4, 32
@@ -66,7 +70,7 @@ def logits_of(name):
     pe = PES[name](GPTConfig(n_head=H, n_embd=H * d, block_size=T, cope_npos=16))
     q, k = torch.randn(2, 1, H, 1, d).expand(-1, -1, -1, T, -1)  # (1, H, T, d) each
     if name == "cope":
-        # e is learned and starts at zero. This e makes q.e[p] equal to -p / 4 in the first head
+        # e is learned and starts at zero. With this e, q.e[p] is -p / 4 in the first head
         u = q[0, 0, 0]
         pe.e.copy_(-torch.arange(16) / 4 * (u / u.square().sum())[:, None])
     x = torch.zeros(1, T, H * d)  # the input of the layer, which none of these five reads
@@ -87,15 +91,15 @@ figure.savefig("out/walk_logits.png", dpi=150)
 # %% [markdown]
 # ## 3. What happens beyond the trained length
 #
-# Five small models learn to predict the next byte of `model.py` itself, on pieces of 64 bytes.
+# Five small models learn to predict the next byte of `model.py` itself, in pieces of 64 bytes.
 # Then they read pieces of 512 bytes. The picture shows the loss at each position.
 #
-# Beyond 64, RoPE gets worse, because the pairs that rotate slowly arrive at angles that no
-# training example contained, and nothing has taught the model what such a logit means. PoPE meets
-# new angles as well. ALiBi does not suffer, because it gives distant keys almost no weight. CoPE's
-# positions are counts that end at npos - 1, so it meets no new ones. These models are tiny, have
-# one seed each and read the file that they have learned from, so look at what happens at the
-# dashed line rather than at the order of the curves.
+# Beyond 64, RoPE gets worse, because the pairs that rotate slowly reach angles that no training
+# example contained, and nothing has taught the model what such a logit means. PoPE meets new angles
+# as well. ALiBi does not suffer, because it gives distant keys almost no weight. CoPE's positions
+# are counts that end at npos - 1, so it meets no new ones. These models are tiny, have one seed
+# each and read the file that they were trained on, so look at what happens at the dashed line
+# rather than at the order of the curves.
 
 # %%
 text = torch.tensor(list(open(model.__file__, "rb").read()))
@@ -139,10 +143,10 @@ figure.savefig("out/walk_length.png", dpi=150)
 # %% [markdown]
 # ## 4. CoPE counts words
 #
-# CoPE's position of key j, as query i sees it, is the sum of the gates from j to i, and a gate is
-# sigmoid(q_i.k_j / sqrt(d)). Here we choose the logits so that the gate is open (1) at spaces and
-# shut (0) elsewhere. The position then says how many words back a letter is. No encoding that sees
-# only i and j can do this, because words differ in length.
+# CoPE's position of key j, as query i sees it, is the sum of the gates from j to i, and the gate of
+# key j is sigmoid(q_i.k_j / sqrt(d)). Here we choose the logits so that the gate is 1 at spaces and
+# 0 elsewhere. The position then says how many words back a letter is. No encoding that sees only i
+# and j can do this, because words differ in length.
 
 # %%
 line = "no encoding of i and j can count words"
@@ -158,9 +162,9 @@ print("".join(f"{count:.0f}" for count in counts.tolist()))
 # %% [markdown]
 # ## 5. A method of your own in six lines
 #
-# A method is a class with the hooks that it needs, and a name in the table PES. This one is ALiBi
-# with a learned slope per head. It trains, generates with a cache and reads longer texts like any
-# other.
+# A method is a class that overrides the hooks it needs, and has a name in the table PES. This one
+# is ALiBi with a learned slope per head. Like any other method, it can be trained, generate with a
+# cache and read longer texts.
 
 # %%
 class Slope(PE):

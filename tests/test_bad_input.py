@@ -64,17 +64,20 @@ MISTAKES = [
     # sample.py
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
     ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
+    ("sample.py {run}@cope_npos=9", ["cope_npos in {run}@cope_npos=9 does nothing", "no cope"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
     ("sample.py {run} --evaluate=val --data={rows}", ["{rows} was tokenized with "]),
     ("sample.py {old} --evaluate=val", ["{edited} has changed since {old} was", "in separator"]),
     ("sample.py {run} --evaluate=val --extrapolate=1", ["exclude each other; keep one"]),
     ("sample.py {run} --extrapolate=a", ["extrapolate='a' is not a"]),
-    ("sample.py {run} --extrapolate=0.01", ["0.01 times 16 tokens is not in 1 to 599"]),
+    ("sample.py {run} --extrapolate=0.01", ["0.01 times 16 tokens is less than one; use a larger"]),
+    ("sample.py {run} --extrapolate=99", ["99 needs 1584 tokens, but", "has 599; use a smaller"]),
     ("sample.py {run} {task} --extrapolate=1", ["holds rows of 12 tokens", "needs a stream"]),
     ("sample.py {run} --report={new}/", ["{new}/' is a folder; name a file in it"]),
     ("sample.py {gone} --figure=curves", ["{gone} has no step in its log yet"]),
     ("sample.py {empty} --report={new}", ["none of these runs has results", "evaluate them"]),
+    ("sample.py {torn} --report={new}", ["{torn}/results.jsonl is damaged in line 2; delete it"]),
     ("sample.py {run} --figure=gates", ["'gates' has nothing to show of pe='rope'"]),
     ("sample.py {run} --figure=frequency --text=x --split=val", ["text='x' takes the place"]),
     ("sample.py {run} {task} --figure=frequency --out={new}", ["one picture, and there are 2"]),
@@ -108,6 +111,8 @@ def places(stream, rows, tmp_path_factory):
     meta.write_text(meta.read_text().replace('"separator": 0', '"separator": 1'))
     (folder / "gone").mkdir()
     (folder / "gone" / "log.jsonl").write_text('{"ended": 2}\n')
+    (folder / "torn").mkdir()
+    (folder / "torn" / "results.jsonl").write_text('{}\n{"run": "to{"run": "torn"}\n{}\n')
     (folder / "lookup.txt").write_text("a text")
     (folder / "broken.py").write_text("pe = undefined")
     (folder / "empty").mkdir()

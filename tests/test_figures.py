@@ -1,5 +1,8 @@
-"""eval/figures.py: its numbers against float64 loops, its pictures against the numbers."""
+"""Tests eval/figures.py: its numbers against float64 loops, and its pictures against the numbers.
+"""
 import runpy
+import subprocess
+import sys
 
 import numpy as np
 import oracles
@@ -11,8 +14,8 @@ from model import GPT, PES, GPTConfig
 
 
 def small(**options):
-    """A model whose parameters are large enough for every term to matter, 23 tokens, and its
-    parameters in float64."""
+    """Returns a model whose parameters are large enough for every term to matter, 23 tokens, and
+    the model's parameters in float64."""
     torch.manual_seed(1)
     options = dict(block_size=16, vocab_size=19, n_layer=3, n_head=2, n_embd=16) | options
     net = GPT(GPTConfig(**options)).eval()
@@ -23,7 +26,7 @@ def small(**options):
     return net, torch.randint(19, (1, 23)), params
 
 def record(monkeypatch, *names):
-    """A list that fills with (name, arguments, result) of each call of these oracles."""
+    """Returns a list that collects (name, arguments, result) of each call of these oracles."""
     calls = []
     for name in names:
         def spy(*args, name=name, f=getattr(oracles, name)):
@@ -43,8 +46,8 @@ def record(monkeypatch, *names):
     (dict(pe="pope,nope", pope_mu="identity"), [0, 2]),
 ])
 def test_norms(options, layers, monkeypatch):
-    """Magnitudes of q and k at each frequency, in the layers that rotate them, as a mean over two
-    texts."""
+    """The figure shows the magnitudes of q and k at each frequency, in the layers that rotate them,
+    as a mean over two texts."""
     net, idx, params = small(**options)
     texts = torch.cat((idx, idx.flip(1)))
     calls = record(monkeypatch, "score")  # for each layer and head, q and k before the rotation
@@ -71,7 +74,7 @@ def test_norms(options, layers, monkeypatch):
     (dict(pe="cope_alibi", cope_slopes="learned"), [0, 1, 2]),
 ])
 def test_maps(options, layers, monkeypatch):
-    """Gates, and attention from position alone, in the layers that have CoPE."""
+    """The maps show gates, or attention from position alone, in the layers that have CoPE."""
     net, idx, params = small(**options)
     gates, biases = record(monkeypatch, "gates"), record(monkeypatch, "bias")
     oracles.gpt(net.cfg, params, idx[0].numpy())
@@ -90,7 +93,7 @@ def test_maps(options, layers, monkeypatch):
 # curves
 
 def lines_of(config, values):
-    """Lines of results.jsonl: {run: {(split, length): {metric: value}}}."""
+    """Yields lines of results.jsonl for values {run: {(split, length): {metric: value}}}."""
     for run, splits in values.items():
         pe = next(pe for pe in ("pope", "rope", "learned") if pe in run)
         for (split, length), metrics in splits.items():
@@ -99,8 +102,8 @@ def lines_of(config, values):
                            metric=metric, value=value, steps=9)
 
 def test_curves_of_seeds_and_methods(drawn):
-    """A curve for each label: the mean of its seeds, in a band from the lowest to the highest, in
-    its method's colour. The label is what differs."""
+    """Each label has a curve in its method's colour: the mean of its seeds, in a band from the
+    lowest to the highest. Labels hold only what differs."""
     losses = {"x_pope": [2.0, 3.0], "x_pope_seed2": [4.0, 4.0], "x_rope": [5.0, 7.0],
               "x_rope@rope_factor=2": [1.0, 1.0], "x_learned": [6.0]}
     values = {run: {(f"val {n}x", 16 * n): dict(loss=y) for n, y in enumerate(found, 1)}
@@ -120,8 +123,8 @@ def test_curves_of_seeds_and_methods(drawn):
     assert any({(16, 2), (16, 4), (32, 3), (32, 4)} <= band for band in bands)
 
 def test_a_panel_for_each_set_of_lengths(drawn):
-    """Losses, errors, and errors at two kinds of questions. A whole split is no multiple, because
-    its windows differ."""
+    """Losses, errors, and errors at two kinds of questions have their own panels. A whole split is
+    left out of the losses, because its windows differ."""
     lines = []
     for config, metric, splits in (
         ("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 4, "test": 8}),
@@ -137,12 +140,15 @@ def test_a_panel_for_each_set_of_lengths(drawn):
         "text", "task", "lookup, content", "lookup, position"]
     for ax in axes:
         assert ax.lines[0].get_xydata().tolist() == [[8, 18], [16, 26]]
+        assert ax.get_xticks().tolist() == [8, 16]
 
 def test_methods_picture(drawn, monkeypatch):
-    """A panel for every method with a kind, in the row of its kind. What depends only on i - j is
+    """Every method with a kind has a panel, in the row of its kind. What depends only on i - j is
     constant along diagonals, for keys of one kind."""
     monkeypatch.setattr("sys.argv", ["methods"])
     runpy.run_path(methods.__file__, run_name="__main__")
+    marked = [methods.TEXT[t] for t in drawn[0].axes[0].get_xticks()]
+    assert "".join(marked) == "tcaatbafnrwfdoe"  # the first letters of the words
     titles = [ax.get_title() for ax in drawn[0].axes if ax.get_visible()]
     assert titles == [name for kind in methods.ROWS for name in PES if PES[name].kind == kind]
     first = torch.tensor([True, True, False, False, True, True, False, False, False, True, False])
@@ -153,11 +159,18 @@ def test_methods_picture(drawn, monkeypatch):
         is_relative = torch.allclose(torch.stack(same), same[0], atol=1e-5)
         assert is_relative == (method.kind in (None, "relative")), name
 
+def test_methods_as_a_file():
+    """`python eval/methods.py` finds model.py, and --help draws nothing."""
+    command = [sys.executable, methods.__file__, "--help"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "python -m eval.methods" in printed and "wrote" not in printed
+
 # what the rotations have learned, and positions in bfloat16
 
 @torch.no_grad()
 def test_learned_rotation():
-    """PoPE's delta, and CARoPE's frequencies as a mean over tokens, divided by RoPE's."""
+    """The figure shows PoPE's delta, and CARoPE's frequencies, as a mean over tokens, divided by
+    RoPE's."""
     net, idx, params = small(pe="carope,pope,nope")
     got = figures.measure(net, idx, "rotation")
     assert list(got) == [0, 1] and (got[1] == net.h[1].attn.pes[0].delta).all()

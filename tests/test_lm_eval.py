@@ -1,4 +1,4 @@
-"""The lm-evaluation-harness in sample.py, against float64 sums token by token."""
+"""Tests the lm-evaluation-harness in sample.py against float64 sums, token by token."""
 import functools
 
 import pytest
@@ -42,8 +42,8 @@ def run(tmp_path_factory):
     return str(folder / "run")
 
 def logps(net, context, targets):
-    """Each target's log-probability, by a forward pass of its own, and whether it is the most
-    probable. The model sees the 16 tokens before the last target."""
+    """Returns each target's log-probability, by a forward pass of its own, and whether it is the
+    most probable. The model sees nothing before the last 17 tokens."""
     tokens = context + targets
     found, right = [], []
     for at in range(len(context), len(tokens)):
@@ -55,16 +55,16 @@ def logps(net, context, targets):
     return found, right
 
 def by_hand(net, context, continuation):
-    """The sum, and whether all are the most probable. Spaces before the continuation belong to it,
-    as in the harness."""
+    """Returns the sum, and whether all are the most probable. Spaces before the continuation belong
+    to it, as in the harness."""
     before, targets = context.rstrip(), (context + continuation)[len(context.rstrip()) :]
     p, right = logps(net, list(before.encode()) or [256], list(targets.encode()))
     return sum(p), all(right)
 
 @pytest.mark.parametrize("pe", ["learned", "cope+rope"])
 def test_log_likelihood(pe):
-    """Of empty and long contexts and continuations, whatever else is in the batch. The last
-    continuation is what the model writes."""
+    """Contexts may be empty, and texts may be longer than the model's context, whatever else is in
+    the batch. The last continuation is what the model writes."""
     torch.manual_seed(0)
     net = GPT(GPTConfig(16, 257, 2, 2, 16, pe=pe)).eval()
     torch.nn.init.normal_(net.lm_head.weight[:128], std=0.5)  # far from uniform, for ASCII only
@@ -88,7 +88,7 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
     row = dict(sentences=[f"line {i} of a tale ." for i in range(20)], question="The XXXXX 's .",
                options=["for a in", "a", "print", ""])
     context = " ".join(row["sentences"]).replace(" .", ".") + " The"
-    net = sample.load(run, "cpu")[0].double()
+    net = sample.Run(run, device="cpu").model.double()
     means, sums = {}, {}
     for option in row["options"][:3]:
         p, _ = logps(net, list(context.encode()), list(f" {option}'s.".encode()))
@@ -112,6 +112,6 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
 
 def test_what_cannot_be_scored(run, own_tasks):
     line = fails("sample.py", run, "--tasks=cbtt", "--device=cpu")
-    assert "'cbtt' is neither a task of the harness nor a yaml file; did you mean 'cbt" in line
+    assert "'cbtt' is neither a task of the harness nor a yaml file; `lm-eval ls tasks`" in line
     with pytest.raises(ValueError, match="need a model of text, but this one's data set has no"):
         Model(None, BYTES | dict(separator=None))

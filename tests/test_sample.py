@@ -1,5 +1,5 @@
-"""sample.py and eval/: losses against sums by hand, of plain forward passes. What sample.py refuses
-stands in test_bad_input.py."""
+"""Tests sample.py and eval/. Losses are compared with sums by hand, over plain forward passes. What
+sample.py refuses is in test_bad_input.py."""
 import dataclasses
 import glob
 import itertools
@@ -38,7 +38,7 @@ def runs(stream, masked, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    """A run of a half-learned task: two answers follow a 7, the first of them easy."""
+    """A run that has half learned a task: two answers follow a 7, and only the first is easy."""
     folder = tmp_path_factory.mktemp("task")
     rng = np.random.default_rng(0)
     writer = Writer(folder / "data")
@@ -54,8 +54,8 @@ def task(tmp_path_factory):
     return folder
 
 def token_losses(run, tokens, windows):
-    """The losses of each window (begin, end, first), of its targets from `first` on."""
-    net = sample.load(str(run), "cpu")[0]
+    """Returns the losses of the targets of each window (begin, end, first), from `first` on."""
+    net = sample.Run(str(run), device="cpu").model
     found = {}
     for size in {end - begin for begin, end, _ in windows}:
         same = [window for window in windows if window[1] - window[0] == size]
@@ -73,7 +73,7 @@ def tokens_of(folder, split, *shape):
     return tokens.reshape(shape or -1)
 
 def numbers(run, metric="loss"):
-    """{the last word of the split: number}, as they were measured last."""
+    """Returns {the last word of the split: its last measurement}."""
     lines = results.records(results.split_options(str(run))[0], "results.jsonl")
     return {line["split"].split()[-1]: line["value"] for line in lines
             if line["run"] == str(run) and line["metric"] == metric}
@@ -118,6 +118,11 @@ def test_extrapolation(runs, stream, masked, monkeypatch, capsys, eval_tokens, s
         assert loss == pytest.approx(want, abs=1e-5)
         assert f"{loss:.4f} ({math.exp(loss):.2f})" in printed
 
+def test_no_target(runs):
+    """Sixteen stretches of one token, none of which carries loss."""
+    with pytest.raises(ValueError, match="no token here has a target; evaluate more"):
+        sample.main([str(runs / "masked"), "--extrapolate=0.0625", "--eval_tokens=16"])
+
 def test_loss_by_position(runs, stream, tmp_path, drawn, monkeypatch):
     """Segments of eight times the trained length, whose positions are averaged in 32 groups.
     `learned` reads the beginnings of the same segments."""
@@ -139,7 +144,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
     """sequence_error counts the rows that greedy decoding gets wrong."""
     sample.main([str(task / "run"), "--evaluate=val,long", "--device=cpu"])
     row = capsys.readouterr().out.splitlines()[-1]
-    net = sample.load(str(task / "run"), "cpu")[0]
+    net = sample.Run(str(task / "run"), device="cpu").model
     for name, n, T in (("val", 40, 8), ("long", 24, 12)):
         rows = tokens_of(task / "data", name, n, T)
         decoded = net.generate(torch.tensor(rows[:, :5]), 2, temperature=0)[:, 5:].numpy()
@@ -150,6 +155,7 @@ def test_evaluate_whole_splits(task, runs, stream, capsys):
         assert f"{100 * wrong / n:.2f}%" in row
     sample.main([str(runs / "pope"), "--evaluate=val", "--device=cpu"])
     row = capsys.readouterr().out.splitlines()[-1]
+    assert len(Split(stream, "val").windows(25)) == 23  # of 600 tokens, the last is only a target
     windows = [(start, start + 16, start) for start in Split(stream, "val").windows(16)]
     terms = token_losses(runs / "pope", tokens_of(stream, "val"), windows)
     loss = sum(terms) / len(terms)
@@ -191,7 +197,7 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
     sample.main([str(task / "run"), "--num_samples=24", "--split=long", "--device=cpu"])
     lines = capsys.readouterr().out.splitlines()
     seen = set()
-    net = sample.load(str(task / "run"), "cpu")[0]
+    net = sample.Run(str(task / "run"), device="cpu").model
     for i, row in enumerate(tokens_of(task / "data", "long", 24, 12)):
         text = ["abcdefgh"[token] for token in row]
         words = []
@@ -206,18 +212,31 @@ def test_rows_show_the_answers_that_greedy_decoding_gives(task, capsys):
 
 # what is kept, and its report
 
-def test_each_number_is_kept_with_all_that_made_it(task, tmp_path):
-    """A number on other data names them. A line that was cut short before costs no other."""
+def test_each_number_is_kept_with_all_that_made_it(task, tmp_path, monkeypatch):
+    """A number on other data names them. Neither a line that was cut short before nor an
+    interruption in the next split costs any other number."""
     run = task / "run"
     (run / "results.jsonl").write_text('{"run": "out/x", "ste')
     other = str(shutil.copytree(task / "data", tmp_path / "other"))
-    sample.main([str(run), "--evaluate=val", f"--data={other}", "--device=cpu"])
+
+    def error_sums(model, x, y, error_sums=losses.error_sums):
+        if x.size(1) == 11:
+            raise KeyboardInterrupt
+        return error_sums(model, x, y)
+
+    monkeypatch.setattr(losses, "error_sums", error_sums)
+    with pytest.raises(KeyboardInterrupt):
+        sample.main([str(run), "--evaluate=val,long", f"--data={other}", "--device=cpu"])
     lines = results.records(run, "results.jsonl")
     assert [line["metric"] for line in lines] == ["loss", "ppl", "token_error", "sequence_error"]
     for line in lines:
         assert line["run"] == str(run) and line["split"] == f"{other} val"
         assert line["seed"] == 1337 and line["torch"] == torch.__version__ and line["machine"]
         assert line.keys() >= {"commit", "config", "steps"}
+    path = run / "results.jsonl"
+    path.write_text(path.read_text().rstrip())  # as some editors do
+    sample.main([str(run), "--evaluate=val", "--device=cpu"])
+    assert len(results.records(run, "results.jsonl")) == 8
 
 def test_report(tmp_path, monkeypatch, capsys):
     """A cell holds the mean, the standard deviation and the range over seeds. The last measurement
@@ -253,8 +272,8 @@ def test_report(tmp_path, monkeypatch, capsys):
 # runs and actions
 
 def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
-    """Whichever path leads to it. Files that a pattern such as out/* finds are left out. A folder's
-    own name may contain an @."""
+    """It does not matter which path leads to it. Files that a pattern such as out/* finds are left
+    out. A folder's own name may contain an @."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs / "rope", "a@length=64")
     (tmp_path / "curves.png").touch()
@@ -273,13 +292,13 @@ def test_yarn_knows_the_trained_length(runs, task, tmp_path):
         (runs / "rope", ",block_size=64", 16), (runs / "rope", ",rope_trained=9", 9),
         (task / "run", "", 7),
     ):
-        assert sample.load(f"{run}{yarn}{more}", "cpu")[0].cfg.rope_trained == trained
+        assert sample.Run(f"{run}{yarn}{more}", device="cpu").model.cfg.rope_trained == trained
     # a run that was trained with it keeps the length that it took then
     words = [f"--data={task / 'data'}", f"--out_dir={tmp_path / 'yarn'}", *TINY, "--max_iters=1"]
     train.main([*words, "--pe=rope", "--rope_scaling=yarn", "--rope_factor=4", "--block_size=80"])
     thetas = []
     for options in ("", "@dropout=0.0", "@block_size=160"):
-        model, _ = sample.load(f"{tmp_path / 'yarn'}{options}")
+        model = sample.Run(f"{tmp_path / 'yarn'}{options}").model
         thetas.append(model.h[0].attn.pes[0].theta(torch.zeros(1)))
     assert torch.equal(thetas[0], thetas[1]) and torch.equal(thetas[0], thetas[2])
 
@@ -287,8 +306,8 @@ def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
     """Each action reads the keys that ACTIONS lists for it, and all others are refused. A figure of
     one run is saved in its folder."""
     pytest.importorskip("matplotlib")
-    saved = set()
-    monkeypatch.setattr(figures, "save", lambda figure, path: saved.add(path))
+    saved = {}
+    monkeypatch.setattr(figures, "save", lambda figure, path: saved.update({path: figure}))
     monkeypatch.setattr(eval, "harness", SimpleNamespace(score_tasks=print), raising=False)
     monkeypatch.chdir(tmp_path)
     keys = {field.name for field in dataclasses.fields(sample.SampleConfig)}
@@ -318,10 +337,11 @@ def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
             value = getattr(sample.SampleConfig, key) or "1"
             with pytest.raises(ValueError, match=f"--{key} |--{key}$"):
                 sample.main([*words, f"--{key}={value}"])
-    assert saved >= {f"{run}/{name}" for name in ("frequency", "rotation", "gates", "positions")}
+    for name in ("frequency", "rotation", "gates", "positions"):
+        assert saved[f"{run}/{name}"].texts[-1].get_wrap()  # because the run's name may be long
 
 def test_tokens_of_a_figure(runs, stream, tmp_path):
-    """The beginnings of the text files, cut to the shortest, or of segments of the split."""
+    """A figure shows the beginnings of text files, cut to the shortest, or of segments."""
     (tmp_path / "text").write_text("s3 s1 s4 " * 10)
     (tmp_path / "short").write_text("s2 s7")
     for name, figure, files, want in (
@@ -333,9 +353,10 @@ def test_tokens_of_a_figure(runs, stream, tmp_path):
         assert figures.tokens_to_show(run, figure, files, "val").tolist() == want
 
 def test_training_curves(runs, tmp_path, drawn):
-    """One curve for each run, although rope is named twice. A full disk may have cut a log."""
-    with open(runs / "pope" / "log.jsonl", "a") as file:
-        file.write('{"step": 11, "lo')
+    """One curve for each run, although rope is named twice. A log may have lost the end of its last
+    line, and the first line, which names the method."""
+    log = runs / "pope" / "log.jsonl"
+    log.write_text(log.read_text().partition("\n")[2] + '{"step": 11, "lo')
     names = [str(runs / name) for name in ("pope", "rope", "rope@rope_scaling=ntk,rope_factor=2")]
     sample.main([*names, "--figure=curves", f"--out={tmp_path}/x"])
     assert len(drawn[0].axes[0].lines) == 2
