@@ -5,6 +5,7 @@ import csv
 import importlib
 import math
 import re
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def read(name, config):
 def cell(values, decimals):
     if not values:
         return "–"
-    mean = f"{sum(values) / len(values):.{decimals}f}"
+    mean = f"{statistics.fmean(values):.{decimals}f}"  # exact, so that all Pythons round alike
     low, high = f"{min(values):.{decimals}f}", f"{max(values):.{decimals}f}"
     return mean if low == high else f"{mean} ({low}–{high})"
 
@@ -65,7 +66,7 @@ def test_table(config):
         assert len(seeds) == 1, f"{config} {pe}: some columns have fewer seeds"
         last = values[columns[-1] if decimals == 1 else columns[-2]] or [math.inf]
         cells = [cell(values[column], decimals) for column in columns]
-        rows.append((sum(last) / len(last), f"| `{pe}` | {seeds.pop()} | {' | '.join(cells)} |"))
+        rows.append((statistics.fmean(last), f"| `{pe}` | {seeds.pop()} | {' | '.join(cells)} |"))
     table = "\n".join(["", *(row for _, row in sorted(rows)), ""])
     head, found, rest = Path("eval/README.md").read_text("utf-8").partition(table)
     assert found and head.endswith("| --- |") and not rest.startswith("|")
