@@ -13,7 +13,6 @@ you ask for are downloaded.
 from data import command
 from data.text import hub, texts, write_documents
 
-DOWNLOAD = True
 
 def prepare(folder, train: int = 20_000_000, val: int = 10_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):

@@ -1,4 +1,4 @@
-"""Your own text as a data set, and what all text corpora share: tokenizing, downloads, processes.
+"""Your own text as a data set, and what all text corpora share: tokenizing and downloads.
 
     python -m data.text --source=input.txt                     # writes data/input
     python -m data.text --source=FOLDER --tokenizer=gpt2       # its files, as GPT-2 tokens
@@ -19,14 +19,11 @@ options  source: the file or the folder; tokenizer: "bytes", a name that tiktoke
 """
 import collections
 import concurrent.futures
-import contextlib
 import functools
 import hashlib
 import itertools
-import multiprocessing
 import os
 import shlex
-import signal
 import threading
 import time
 from pathlib import Path
@@ -78,7 +75,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         written = collections.Counter()
         for shard, count in writer.meta["shards"].items():
             written[split_of(shard)] += count
-        progress = Progress("tokens", written.total())
+        progress = Progress("tokens")
         encode = encoder(tokenizer, separator, shortest)
         for part, documents in corpus().items():
             skip = documents_read.setdefault(part, 0)
@@ -144,31 +141,6 @@ def in_threads(function, items):
         while pending:
             yield from pending.popleft().result()
 
-@contextlib.contextmanager
-def workers(setup, *arguments):
-    """A pool of processes, one per core, for work that holds the GIL. Each process begins with
-    setup(*arguments). Raises OSError if one of them was killed."""
-    pool = concurrent.futures.ProcessPoolExecutor(
-        CORES, initializer=start_worker, initargs=(setup, *arguments))
-    try:
-        yield pool
-    except concurrent.futures.BrokenExecutor:
-        raise OSError("a worker process was killed, as happens when memory runs out; free some and "
-                      "give the same command again") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-def start_worker(setup, *arguments):
-    parent = multiprocessing.parent_process()
-
-    def end_with_parent():  # otherwise a worker would wait forever after its parent was killed
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    setup(*arguments)
-
 def count_words(text):
     """Returns the number of words of a text. Spaces, line ends and control characters separate
     words, so this is len(text.split()) for plain text, but it is ten times as fast."""
@@ -176,22 +148,16 @@ def count_words(text):
     return int(np.count_nonzero(is_letter[1:] > is_letter[:-1]))
 
 class Progress:
-    """A status line with what is done and the rate, printed at most once per second. `done` is what
-    an earlier process did, which does not count towards the rate."""
+    """A status line that says how much is done. It is printed at most once per second."""
 
-    def __init__(self, unit, done=0):
+    def __init__(self, unit):
         self.unit = unit
-        self.done_before = done
-        self.start_time = time.monotonic()
-        self.shown_time = self.start_time
+        self.shown_time = time.monotonic()
 
     def show(self, done):
-        now = time.monotonic()
-        if now - self.shown_time > 1:
-            self.shown_time = now
-            rate = (done - self.done_before) / (now - self.start_time)
-            line = f"{done:,} {self.unit}, {rate:,.0f} per second"
-            print(f"\r{line:78}", end="", flush=True)
+        if time.monotonic() - self.shown_time > 1:
+            self.shown_time = time.monotonic()
+            print(f"\r{done:,} {self.unit}", end="", flush=True)
 
 def hub(*args, **options):
     """Returns a corpus of the Hugging Face hub. This needs `pip install datasets`."""
@@ -291,11 +257,7 @@ def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1
         return {split: functools.partial(documents, split) for split in segments}
 
     write_documents(folder, corpus, tokenizer, separator="marked", val=val, sha256=digest(paths))
-    data = Path(folder).resolve()
-    run = data.name.replace("@", "_")  # because sample.py reads what follows an @ as options
-    if data == locate(data.name).resolve():
-        data = data.name
-    words = ["python", "train.py", "config/quickstart.py", f"--data={data}", f"--out_dir=out/{run}"]
+    words = ["python", "train.py", "config/quickstart.py", f"--data={Path(folder).resolve()}"]
     print(f"train on it with `{shlex.join(words)}`")
 
 def files(source):

@@ -21,7 +21,6 @@ import itertools
 from data import command
 from data.text import hub, write_documents
 
-DOWNLOAD = True
 ON_THE_HUB = {"train": "train", "val": "validation", "test": "test"}
 
 def sections(lines):

@@ -26,17 +26,22 @@ options  stories: a folder of text files instead of TinyStories; <|endoftext|> s
          to fine-tune; limit: the number of stories, for a trial; seed
 """
 import collections
+import concurrent.futures
+import contextlib
 import math
+import multiprocessing
+import os
 import re
+import signal
+import threading
 from pathlib import Path
 
 import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import hub, load_encoding, workers
+from data.text import CORES, hub, load_encoding
 
-DOWNLOAD = True
 FEWEST = 10  # the fewest examples of val that get a split k1, k2, ... of their own
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
@@ -66,9 +71,31 @@ def question(story, sentences, random):
     count = sum(words(sentence).count(word) for sentence in found[-k:])
     return PROMPT.format(story, word, k), f" {count}", k, len(found)
 
+@contextlib.contextmanager
+def workers(*state):
+    """A pool of processes, one per core, because nltk holds the GIL. Raises OSError if one of them
+    was killed."""
+    pool = concurrent.futures.ProcessPoolExecutor(
+        CORES, initializer=start_worker, initargs=state)
+    try:
+        yield pool
+    except concurrent.futures.BrokenExecutor:
+        raise OSError("a worker process was killed, as happens when memory runs out; free some and "
+                      "give the same command again") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
 def start_worker(*state):
     global worker
     worker = state
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent():  # otherwise a worker would wait forever after its parent was killed
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
 
 def work(groups):
     """Returns the examples of groups of stories, given by the numbers of the stories (n, join)."""
@@ -107,6 +134,8 @@ def pad(values, length, end):
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0):
+    if join < 1:
+        raise ValueError(f"join={join} stories do not make an example; use 1 or more")
     from nltk.tokenize import PunktSentenceTokenizer
 
     if stories:
@@ -139,7 +168,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             print(f"\r{folder}: {counts}", end=" ", flush=True)
 
     state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
-    with Writer(folder) as writer, workers(start_worker, *state) as pool:
+    with Writer(folder) as writer, workers(*state) as pool:
         val = list(examples("val", order[:val_stories]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")

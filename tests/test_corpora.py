@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import tracemalloc
 from pathlib import Path
@@ -26,7 +27,7 @@ from data.text import load_encoding, tokenizer, write_documents
 def document(i):
     """A text of up to 400 letters. Not all of it is ASCII, and it may spell out the separator."""
     rng = random.Random(i)
-    return "".join(rng.choices([*"abcdefghijkl é🐍", "<|endoftext|>"], k=rng.randrange(400)))
+    return "".join(rng.choices([*"abcdefghijkl! é🐍", "<|endoftext|>"], k=rng.randrange(400)))
 
 TEXTS = [document(i) for i in range(300)]
 
@@ -194,7 +195,9 @@ def wiki(lines, seed):
     return found
 
 WIKI = {"train": wiki(900, 1), "validation": wiki(50, 2), "test": wiki(70, 3)}
-WHOLE = {split: ["".join(lines)] for split, lines in WIKI.items()}
+SECTIONS = {}  # a section begins with a line that looks like a heading
+for split, lines in WIKI.items():
+    SECTIONS[split] = re.split("(?m)^(?= = )", "".join(lines))
 BOOKS = ["".join(TEXTS[i : i + 8]) for i in range(0, 300, 8)]  # of about 4000 tokens
 NEW_ORDER = np.random.default_rng(2357).permutation(250)  # as nanoGPT's
 SHUFFLED = [TEXTS[i] for i in NEW_ORDER]
@@ -221,8 +224,9 @@ CORPORA = [  # a script, its options, what it must write, and how, as `check` ta
     ("openwebtext", dict(limit=250), {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
     ("pg19", dict(limit=30), {"test": BOOKS[:30]}, {}),
     ("tinystories", dict(limit=30), {"val": TEXTS[250:280], "train": TEXTS[:30]}, {}),
-    ("wikitext103", {}, {"train": WHOLE["train"], "val": WHOLE["validation"],
-                         "test": WHOLE["test"]}, dict(separator=None)),
+    ("wikitext103", dict(limit=30),
+     {"train": SECTIONS["train"][:30], "val": SECTIONS["validation"][:30],
+      "test": SECTIONS["test"][:30]}, dict(separator=None)),
     ("code", dict(source="some/code", column="func", limit=150),
      {"val": TEXTS[:150:100], "test": TEXTS[1:150:100], "train": TEXTS[2:100] + TEXTS[102:150]},
      {}),
@@ -291,7 +295,7 @@ def test_a_long_text_needs_as_much_memory_as_a_short_one(tmp_path, monkeypatch):
         tracemalloc.stop()
     assert peaks[2] < 1.3 * peaks[1]
 
-def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch):
+def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch, capsys):
     """Otherwise a set could mix two texts, or not be the one that was asked for."""
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("a text")
@@ -302,11 +306,12 @@ def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch):
     for name in ("set.part", "set"):
         before = contents(name)
         assert len(before) > 1
-        for how, part in ((dict(source="edited"), "another content of its source"),
-                          (dict(source="text", val=0.2), "val=0.1 instead of 0.2")):
+        for how, part in ((dict(source="edited"), "another sha256, see"),
+                          (dict(source="edited", val=0.2), "another sha256 and val, see")):
             with pytest.raises(ValueError) as error:
                 text_corpora.prepare(tmp_path / "set", **how)
-            one_line(error, f"{name} was written with {part}; delete it")
+            one_line(error, f"{name} was written with {part} its meta.json; delete it")
         assert contents(name) == before
         text_corpora.prepare(tmp_path / "set", source="text")
+    assert "set is complete" in capsys.readouterr().out
     assert contents("set") == contents("direct")
