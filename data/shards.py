@@ -13,8 +13,8 @@ folder under its final name is always complete. It holds
                  that is not listed is a stream, in which a window may begin at any token
     loss         "all", or "mask" if there are .loss files
     shards       {"train_000000.bin": number of tokens, ...}
-    checksum     the CRC-32 of all tokens and masks in the order in which they were written, by
-                 which a run notices that its set was written again with other contents
+    checksum     the CRC-32 of all tokens in the order in which they were written, by which a run
+                 notices that its set was written again with other tokens
     settings, documents, words: only in text corpora, see write_documents in data/text.py
 """
 import contextlib
@@ -212,10 +212,12 @@ class Writer(contextlib.AbstractContextManager):
         tokens = np.asarray(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= 65535:
             raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
+        content = tokens.astype("<u2").tobytes()
+        self.meta["checksum"] = zlib.crc32(content, self.meta["checksum"])
         waiting = self.tokens.setdefault(split, bytearray())
-        self._append(waiting, tokens.astype("<u2"))
+        waiting += content
         if loss is not None:
-            self._append(self.masks.setdefault(split, bytearray()), np.asarray(loss) != 0)
+            self.masks.setdefault(split, bytearray()).extend((np.asarray(loss) != 0).tobytes())
         if tokens.ndim == 1:
             if len(waiting) >= 2 * self.shard_tokens:
                 self.end_shard(split)
@@ -254,11 +256,6 @@ class Writer(contextlib.AbstractContextManager):
         meta.update(more)
         self._save_meta(meta)
         os.rename(self.unfinished, self.folder)
-
-    def _append(self, waiting, array):
-        content = array.tobytes()
-        waiting += content
-        self.meta["checksum"] = zlib.crc32(content, self.meta["checksum"])
 
     def _take_place(self):
         """Checks that the final name is free, and reads what an interrupted Writer left."""
