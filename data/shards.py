@@ -41,8 +41,8 @@ def rng(seed, number):
 class Split:
     """One split of a data set. Its files are memory-mapped, so a batch reads only its own tokens.
 
-    meta is the content of meta.json, tokens the number of tokens, row_length the number of tokens
-    per row, and rows the number of rows. The last two are 0 in a stream.
+    `meta` is the content of meta.json, `tokens` is the number of tokens, `row_length` is the number
+    of tokens per row, and `rows` is the number of rows. The last two are 0 in a stream.
 
     Raises FileNotFoundError if there is no such set, and ValueError if it has no such split or if
     the size of a file is not the one in meta.json.
@@ -123,7 +123,7 @@ class Split:
         return x, y
 
     def changes(self, meta):
-        """Returns the keys whose values differ from those of `meta`, which a run has kept."""
+        """Returns the keys of `meta`, which a run has kept, that have other values in this set."""
         return [key for key, value in meta.items() if self.meta.get(key) != value]
 
     def _draw_order(self, seed, epoch):
@@ -151,8 +151,8 @@ class Split:
         return targets
 
     def _gather(self, arrays, starts, length):
-        """Returns the `length` values from each start on, int64 (n, length), of arrays that are
-        the shards of a split. A window may begin in one shard and end in another."""
+        """Returns int64 (n, length), the `length` values that follow each start. `arrays` are the
+        shards of a split, and a window may begin in one and end in another."""
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist()):
             shard = int(np.searchsorted(self.ends, start, side="right"))
@@ -176,7 +176,7 @@ class Writer(contextlib.AbstractContextManager):
         `meta` is saved with each shard, so a caller puts there what it needs for resuming.
 
     Only one process at a time writes a set, and others wait for it. Windows cannot lock a folder,
-    so there you must not start two.
+    so do not start two there.
 
     Raises FileExistsError if the set is complete, and ValueError if it was written with other
     settings or if other files are in its place.

@@ -6,9 +6,8 @@
 
 The text must be UTF-8. In a folder, files and folders whose names begin with a dot are skipped. The
 last tenth of each file (or another fraction, --val) is for validation, and the rest is for
-training. End-of-text follows each of the two parts. Long files are tokenized in pieces that end
-with a line, because they might not fit into memory. A tokenizer that makes one token of several
-line ends cannot do so across two pieces.
+training. End-of-text follows each of the two parts. A file may be larger than the memory, because
+it is tokenized in pieces, each of which ends with a line.
 
 Tokenizing a corpus uses all cores. If it is interrupted, the same command resumes it. A corpus that
 is streamed from the hub is then downloaded again from its beginning, but it is not tokenized again.
@@ -36,7 +35,7 @@ from data.tokenizer import load_encoding
 from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
 CORES = os.cpu_count() or 1
-PIECE = 1 << 18  # characters of a file that are read and tokenized at a time
+PIECE = 1 << 18  # the characters of a file that are read and tokenized at a time
 END_OF_TEXT = object()  # see write_documents
 
 def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
@@ -53,10 +52,11 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     shortest: documents of fewer tokens are left out.
     origin: what else the corpus depends on, by name.
 
-    meta.json says, with each shard, how many documents of each part have been read. A rerun skips
-    these, so its files are identical, byte for byte. meta.json also has these arguments, as
-    `settings`, because a rerun must have the same ones, and the number of words of each split,
-    because the perplexity per word, exp(loss * tokens / words), does not depend on the tokenizer.
+    meta.json, which is saved with each shard, has the number of documents that have been read of
+    each part, as `documents`. A rerun skips these, so its files are identical, byte for byte. The
+    arguments are there as `settings`, because a rerun must have the same ones. The number of words
+    of each split, as `words`, gives the perplexity per word, exp(loss * tokens / words), which can
+    be compared between tokenizers.
     """
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
@@ -125,9 +125,9 @@ def encoder(tokenizer, separator, shortest):
     return encode
 
 def in_threads(function, items):
-    """Yields function(item) of each item, in order. All cores compute them, but only a little ahead
-    of the caller, because a corpus does not fit into memory. Threads suffice, because tiktoken,
-    tokenizers and numpy release the GIL."""
+    """Yields function(item) for each item, in order. All cores compute them, but only a little
+    ahead of the caller, because a corpus does not fit into memory. Threads suffice, because
+    tiktoken, tokenizers and numpy release the GIL."""
     def of_block(block):
         return [function(item) for item in block]
 
@@ -167,7 +167,7 @@ def hub(*args, **options):
 
 def texts(dataset, limit=None):
     """Returns the function documents(skip) that write_documents takes, for the first `limit` texts
-    of a datasets.Dataset or IterableDataset with a column "text"."""
+    of a datasets.Dataset or IterableDataset that has a column "text"."""
     def documents(skip):
         if skip == getattr(dataset, "num_rows", None):  # the library refuses to skip all rows
             return iter(())
@@ -193,7 +193,7 @@ def download(url, sha256=None):
     return path
 
 def digest(paths):
-    """Returns a hash of the contents of files. It is part of a set's settings, so that a corpus is
+    """Returns a hash of the contents of files. It is one of the settings of a set, so a corpus is
     not resumed after its source was edited."""
     total = hashlib.sha256()
     for path in paths:

@@ -42,10 +42,10 @@ from data import command
 from data.shards import Writer, rng
 from data.text import CORES, hub, load_encoding
 
-FEWEST = 10  # the fewest examples of val that get a split k1, k2, ... of their own
+FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
-# targets: how many tokens at the end carry loss; sentences and words: their numbers in the story
+# targets: how many of the last tokens carry loss; sentences, words: how many the story has
 Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentences", "words"])
 
 def read_folder(folder):
@@ -64,7 +64,7 @@ def words(text):
 
 def question(story, sentences, random):
     """Returns the prompt, the answer, k and the number of sentences of a story. sentences(text)
-    splits a text into sentences, and `random` is a numpy generator."""
+    returns the list of a text's sentences, and `random` is a numpy generator."""
     found = sentences(story)
     word, _ = collections.Counter(words(story)).most_common(1)[0]
     k = int(random.integers(1, len(found) + 1))
@@ -75,8 +75,7 @@ def question(story, sentences, random):
 def workers(*state):
     """A pool of processes, one per core, because nltk holds the GIL. Raises OSError if one of them
     was killed."""
-    pool = concurrent.futures.ProcessPoolExecutor(
-        CORES, initializer=start_worker, initargs=state)
+    pool = concurrent.futures.ProcessPoolExecutor(CORES, None, start_worker, state)
     try:
         yield pool
     except concurrent.futures.BrokenExecutor:
@@ -90,7 +89,8 @@ def start_worker(*state):
     worker = state
     parent = multiprocessing.parent_process()
 
-    def end_with_parent():  # otherwise a worker would wait forever after its parent was killed
+    # otherwise a worker would wait forever if its parent is killed, and the set would stay locked
+    def end_with_parent():
         parent.join()
         os._exit(1)
 
