@@ -283,8 +283,9 @@ class Writer(contextlib.AbstractContextManager):
         keys = sorted(ours.keys() | theirs.keys())
         changed = [key for key in keys if ours.get(key) != theirs.get(key)]
         if changed:
-            raise ValueError(f"{folder} was written with another {' and '.join(changed)}, see its "
-                             "meta.json; delete it to start over, or choose another with --out")
+            raise ValueError(f"{folder} was written from another source or with other options, as "
+                             f"its meta.json shows in {', '.join(changed)}; delete it to start "
+                             "over, or choose another with --out")
         return meta
 
     def _save_meta(self, meta):

@@ -1,4 +1,4 @@
-"""write_documents and the text corpora, against files built by hand, one token at a time.
+"""write_documents and the text corpora, against shards that `check` builds token by token.
 
 The corpora are small local files in the hub's format. No tokenizer needs a download.
 """
@@ -151,7 +151,7 @@ def vocabulary(tmp_path_factory):
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"],
                                              initial_alphabet=byte_level.alphabet())
     trained.train_from_iterator(TEXTS, trainer)
-    # what a tokenizer.json may bring along and a corpus must not get
+    # settings that a tokenizer.json may contain, and that a corpus must not follow
     trained.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
     trained.enable_truncation(20)
@@ -161,7 +161,7 @@ def vocabulary(tmp_path_factory):
     return path
 
 def test_a_tokenizer_file(vocabulary, tmp_path):
-    """Text stays text even where it spells out </s>. Only a prompt's </s> is the token."""
+    """A text that spells out </s> stays text. Only in a prompt does </s> become the token."""
     encoding = load_encoding(vocabulary)
     text = "def naïve(): return 'κόσμε 🐍' </s> <s>" * 9
     ids = encoding.encode_ordinary(text)
@@ -251,10 +251,10 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name, options, parts, how", CORPORA)
 def test_corpora_of_the_hub(tmp_path, hub, name, options, parts, how):
-    """Each is written in one go, and resumed after a death."""
+    """Each corpus is written by a process that dies after its first shard, and then resumed."""
     script = importlib.import_module(f"data.{name}")
     prepare = functools.partial(script.prepare, tmp_path / "set", tokenizer="bytes", **options)
-    assert killed_at(4, prepare)  # the first shard is saved by then
+    assert killed_at(4, prepare)
     prepare()
     check(tmp_path / "set", parts, **how)
 
@@ -262,8 +262,8 @@ def test_corpora_of_the_hub(tmp_path, hub, name, options, parts, how):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_text_becomes_both_splits(tmp_path, monkeypatch, seed):
-    """Files of drawn lines are read in drawn pieces, which end with a line unless lines are longer.
-    The end of each file is for validation."""
+    """Files of random lines are read in pieces of a random size. The end of each file is for
+    validation."""
     dice = random.Random(seed)
     kinds = ["a line\n", "é🐍\r\n", "\n", "x" * 30, " ", "\r", "\u2028", "<|endoftext|>"]
     monkeypatch.setattr(text_corpora, "PIECE", dice.choice([5, 64, 1000]))
@@ -306,11 +306,12 @@ def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch, caps
     for name in ("set.part", "set"):
         before = contents(name)
         assert len(before) > 1
-        for how, part in ((dict(source="edited"), "another sha256, see"),
-                          (dict(source="edited", val=0.2), "another sha256 and val, see")):
+        for how, part in ((dict(source="edited"), "sha256"),
+                          (dict(source="edited", val=0.2), "sha256, val")):
             with pytest.raises(ValueError) as error:
                 text_corpora.prepare(tmp_path / "set", **how)
-            one_line(error, f"{name} was written with {part} its meta.json; delete it")
+            one_line(error, f"{name} was written from another source or with other options",
+                     f"in {part}; delete it to start over")
         assert contents(name) == before
         text_corpora.prepare(tmp_path / "set", source="text")
     assert "set is complete" in capsys.readouterr().out

@@ -1,6 +1,6 @@
-"""jsb.py, maestro.py, human_genome.py and wordcount.py: what the shards say, the source says.
+"""jsb.py, maestro.py, human_genome.py and wordcount.py: their shards must say what the source says.
 
-The sources are small files in the original formats: JSON, MIDI, FASTA and text.
+The sources are small files in the original formats, which are JSON, MIDI, FASTA and text.
 """
 import collections
 import functools
@@ -97,8 +97,8 @@ def midi(notes):
     return score.dumps_midi()
 
 def pieces_of_music(count):
-    """Distinct pieces. A key is struck once in each, so no note hides another. The bars hold gaps.
-    The pieces reach both ends of the keyboard, and the last one has a note beyond it."""
+    """Returns the notes of different pieces. No key is struck twice in a piece, so no note hides
+    another. The pieces reach both ends of the keyboard, and the last one has a note beyond it."""
     rng = random.Random(1)
     pieces = []
     for i in range(count):
@@ -112,13 +112,14 @@ def pieces_of_music(count):
     return pieces
 
 def test_maestro_says_what_was_played(tmp_path, monkeypatch):
-    """Documents are what miditok says of notes that were moved, and left out, by hand."""
+    """Each document is what miditok makes of the notes after this test has transposed them and left
+    out those beyond the keyboard."""
     miditok = pytest.importorskip("miditok")
     symusic = pytest.importorskip("symusic")
     remi = miditok.REMI(miditok.TokenizerConfig(
         special_tokens=["PAD", "BOS", "EOS", "MASK"], use_chords=True, use_tempos=True))
     archive, out = tmp_path / "m.zip", tmp_path / "out"
-    played = {}  # what a document may say: (piece, semitones)
+    played = {}  # {the words of a document: (piece, semitones)}
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("maestro-v3.0.0/README", b"not music")
         for i, notes in enumerate(pieces_of_music(30)):
@@ -172,8 +173,8 @@ def fasta(numbers, width=70, end="\n"):
 CHROMOSOMES = range(1, 25)
 
 def spelled(window):
-    """The words of a window. Between two N the text is cut into sixes, and what is left over into
-    letters."""
+    """Returns the words of a window. The text between two N is cut into words of six letters, and
+    the letters that are left over are words of their own."""
     words = []
     for text in re.split("(N)", re.sub("[^ACGT]", "N", window.upper())):
         whole = len(text) // 6 * 6
@@ -246,7 +247,8 @@ def stories(tmp_path_factory):
     return str(folder)
 
 def examples(folder, split):
-    """The text of the prompt and the answer of every example of a split, by its mask."""
+    """Returns the text of the prompt and the answer of every example of a split, which the mask
+    tells apart."""
     data = Split(folder, split)
     decode = tokenizer({"tokenizer": "bytes"}).decode
     x, y = data.read(data.windows(data.row_length - 1), data.row_length - 1)
