@@ -192,28 +192,19 @@ def download(url, sha256=None):
                              "in another way and name it with --source=") from None
     return path
 
-def digest(paths):
-    """Returns a hash of the contents of files. It is one of the settings of a set, so a corpus is
-    not resumed after its source was edited."""
-    total = hashlib.sha256()
-    for path in paths:
-        content = hashlib.sha256()
-        with open(path, "rb") as file:
-            while block := file.read(PIECE):
-                content.update(block)
-        total.update(content.digest())
-    return total.hexdigest()
-
-def count_characters(path):
-    """Returns the number of characters of a file. Raises ValueError if it is not UTF-8."""
+def measure(path):
+    """Returns the number of characters of a file and the SHA-256 of its contents. Raises ValueError
+    if it is not UTF-8."""
     count = 0
+    contents = hashlib.sha256()
     try:
         with open(path, encoding="utf-8", newline="") as file:
             while text := file.read(PIECE):
                 count += len(text)
+                contents.update(text.encode())
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert or move it") from None
-    return count
+    return count, contents.digest()
 
 def pieces(path, start, end):
     """Yields the characters from `start` to `end` of a UTF-8 file, a piece at a time. A piece ends
@@ -237,10 +228,11 @@ def pieces(path, start, end):
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
     if not 0 < val < 1:
         raise ValueError(f"val={val} must lie between 0 and 1, because it is a fraction")
-    paths = files(source)
+    sha256 = hashlib.sha256()  # a setting, so that nothing is resumed after a file was edited
     segments = {"train": [], "val": []}
-    for path in paths:
-        length = count_characters(path)
+    for path in files(source):
+        length, contents = measure(path)
+        sha256.update(contents)
         cut = round(length * (1 - val))
         segments["train"].append((path, 0, cut))
         segments["val"].append((path, cut, length))
@@ -256,7 +248,8 @@ def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1
     def corpus():
         return {split: functools.partial(documents, split) for split in segments}
 
-    write_documents(folder, corpus, tokenizer, separator="marked", val=val, sha256=digest(paths))
+    write_documents(folder, corpus, tokenizer, separator="marked", val=val,
+                    sha256=sha256.hexdigest())
     words = ["python", "train.py", "config/quickstart.py", f"--data={Path(folder).resolve()}"]
     print(f"train on it with `{shlex.join(words)}`")
 
