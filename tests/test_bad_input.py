@@ -74,6 +74,7 @@ MISTAKES = [
     ("sample.py {run} {task} --figure=frequency --out={new}", ["one picture, and there are 2"]),
     # preparing data
     ("data/flip_flop.py --length=7", ["length=7", "even"]),
+    ("data/flip_flop.py --length=4 --train=999 --out={moved}/x", ["val=1000: hardly any row is"]),
     ("data/flip_flop.py --out={set}", ["{set} is complete", "delete it"]),
     ("data/flip_flop.py --out={moved}", ["{moved} holds other files; move them"]),
     ("data/text.py", ["no text was named", "--source="]),

@@ -203,10 +203,6 @@ def test_a_tenth_of_few_questions_is_held_out(tmp_path):
     assert train | val == set(map("".join, itertools.product("01", repeat=8)))
     assert not train & val and 0.06 < len(val) / 2**8 < 0.14
 
-def test_a_task_without_rows_for_val_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="val=5: hardly any row.*take fewer train rows or a"):
-        prepare("recall", tmp_path / "set", length=2, pairs=1, queries=1, train=20_000, val=5)
-
 def test_training_prepares_the_set_once(monkeypatch, tmp_path, capsys):
     """The command names the set after the same options, so it does not write it again. A run does
     not resume on a set that has the same name and another seed."""
