@@ -13,15 +13,13 @@ you ask for are downloaded.
 from data import command
 from data.text import hub, texts, write_documents
 
-DOWNLOAD = True
 
 def prepare(folder, train: int = 20_000_000, val: int = 10_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
-    def part(name, limit):
-        return texts(hub("allenai/c4", "en", split=name, streaming=True), limit)
-
     def corpus():
-        return {"val": part("validation", val), "train": part("train", train)}
+        documents = hub("allenai/c4", "en", streaming=True)
+        return {"val": texts(documents["validation"], val),
+                "train": texts(documents["train"], train)}
 
     write_documents(folder, corpus, tokenizer, train=train, val=val)
 

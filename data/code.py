@@ -19,7 +19,6 @@ import functools
 from data import command
 from data.text import hub, write_documents
 
-DOWNLOAD = True
 
 def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: str = "content",
             limit: int = None, tokenizer: str = "hf-internal-testing/llama-tokenizer"):

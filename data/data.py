@@ -1,5 +1,5 @@
-"""Catches `python data/x.py`. Python then looks for `data` in data/ instead of beside it, so every
-script imports this file by that name.
+"""Stops `python data/x.py`. For such a command, Python looks for the package `data` inside data/,
+so a script that imports it gets this file.
 
     python -m data.openwebtext    # this is how to run a script
 """

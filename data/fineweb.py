@@ -13,7 +13,6 @@ tokens. We read the random sample of 10B tokens and count with the tokenizer of 
 from data import command
 from data.text import hub, texts, write_documents
 
-DOWNLOAD = True
 SHORTEST = 4000
 
 def prepare(folder, tokens: int = 700_000_000,

@@ -13,7 +13,6 @@ each document.
 from data import command
 from data.text import hub, texts, write_documents
 
-DOWNLOAD = True
 SHARD_TOKENS = 100_000_000
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):

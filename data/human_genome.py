@@ -23,10 +23,9 @@ its input. The paper does not say what it did with N. A model predicts N with al
 losses can be compared only at the same fraction of N, which this script prints.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469
-options  source: the file, whose records are named as at NCBI (NC_000021.9), UCSC (chr21) or
-         Ensembl (21)
+options  source: the file, whose records have NCBI's names, such as NC_000021.9
 
-This takes a few minutes. After an interruption it starts over, and writes the same bytes.
+This takes a few minutes. If it is interrupted, it starts over.
 """
 import gzip
 import itertools
@@ -40,7 +39,6 @@ from data import command
 from data.shards import Writer
 from data.text import Progress, download
 
-DOWNLOAD = True
 URL = ("https://ftp.ncbi.nlm.nih.gov/genomes/all/GCF/000/001/405/GCF_000001405.40_GRCh38.p14/"
        "GCF_000001405.40_GRCh38.p14_genomic.fna.gz")
 WINDOW = 6000  # letters
@@ -50,27 +48,25 @@ SYMBOLS = ["<unk>", "<pad>", "<mask>", "<cls>", *SIX_MERS, *"ATCGN", "<eos>", "<
 IDS = {symbol.encode(): i for i, symbol in enumerate(SYMBOLS)}
 BOS = IDS[b"<bos>"]
 N = IDS[b"N"]
-SPLIT = dict.fromkeys([*map(str, range(1, 21)), "X", "Y"], "train")  # {chromosome: its split}
-SPLIT["21"] = "val"
-SPLIT["22"] = "test"
+# the split of each chromosome, by NCBI's names; 23 is X and 24 is Y
+SPLIT = {f"NC_{i:06}": "train" for i in range(1, 25)}
+SPLIT["NC_000021"] = "val"
+SPLIT["NC_000022"] = "test"
 
 # what becomes of each byte: A, C, G and T are in upper case, and any other is N
 LETTERS = bytes(i & ~32 if chr(i) in "ACGTacgt" else ord("N") for i in range(256))
 TOKEN = re.compile(b"[ACGT]{6}|.")
-NAME = re.compile(rb"(?:NC_0000|chr)?0?(\d+|X|Y)(?:\.\d+)?\s")
 
 def records(file, block=1 << 24):
-    """Yields the records of a FASTA file in segments of about `block` letters: the chromosome ("1"
-    to "22", "X", "Y", or None) and the segment, bytes of A, C, G, T, N."""
+    """Yields the records of a FASTA file in segments of about `block` letters: the name without its
+    version, such as "NC_000021" of NC_000021.9, and the segment, bytes of A, C, G, T, N."""
     name = None
     while text := file.read(block):
         text = b"\n" + text + file.readline()  # up to the end of a line
         for i, segment in enumerate(text.split(b"\n>")):
             if i:  # segment 0 continues the last record of the previous block
                 header, _, segment = segment.partition(b"\n")
-                known = NAME.match(header + b"\n")
-                name = known[1].decode() if known else None
-                name = {"23": "X", "24": "Y"}.get(name, name)  # NCBI's numbers for them
+                name = header.partition(b".")[0].decode(errors="replace")
             yield name, segment.translate(LETTERS, b"\r\n")
 
 def tokenize(sequence):
@@ -110,7 +106,7 @@ def prepare(folder, source: str = None):
                 raise ValueError(f"{fault}; delete it and download it again") from None
         missing = [name for name in SPLIT if not counts[name][0]]
         if missing:
-            raise ValueError(f"{path} holds no window of chromosome {', '.join(missing)}; "
+            raise ValueError(f"{path} holds no window of {', '.join(missing)}; "
                              f"give the whole genome, such as {URL}")
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=BOS)
     sizes = []

@@ -29,7 +29,6 @@ from data import command
 from data.shards import Writer
 from data.text import download
 
-DOWNLOAD = True
 URL = ("https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
        "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/Jsb16thSeparated.json")
 SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
@@ -63,14 +62,17 @@ def prepare(folder, length: int = 2048, source: str = None):
                          f"{max(length // 4, 1) * 4}")
     with Writer(folder) as writer:
         path = Path(source) if source else download(URL, SHA256)
-        content = json.loads(path.read_text(encoding="utf-8"))
-        sizes = []
-        for theirs, ours in SPLITS.items():
-            for piece in content[theirs]:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
+        except (ValueError, KeyError, TypeError):  # it is not JSON, or it holds something else
+            raise ValueError(f"{path} does not hold the chorales; take {URL}") from None
+        for split in pieces:
+            for piece in pieces[split]:
                 tokens, mask = rows(serialize(piece), length)
-                writer.write(ours, tokens, mask)
-            sizes.append(f"{len(content[theirs])} {ours}")
+                writer.write(split, tokens, mask)
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
+    sizes = [f"{len(pieces[split])} {split}" for split in pieces]
     print(f"{folder}: {', '.join(sizes)} pieces")
 
 if __name__ == "__main__":

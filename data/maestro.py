@@ -18,8 +18,7 @@ files of val and test stay as they were played. REMI leaves out notes beyond the
 A split is one stream, so a window may contain the border of two pieces. Few do, because a piece is
 several times longer than block_size=2048.
 
-This takes about a quarter of an hour. After an interruption it starts over, and writes the same
-bytes.
+This takes about a quarter of an hour. If it is interrupted, it starts over.
 """
 import os
 import zipfile
@@ -30,7 +29,6 @@ from data import command
 from data.shards import Writer, rng
 from data.text import Progress, download
 
-DOWNLOAD = True
 URL = "https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
 VOCAB_SIZE = 328

@@ -9,7 +9,6 @@ with seed 2357, is for validation. End-of-text follows each document.
 from data import command
 from data.text import hub, texts, write_documents
 
-DOWNLOAD = True
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
     def corpus():

@@ -10,7 +10,6 @@ few windows contain it, because a book has about 70,000 words.
 from data import command
 from data.text import hub, texts, write_documents
 
-DOWNLOAD = True
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
     def corpus():

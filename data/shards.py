@@ -13,13 +13,15 @@ folder under its final name is always complete. It holds
                  that is not listed is a stream, in which a window may begin at any token
     loss         "all", or "mask" if there are .loss files
     shards       {"train_000000.bin": number of tokens, ...}
+    checksum     the CRC-32 of all tokens in the order in which they were written, by which a run
+                 notices that its set was written again with other tokens
     settings, documents, words: only in text corpora, see write_documents in data/text.py
 """
 import contextlib
 import functools
 import json
 import os
-import re
+import zlib
 from pathlib import Path
 
 try:
@@ -39,8 +41,8 @@ def rng(seed, number):
 class Split:
     """One split of a data set. Its files are memory-mapped, so a batch reads only its own tokens.
 
-    meta is the content of meta.json, tokens the number of tokens, row_length the number of tokens
-    per row, and rows the number of rows. The last two are 0 in a stream.
+    `meta` is the content of meta.json, `tokens` is the number of tokens, `row_length` is the number
+    of tokens per row, and `rows` is the number of rows. The last two are 0 in a stream.
 
     Raises FileNotFoundError if there is no such set, and ValueError if it has no such split or if
     the size of a file is not the one in meta.json.
@@ -121,7 +123,7 @@ class Split:
         return x, y
 
     def changes(self, meta):
-        """Returns the keys whose values differ from those of `meta`, which a run has kept."""
+        """Returns the keys of `meta`, which a run has kept, that have other values in this set."""
         return [key for key, value in meta.items() if self.meta.get(key) != value]
 
     def _draw_order(self, seed, epoch):
@@ -149,8 +151,8 @@ class Split:
         return targets
 
     def _gather(self, arrays, starts, length):
-        """Returns the `length` values from each start on, int64 (n, length), of arrays that are
-        the shards of a split. A window may begin in one shard and end in another."""
+        """Returns int64 (n, length), the `length` values that follow each start. `arrays` are the
+        shards of a split, and a window may begin in one and end in another."""
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist()):
             shard = int(np.searchsorted(self.ends, start, side="right"))
@@ -174,7 +176,7 @@ class Writer(contextlib.AbstractContextManager):
         `meta` is saved with each shard, so a caller puts there what it needs for resuming.
 
     Only one process at a time writes a set, and others wait for it. Windows cannot lock a folder,
-    so there you must not start two.
+    so do not start two there.
 
     Raises FileExistsError if the set is complete, and ValueError if it was written with other
     settings or if other files are in its place.
@@ -184,7 +186,8 @@ class Writer(contextlib.AbstractContextManager):
         self.folder = Path(folder).resolve()
         self.unfinished = Path(f"{self.folder}.part")
         self.shard_tokens = shard_tokens
-        self.meta = {"shards": {}}  # as in meta.json; a shard that is not listed does not count
+        # as in meta.json; a shard that is not listed does not count
+        self.meta = {"shards": {}, "checksum": 0}
         if settings is not None:
             self.meta["settings"] = settings
         self.tokens = {}  # {split: the bytes of the tokens that are not in a shard yet}
@@ -209,8 +212,10 @@ class Writer(contextlib.AbstractContextManager):
         tokens = np.asarray(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= 65535:
             raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
+        content = tokens.astype("<u2").tobytes()
+        self.meta["checksum"] = zlib.crc32(content, self.meta["checksum"])
         waiting = self.tokens.setdefault(split, bytearray())
-        waiting += tokens.astype("<u2").tobytes()
+        waiting += content
         if loss is not None:
             self.masks.setdefault(split, bytearray()).extend((np.asarray(loss) != 0).tobytes())
         if tokens.ndim == 1:
@@ -255,43 +260,32 @@ class Writer(contextlib.AbstractContextManager):
     def _take_place(self):
         """Checks that the final name is free, and reads what an interrupted Writer left."""
         if (self.folder / "meta.json").exists():
-            self._read_meta(self.folder)
+            if "settings" in self.meta:
+                self._read_meta(self.folder)
             raise FileExistsError(f"{self.folder} is complete; delete it to write it again")
         try:
             if self.folder.exists():
                 self.folder.rmdir()  # which fails unless it is an empty folder
         except OSError:
-            raise in_the_way(self.folder) from None
-        paths = sorted(self.unfinished.iterdir())
-        for path in paths:
-            if not re.fullmatch(r"(.+_\d{6}\.(bin|loss)|meta\.json)(\.tmp)?", path.name):
-                raise in_the_way(path)
+            raise ValueError(f"{self.folder} holds other files; move them, or choose another "
+                             "folder with --out") from None
         if "settings" in self.meta and (self.unfinished / "meta.json").exists():
-            self.meta = self._read_meta(self.unfinished)
-        for path in paths:
-            is_listed = path.with_suffix(".bin").name in self.meta["shards"]
-            if not is_listed and path.name != "meta.json":
+            self.meta.update(self._read_meta(self.unfinished))
+        for path in self.unfinished.glob(f"*_{6 * '[0-9]'}.*"):
+            if path.with_suffix(".bin").name not in self.meta["shards"]:
                 path.unlink()
 
     def _read_meta(self, folder):
         """Returns the content of meta.json. Raises ValueError if the set has other settings."""
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        if "settings" not in self.meta:
-            return meta
         ours = self.meta["settings"]
-        if "settings" not in meta:
-            raise ValueError(f"{folder} was written by another script or by older code; delete it "
-                             "to start over, or choose another with --out")
-        theirs = meta["settings"]
-        changes = []
-        for key in sorted(ours.keys() | theirs.keys()):
-            if key == "sha256" and ours.get(key) != theirs.get(key):
-                changes.append("another content of its source")
-            elif ours.get(key) != theirs.get(key):
-                changes.append(f"{key}={theirs.get(key)!r} instead of {ours.get(key)!r}")
-        if changes:
-            raise ValueError(f"{folder} was written with {' and '.join(changes)}; delete it to "
-                             "start over, or choose another with --out")
+        theirs = meta.get("settings", {})
+        keys = sorted(ours.keys() | theirs.keys())
+        changed = [key for key in keys if ours.get(key) != theirs.get(key)]
+        if changed:
+            raise ValueError(f"{folder} was written from another source or with other options, as "
+                             f"its meta.json shows in {', '.join(changed)}; delete it to start "
+                             "over, or choose another with --out")
         return meta
 
     def _save_meta(self, meta):
@@ -316,9 +310,6 @@ class Writer(contextlib.AbstractContextManager):
 def split_of(shard):
     """Returns the split of a shard: "train" of "train_000000.bin"."""
     return shard.rpartition("_")[0]
-
-def in_the_way(path):
-    return ValueError(f"{path} is in the way; move it, or choose another folder with --out")
 
 def lock(folder):
     """Makes a folder and locks it. Returns the descriptor that holds the lock until it is closed or

@@ -1,4 +1,4 @@
-"""Your own text as a data set, and what all text corpora share: tokenizing, downloads, processes.
+"""Your own text as a data set, and what all text corpora share: tokenizing and downloads.
 
     python -m data.text --source=input.txt                     # writes data/input
     python -m data.text --source=FOLDER --tokenizer=gpt2       # its files, as GPT-2 tokens
@@ -6,9 +6,8 @@
 
 The text must be UTF-8. In a folder, files and folders whose names begin with a dot are skipped. The
 last tenth of each file (or another fraction, --val) is for validation, and the rest is for
-training. End-of-text follows each of the two parts. Long files are tokenized in pieces that end
-with a line, because they might not fit into memory. A tokenizer that makes one token of several
-line ends cannot do so across two pieces.
+training. End-of-text follows each of the two parts. A file may be larger than the memory, because
+it is tokenized in pieces, each of which ends with a line.
 
 Tokenizing a corpus uses all cores. If it is interrupted, the same command resumes it. A corpus that
 is streamed from the hub is then downloaded again from its beginning, but it is not tokenized again.
@@ -19,14 +18,11 @@ options  source: the file or the folder; tokenizer: "bytes", a name that tiktoke
 """
 import collections
 import concurrent.futures
-import contextlib
 import functools
 import hashlib
 import itertools
-import multiprocessing
 import os
 import shlex
-import signal
 import threading
 import time
 from pathlib import Path
@@ -39,7 +35,7 @@ from data.tokenizer import load_encoding
 from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
 CORES = os.cpu_count() or 1
-PIECE = 1 << 18  # characters of a file that are read and tokenized at a time
+PIECE = 1 << 18  # the characters of a file that are read and tokenized at a time
 END_OF_TEXT = object()  # see write_documents
 
 def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
@@ -56,10 +52,11 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     shortest: documents of fewer tokens are left out.
     origin: what else the corpus depends on, by name.
 
-    meta.json says, with each shard, how many documents of each part have been read. A rerun skips
-    these, so its files are identical, byte for byte. meta.json also has these arguments, as
-    `settings`, because a rerun must have the same ones, and the number of words of each split,
-    because the perplexity per word, exp(loss * tokens / words), does not depend on the tokenizer.
+    meta.json, which is saved with each shard, has the number of documents that have been read of
+    each part, as `documents`. A rerun skips these, so its files are identical, byte for byte. The
+    arguments are there as `settings`, because a rerun must have the same ones. The number of words
+    of each split, as `words`, gives the perplexity per word, exp(loss * tokens / words), which can
+    be compared between tokenizers.
     """
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
@@ -78,7 +75,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         written = collections.Counter()
         for shard, count in writer.meta["shards"].items():
             written[split_of(shard)] += count
-        progress = Progress("tokens", written.total())
+        progress = Progress("tokens")
         encode = encoder(tokenizer, separator, shortest)
         for part, documents in corpus().items():
             skip = documents_read.setdefault(part, 0)
@@ -128,9 +125,9 @@ def encoder(tokenizer, separator, shortest):
     return encode
 
 def in_threads(function, items):
-    """Yields function(item) of each item, in order. All cores compute them, but only a little ahead
-    of the caller, because a corpus does not fit into memory. Threads suffice, because tiktoken,
-    tokenizers and numpy release the GIL."""
+    """Yields function(item) for each item, in order. All cores compute them, but only a little
+    ahead of the caller, because a corpus does not fit into memory. Threads suffice, because
+    tiktoken, tokenizers and numpy release the GIL."""
     def of_block(block):
         return [function(item) for item in block]
 
@@ -144,31 +141,6 @@ def in_threads(function, items):
         while pending:
             yield from pending.popleft().result()
 
-@contextlib.contextmanager
-def workers(setup, *arguments):
-    """A pool of processes, one per core, for work that holds the GIL. Each process begins with
-    setup(*arguments). Raises OSError if one of them was killed."""
-    pool = concurrent.futures.ProcessPoolExecutor(
-        CORES, initializer=start_worker, initargs=(setup, *arguments))
-    try:
-        yield pool
-    except concurrent.futures.BrokenExecutor:
-        raise OSError("a worker process was killed, as happens when memory runs out; free some and "
-                      "give the same command again") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-def start_worker(setup, *arguments):
-    parent = multiprocessing.parent_process()
-
-    def end_with_parent():  # otherwise a worker would wait forever after its parent was killed
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    setup(*arguments)
-
 def count_words(text):
     """Returns the number of words of a text. Spaces, line ends and control characters separate
     words, so this is len(text.split()) for plain text, but it is ten times as fast."""
@@ -176,22 +148,16 @@ def count_words(text):
     return int(np.count_nonzero(is_letter[1:] > is_letter[:-1]))
 
 class Progress:
-    """A status line with what is done and the rate, printed at most once per second. `done` is what
-    an earlier process did, which does not count towards the rate."""
+    """A status line that says how much is done. It is printed at most once per second."""
 
-    def __init__(self, unit, done=0):
+    def __init__(self, unit):
         self.unit = unit
-        self.done_before = done
-        self.start_time = time.monotonic()
-        self.shown_time = self.start_time
+        self.shown_time = time.monotonic()
 
     def show(self, done):
-        now = time.monotonic()
-        if now - self.shown_time > 1:
-            self.shown_time = now
-            rate = (done - self.done_before) / (now - self.start_time)
-            line = f"{done:,} {self.unit}, {rate:,.0f} per second"
-            print(f"\r{line:78}", end="", flush=True)
+        if time.monotonic() - self.shown_time > 1:
+            self.shown_time = time.monotonic()
+            print(f"\r{done:,} {self.unit}", end="", flush=True)
 
 def hub(*args, **options):
     """Returns a corpus of the Hugging Face hub. This needs `pip install datasets`."""
@@ -201,7 +167,7 @@ def hub(*args, **options):
 
 def texts(dataset, limit=None):
     """Returns the function documents(skip) that write_documents takes, for the first `limit` texts
-    of a datasets.Dataset or IterableDataset with a column "text"."""
+    of a datasets.Dataset or IterableDataset that has a column "text"."""
     def documents(skip):
         if skip == getattr(dataset, "num_rows", None):  # the library refuses to skip all rows
             return iter(())
@@ -226,28 +192,19 @@ def download(url, sha256=None):
                              "in another way and name it with --source=") from None
     return path
 
-def digest(paths):
-    """Returns a hash of the contents of files. It is part of a set's settings, so that a corpus is
-    not resumed after its source was edited."""
-    total = hashlib.sha256()
-    for path in paths:
-        content = hashlib.sha256()
-        with open(path, "rb") as file:
-            while block := file.read(PIECE):
-                content.update(block)
-        total.update(content.digest())
-    return total.hexdigest()
-
-def count_characters(path):
-    """Returns the number of characters of a file. Raises ValueError if it is not UTF-8."""
+def measure(path):
+    """Returns the number of characters of a file and the SHA-256 of its contents. Raises ValueError
+    if it is not UTF-8."""
     count = 0
+    contents = hashlib.sha256()
     try:
         with open(path, encoding="utf-8", newline="") as file:
             while text := file.read(PIECE):
                 count += len(text)
+                contents.update(text.encode())
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert or move it") from None
-    return count
+    return count, contents.digest()
 
 def pieces(path, start, end):
     """Yields the characters from `start` to `end` of a UTF-8 file, a piece at a time. A piece ends
@@ -271,10 +228,11 @@ def pieces(path, start, end):
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
     if not 0 < val < 1:
         raise ValueError(f"val={val} must lie between 0 and 1, because it is a fraction")
-    paths = files(source)
+    sha256 = hashlib.sha256()  # a setting, so that nothing is resumed after a file was edited
     segments = {"train": [], "val": []}
-    for path in paths:
-        length = count_characters(path)
+    for path in files(source):
+        length, contents = measure(path)
+        sha256.update(contents)
         cut = round(length * (1 - val))
         segments["train"].append((path, 0, cut))
         segments["val"].append((path, cut, length))
@@ -290,12 +248,9 @@ def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1
     def corpus():
         return {split: functools.partial(documents, split) for split in segments}
 
-    write_documents(folder, corpus, tokenizer, separator="marked", val=val, sha256=digest(paths))
-    data = Path(folder).resolve()
-    run = data.name.replace("@", "_")  # because sample.py reads what follows an @ as options
-    if data == locate(data.name).resolve():
-        data = data.name
-    words = ["python", "train.py", "config/quickstart.py", f"--data={data}", f"--out_dir=out/{run}"]
+    write_documents(folder, corpus, tokenizer, separator="marked", val=val,
+                    sha256=sha256.hexdigest())
+    words = ["python", "train.py", "config/quickstart.py", f"--data={Path(folder).resolve()}"]
     print(f"train on it with `{shlex.join(words)}`")
 
 def files(source):

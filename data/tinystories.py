@@ -10,7 +10,6 @@ stories.
 from data import command
 from data.text import hub, texts, write_documents
 
-DOWNLOAD = True
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
     def corpus():

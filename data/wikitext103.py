@@ -1,6 +1,7 @@
 """WikiText-103: 28,000 good articles, 100M words (Merity et al. 2017; CoPE, section 5.5).
 
     python -m data.wikitext103
+    python -m data.wikitext103 --limit=100  # a trial with the first 100 sections of each split
 
 The splits train, val and test are the text of wiki.{train,valid,test}.raw, unchanged and in one
 piece, because nothing separates the articles there.
@@ -21,7 +22,6 @@ import itertools
 from data import command
 from data.text import hub, write_documents
 
-DOWNLOAD = True
 ON_THE_HUB = {"train": "train", "val": "validation", "test": "test"}
 
 def sections(lines):
@@ -38,7 +38,6 @@ def sections(lines):
         yield "".join(section)
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
-    """Writes all sections of each split, or the first `limit`."""
     def documents(rows, skip):
         # an empty line is " \n" in the files, but "" on the hub
         lines = (row["text"] or " \n" for row in rows)

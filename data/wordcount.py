@@ -26,21 +26,26 @@ options  stories: a folder of text files instead of TinyStories; <|endoftext|> s
          to fine-tune; limit: the number of stories, for a trial; seed
 """
 import collections
+import concurrent.futures
+import contextlib
 import math
+import multiprocessing
+import os
 import re
+import signal
+import threading
 from pathlib import Path
 
 import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import hub, load_encoding, workers
+from data.text import CORES, hub, load_encoding
 
-DOWNLOAD = True
-FEWEST = 10  # the fewest examples of val that get a split k1, k2, ... of their own
+FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
-# targets: how many tokens at the end carry loss; sentences and words: their numbers in the story
+# targets: how many of the last tokens carry loss; sentences, words: how many the story has
 Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentences", "words"])
 
 def read_folder(folder):
@@ -59,16 +64,38 @@ def words(text):
 
 def question(story, sentences, random):
     """Returns the prompt, the answer, k and the number of sentences of a story. sentences(text)
-    splits a text into sentences, and `random` is a numpy generator."""
+    returns the list of a text's sentences, and `random` is a numpy generator."""
     found = sentences(story)
     word, _ = collections.Counter(words(story)).most_common(1)[0]
     k = int(random.integers(1, len(found) + 1))
     count = sum(words(sentence).count(word) for sentence in found[-k:])
     return PROMPT.format(story, word, k), f" {count}", k, len(found)
 
+@contextlib.contextmanager
+def workers(*state):
+    """A pool of processes, one per core, because nltk holds the GIL. Raises OSError if one of them
+    was killed."""
+    pool = concurrent.futures.ProcessPoolExecutor(CORES, None, start_worker, state)
+    try:
+        yield pool
+    except concurrent.futures.BrokenExecutor:
+        raise OSError("a worker process was killed, as happens when memory runs out; free some and "
+                      "give the same command again") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
 def start_worker(*state):
     global worker
     worker = state
+    parent = multiprocessing.parent_process()
+
+    # otherwise a worker would wait forever if its parent is killed, and the set would stay locked
+    def end_with_parent():
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
 
 def work(groups):
     """Returns the examples of groups of stories, given by the numbers of the stories (n, join)."""
@@ -107,6 +134,8 @@ def pad(values, length, end):
 
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0):
+    if join < 1:
+        raise ValueError(f"join={join} stories do not make an example; use 1 or more")
     from nltk.tokenize import PunktSentenceTokenizer
 
     if stories:
@@ -139,7 +168,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             print(f"\r{folder}: {counts}", end=" ", flush=True)
 
     state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
-    with Writer(folder) as writer, workers(start_worker, *state) as pool:
+    with Writer(folder) as writer, workers(*state) as pool:
         val = list(examples("val", order[:val_stories]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")

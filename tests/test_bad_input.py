@@ -83,12 +83,17 @@ MISTAKES = [
     ("sample.py {run} {task} --figure=frequency --out={new}", ["one picture, and there are 2"]),
     # preparing data
     ("data/flip_flop.py --length=7", ["length=7", "even"]),
+    ("data/flip_flop.py --length=4 --train=999 --out={moved}/x", ["val=1000: hardly any row is"]),
     ("data/flip_flop.py --out={set}", ["{set} is complete", "delete it"]),
-    ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
+    ("data/flip_flop.py --out={moved}", ["{moved} holds other files; move them"]),
     ("data/text.py", ["no text was named", "--source="]),
     ("data/text.py {text}", ["has no value", "write --source={text}"]),
     ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),
     ("data/text.py --source={latin}", ["{latin} is not UTF-8", "convert"]),
+    ("data/text.py --source={text} --tokenizer=gpt9 --out={new}", ["(ValueError: Unknown enc"]),
+    ("data/jsb.py --source={text} --out={moved}/x", ["{text} does not hold the chorales"]),
+    ("data/jsb.py --source={set}/meta.json --out={moved}/x", ["does not hold the chorales"]),
+    ("data/wordcount.py --join=0", ["join=0 stories", "use 1 or more"]),
 ]
 
 @pytest.fixture(scope="module")
@@ -116,8 +121,6 @@ def places(stream, rows, tmp_path_factory):
     (folder / "lookup.txt").write_text("a text")
     (folder / "broken.py").write_text("pe = undefined")
     (folder / "empty").mkdir()
-    (folder / "moved" / "half.part").mkdir()
-    (folder / "moved" / "half.part" / "notes.txt").write_text("of somebody else")
     (folder / "text").write_text("a text")
     (folder / "latin").write_bytes(b"caf\xe9")
     (folder / "wrong_key.py").write_text("eval_iters = 200")

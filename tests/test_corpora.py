@@ -1,4 +1,4 @@
-"""write_documents and the text corpora, against files built by hand, one token at a time.
+"""write_documents and the text corpora, against shards that `check` builds token by token.
 
 The corpora are small local files in the hub's format. No tokenizer needs a download.
 """
@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import tracemalloc
 from pathlib import Path
@@ -26,7 +27,7 @@ from data.text import load_encoding, tokenizer, write_documents
 def document(i):
     """A text of up to 400 letters. Not all of it is ASCII, and it may spell out the separator."""
     rng = random.Random(i)
-    return "".join(rng.choices([*"abcdefghijkl é🐍", "<|endoftext|>"], k=rng.randrange(400)))
+    return "".join(rng.choices([*"abcdefghijkl! é🐍", "<|endoftext|>"], k=rng.randrange(400)))
 
 TEXTS = [document(i) for i in range(300)]
 
@@ -150,7 +151,7 @@ def vocabulary(tmp_path_factory):
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"],
                                              initial_alphabet=byte_level.alphabet())
     trained.train_from_iterator(TEXTS, trainer)
-    # what a tokenizer.json may bring along and a corpus must not get
+    # settings that a tokenizer.json may contain, and that a corpus must not follow
     trained.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
     trained.enable_truncation(20)
@@ -160,7 +161,7 @@ def vocabulary(tmp_path_factory):
     return path
 
 def test_a_tokenizer_file(vocabulary, tmp_path):
-    """Text stays text even where it spells out </s>. Only a prompt's </s> is the token."""
+    """A text that spells out </s> stays text. Only in a prompt does </s> become the token."""
     encoding = load_encoding(vocabulary)
     text = "def naïve(): return 'κόσμε 🐍' </s> <s>" * 9
     ids = encoding.encode_ordinary(text)
@@ -194,7 +195,9 @@ def wiki(lines, seed):
     return found
 
 WIKI = {"train": wiki(900, 1), "validation": wiki(50, 2), "test": wiki(70, 3)}
-WHOLE = {split: ["".join(lines)] for split, lines in WIKI.items()}
+SECTIONS = {}  # a section begins with a line that looks like a heading
+for split, lines in WIKI.items():
+    SECTIONS[split] = re.split("(?m)^(?= = )", "".join(lines))
 BOOKS = ["".join(TEXTS[i : i + 8]) for i in range(0, 300, 8)]  # of about 4000 tokens
 NEW_ORDER = np.random.default_rng(2357).permutation(250)  # as nanoGPT's
 SHUFFLED = [TEXTS[i] for i in NEW_ORDER]
@@ -221,8 +224,9 @@ CORPORA = [  # a script, its options, what it must write, and how, as `check` ta
     ("openwebtext", dict(limit=250), {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
     ("pg19", dict(limit=30), {"test": BOOKS[:30]}, {}),
     ("tinystories", dict(limit=30), {"val": TEXTS[250:280], "train": TEXTS[:30]}, {}),
-    ("wikitext103", {}, {"train": WHOLE["train"], "val": WHOLE["validation"],
-                         "test": WHOLE["test"]}, dict(separator=None)),
+    ("wikitext103", dict(limit=30),
+     {"train": SECTIONS["train"][:30], "val": SECTIONS["validation"][:30],
+      "test": SECTIONS["test"][:30]}, dict(separator=None)),
     ("code", dict(source="some/code", column="func", limit=150),
      {"val": TEXTS[:150:100], "test": TEXTS[1:150:100], "train": TEXTS[2:100] + TEXTS[102:150]},
      {}),
@@ -247,10 +251,10 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name, options, parts, how", CORPORA)
 def test_corpora_of_the_hub(tmp_path, hub, name, options, parts, how):
-    """Each is written in one go, and resumed after a death."""
+    """Each corpus is written by a process that dies after its first shard, and then resumed."""
     script = importlib.import_module(f"data.{name}")
     prepare = functools.partial(script.prepare, tmp_path / "set", tokenizer="bytes", **options)
-    assert killed_at(4, prepare)  # the first shard is saved by then
+    assert killed_at(4, prepare)
     prepare()
     check(tmp_path / "set", parts, **how)
 
@@ -258,8 +262,8 @@ def test_corpora_of_the_hub(tmp_path, hub, name, options, parts, how):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_text_becomes_both_splits(tmp_path, monkeypatch, seed):
-    """Files of drawn lines are read in drawn pieces, which end with a line unless lines are longer.
-    The end of each file is for validation."""
+    """Files of random lines are read in pieces of a random size. The end of each file is for
+    validation."""
     dice = random.Random(seed)
     kinds = ["a line\n", "é🐍\r\n", "\n", "x" * 30, " ", "\r", "\u2028", "<|endoftext|>"]
     monkeypatch.setattr(text_corpora, "PIECE", dice.choice([5, 64, 1000]))
@@ -291,7 +295,7 @@ def test_a_long_text_needs_as_much_memory_as_a_short_one(tmp_path, monkeypatch):
         tracemalloc.stop()
     assert peaks[2] < 1.3 * peaks[1]
 
-def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch):
+def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch, capsys):
     """Otherwise a set could mix two texts, or not be the one that was asked for."""
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("a text")
@@ -302,11 +306,13 @@ def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch):
     for name in ("set.part", "set"):
         before = contents(name)
         assert len(before) > 1
-        for how, part in ((dict(source="edited"), "another content of its source"),
-                          (dict(source="text", val=0.2), "val=0.1 instead of 0.2")):
+        for how, part in ((dict(source="edited"), "sha256"),
+                          (dict(source="edited", val=0.2), "sha256, val")):
             with pytest.raises(ValueError) as error:
                 text_corpora.prepare(tmp_path / "set", **how)
-            one_line(error, f"{name} was written with {part}; delete it")
+            one_line(error, f"{name} was written from another source or with other options",
+                     f"in {part}; delete it to start over")
         assert contents(name) == before
         text_corpora.prepare(tmp_path / "set", source="text")
+    assert "set is complete" in capsys.readouterr().out
     assert contents("set") == contents("direct")

@@ -20,13 +20,13 @@ from data.shards import Split, Writer
 from data.text import tokenizer
 
 ROOT = Path(__file__).parent.parent
-LARGEST_CHUNK = 90  # how many tokens or rows a drawn set gets in one write
+LARGEST_CHUNK = 90  # the most tokens or rows that the fixture `drawn` writes at a time
 
 @pytest.fixture(scope="module", params=range(10))
 def drawn(request, tmp_path_factory):
-    """A set of drawn splits, written in drawn chunks, one split's among another's. Of each split,
-    it has the tokens, the mask and row_length. The tokens and the mask are (n,) if row_length is 0,
-    and (n, row_length) otherwise. The mask is None in a set without masks."""
+    """A set of random splits, which are written in turn, in chunks of random sizes. `splits` has
+    the tokens, the mask and the row_length of each. The tokens and the mask are (n,) if row_length
+    is 0, and (n, row_length) otherwise. The mask is None in a set without masks."""
     folder = tmp_path_factory.mktemp("drawn") / "set"
     dice = np.random.default_rng(request.param)
     vocab_size = int(dice.choice([2, 300, 65536]))
@@ -182,7 +182,7 @@ def test_writer_refuses_tokens_that_do_not_fit(tmp_path, tokens, part):
     assert not (tmp_path / "a").exists()
 
 def test_a_full_disk_is_one_line(tmp_path):
-    """What is saved has another name, and nothing of it gets into the next set."""
+    """What was saved is in the unfinished folder, and nothing of it gets into the next set."""
     how = dict(length=64, train=2000, val=9, sparse=9)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))  # a larger file does not fit
@@ -206,7 +206,8 @@ PREPARES = "import sys, data; data.prepare_if_missing(*sys.argv[1:])"  # as trai
 
 @pytest.mark.parametrize("end", ["finished", "stopped", "gone"])
 def test_a_start_waits_for_another(tmp_path, end):
-    """Whether the other finishes, leaves some files, or gives up and removes the .part folder."""
+    """The other process finishes the set, or stops and leaves some files, or stops and removes the
+    unfinished folder."""
     name = "flip_flop@train=9,length=64,val=9,sparse=9,dense=9"
     prepare_if_missing(name, tmp_path / "direct")
     with Writer(tmp_path / "set", 20) as writer:
