@@ -137,7 +137,7 @@ def random_layer(bench, name, T):
         q, k, v, unrotated_q, _, _, per_key = layer.encode(x, pos, net.angles(x, pos), {})
     if name == NEVER_SATURATED:
         unrotated_q[..., 0] = d**0.5
-        per_key[0][..., 0] = -5  # so much is added to the logits of all gates
+        per_key[0][..., 0] = -5  # which adds -5 to the logit of every gate
     return layer, [x.detach().clone().requires_grad_() for x in (q, k, v, unrotated_q, *per_key)]
 
 def call(attend, q, k, v, unrotated_q, *per_key):

@@ -85,7 +85,7 @@ def run():
         yield call
 
 def results(f, x, do):
-    """The output of f(**x) and its gradients by every tensor of x, by name."""
+    """Returns the output of f(**x), and its gradients with respect to each tensor of x, by name."""
     x = {name: a.detach().requires_grad_() for name, a in x.items()}
     o = f(**x)
     grads = torch.autograd.grad(o, list(x.values()), do.to(o))
@@ -98,7 +98,7 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 def size(x):
-    """Root mean square and largest value."""
+    """Returns the root mean square and the largest absolute value."""
     return x.square().mean().sqrt().item(), x.abs().max().item()
 
 # --- the two snippets of assembly, first on a GPU -------------------------------------------------
@@ -159,7 +159,7 @@ def equation(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None,
     return weights.to(v.dtype) @ v
 
 def kernel(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None, share=0.0):
-    """The same by kernels.py. share: the fraction that dropout drops."""
+    """The same with kernels.py. share is the fraction of the weights that dropout drops."""
     bias = None
     if forget is not None:
         bias = -F.logsigmoid(forget.float()).cumsum(-1)
@@ -334,7 +334,8 @@ def dropped(**x):
     return kernel(**x, share=SHARE)
 
 def dropout_mask(x):
-    """(B, H, T, T), 1 where a weight survives. A v that is 1 at one key a column shows it in o."""
+    """Returns (B, H, T, T), 1 where a weight is kept. With a v whose columns are each 1 at one key
+    and 0 elsewhere, o shows which weights are not 0."""
     B, H, T, d = x["v"].shape
     columns = []
     for start in range(0, T, d):
@@ -349,7 +350,7 @@ def dropout_mask(x):
     return torch.cat(columns, -1)[..., :T].float()
 
 def check_mask(mask):
-    """The right number of weights is kept, each independently of its neighbours and other heads."""
+    """Asserts that the right fraction is kept, independently of neighbours and of other heads."""
     past = torch.ones_like(mask[0, 0]).tril().bool()
     centred = torch.where(past, mask - (1 - SHARE), 0)
     variance = SHARE * (1 - SHARE)
@@ -422,7 +423,7 @@ def tiny_gpt(pe, **options):
     return net
 
 def check_model(pe, cope_gates):
-    """A model with kernels against one without: logits, gradients and a graph."""
+    """Holds a model with kernels against one without, in its logits and gradients and compiled."""
     torch._dynamo.reset()  # it keeps the graphs of 8 models
     net = tiny_gpt(pe, cope_gates=cope_gates)
     idx = torch.randint(11, (2, 40))
@@ -455,8 +456,8 @@ def test_models_use_the_kernels(run, pe, cope_gates):
     run("cpu", check_model, pe, cope_gates)
 
 def check_rank(rank, world, meeting_point):
-    """One process of a compiled model that accumulates two micro-batches under DDP. Its gradients
-    are those of all processes' sequences in one batch, eager and alone."""
+    """Runs one process of a compiled model that accumulates two micro-batches under DDP. Its
+    gradients must be those of one eager model with the sequences of all processes."""
     torch.distributed.init_process_group("gloo", f"file://{meeting_point}", timedelta(minutes=5),
                                          world, rank)
     net = tiny_gpt("cope+fox", n_layer=1)
