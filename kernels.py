@@ -630,9 +630,9 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
                 kept = dropout(seed, bh, i[None, :], j[:, None], DROPOUT)
                 dprob *= kept
+                acc_v = matmul((prob * kept).to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
                 row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
                 ds = prob * (dprob - row_do_o[None, :])
-                acc_v = matmul((prob * kept).to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
                 if dkey_bias is not None:
                     ds_column_sum += tl.sum(ds, 1)
                 if COUNTS and part != PLAIN:
