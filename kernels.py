@@ -409,10 +409,9 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             kept = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
             row_max, weight_sum, acc = online_softmax(s, s_scale, v_tile, kept, row_max,
                                                       weight_sum, acc)
-
-    # 3. the results
     if COUNTS:
         row_max += last
+    # lse is stored before o, because the other order may spill registers
     tl.store(lse + bh * T + i, row_max + tl.log2(weight_sum), mask=i < T)
     acc /= weight_sum[:, None]
     store(o, bh, H, i, acc, T, DV)
@@ -682,8 +681,9 @@ def compiled_once(kernel):
     where 3.6 and 3.8 fail, and at multiples of 16, where CoPE needs more registers."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
 
-def choose(kernel, q, v, npos, dropout):
-    """Returns the kernel to launch, with its constants and options. npos is 0 if nothing counts."""
+def choose(kernel, q, v, z_pairs, dropout):
+    """Returns the kernel to launch, with its constants and options."""
+    npos = 0 if z_pairs is None else z_pairs.size(3)
     if npos:
         tiles = TILES["counting"]
     elif v.size(3) > 64:
@@ -746,15 +746,13 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
                dropout: float) -> list[Tensor]:
     """Returns o, what the backward pass needs besides (see attention_forward), and z_pairs."""
     results = fake_forward(q, k, v, key_bias, z)
-    npos = 0
     if z is not None:
-        npos = z.size(3)
         results[-1] = pack(z)
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, results)
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
     kept = strided(o), lse, strided(o_residual), units_total, saturated
-    kernel, options = choose(attention_forward, q, v, npos, dropout)
+    kernel, options = choose(attention_forward, q, v, z_pairs, dropout)
     launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, kept, seed, T, H, **options)
     return results
 
@@ -779,7 +777,6 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, saved)
     B, H, T, _ = q.shape
     do_dot_o = torch.empty_like(lse)
-    npos = 0
     heads = B * H  # at a time
     scratch = do_dot_o, None, None, None
     if z_pairs is not None:  # CoPE's scratch is large, so take as many heads at a time as fit
@@ -793,8 +790,8 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     kept = strided(o), lse, strided(o_residual), units_total, saturated
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
-    kernel_q, options_q = choose(attention_backward_q, q, v, npos, dropout)
-    kernel_kv, options_kv = choose(attention_backward_kv, q, v, npos, dropout)
+    kernel_q, options_q = choose(attention_backward_q, q, v, z_pairs, dropout)
+    kernel_kv, options_kv = choose(attention_backward_kv, q, v, z_pairs, dropout)
     for first in range(0, B * H, heads):
         now = min(heads, B * H - first)
         launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), kept, grads_q,
