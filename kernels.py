@@ -3,7 +3,8 @@ An optional fast path: causal attention as Triton kernels, without a T x T matri
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
 to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over vectors
-of width 2d. Nothing is rotated here, because model.py rotates q and k, and k also by PoPE's delta.
+of width 2d. model.py rotates q and k before it calls the kernels. (Kernels for PoPE's rotation were
+tried. Without torch.compile they save 13 bytes per element of q, but their angles are less exact.)
 
 Attention. i is a query, j and t are keys, d is the width of a head. dX is the gradient of the loss
 with respect to X, and * multiplies entry by entry. The logits S are -inf where j > i.
@@ -25,8 +26,8 @@ row. So the kernels take only b_j, the key_bias, and its gradient is
 
 The second sum is the gradient of the b_i that was dropped. It is a row sum of dS, which would be 0
 in exact arithmetic. We subtract it because rounding leaves a small number in its place, and FoX
-adds up db_j over all tokens that follow a gate. With gates near 1/2, T = 1024 and bfloat16, an
-emulator's gradient of the gates is off by 0.21% (dense: 0.20%), and by 4.4% without the second sum.
+adds up db_j over all tokens that follow a gate. In bfloat16 with T = 1024 and gates near 1/2, the
+gradient of the gates would otherwise be off by 4.4% rather than 0.21%, as an emulator shows.
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + b), where the bias b depends on how
 many of the keys j to i the query counts. z_i = q_i e has npos entries, the bias at every integer.
@@ -109,17 +110,11 @@ tile of queries stopped counting at a key of its own, so counted and plain tiles
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
 sums are exact, although two passes may still round one gate to neighbouring units. Gradients ignore
-the rounding. model.py's own attention, which decodes with a cache, has exact gates, so it differs
-by this rounding. With T = 1024 and npos = 64 it changes o by 0.13 .. 0.24%, dz by 0.24 .. 0.6%, and
-the gates' gradients by 6 .. 13%. PyTorch in bfloat16 is off by 0.6%, 1.2% and 9 .. 19%.
+the rounding. With T = 1024 and npos = 64 it changes o by up to 0.24%, dz by 0.6% and the gates'
+gradients by 13%, where bfloat16 in PyTorch costs 0.6%, 1.2% and 19%. model.py decodes with a cache,
+in PyTorch and with exact gates, so the kernels need only as many queries as keys.
 
-Limits. Decoding is left to PyTorch, so there are as many queries as keys. B H may be at most
-65,535, and offsets within a head must be below 2^31. No atomics are used, so the same input gives
-the same bits. The kernels have not yet run on any GPU.
-
-PoPE's rotation stays in PyTorch, because its own operator would need two more kernels and have less
-accurate angles. Without torch.compile, this costs 13 more bytes per element of q for the backward
-pass (25 instead of 12, counted on a CPU), or 1.9 GB for 16 sequences in a model of 124M parameters.
+No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
 import functools
 import math
@@ -187,15 +182,15 @@ def mask_future(x, causal, NEEDED, value=0.0):
 
 @triton.jit
 def mix(x):
-    """Hashes 32 bits. Each bit of x flips every bit of the result about half of the time. (The
-    multipliers are those of Wellons' lowbias32.)"""
+    """Hashes 32 bits: flipping any bit of x flips each bit of the result about half of the time.
+    (The multipliers are those of Wellons' lowbias32.)"""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 @triton.jit
 def dropout(seed, bh, i, j, DROPOUT):
-    """Returns what dropout multiplies weights by, 0 for a random fraction of them. The hash depends
+    """Returns the factors of dropout, which are 0 for a random fraction of the weights. They depend
     only on seed, head, query and key, so every pass draws the same mask, whatever its tiles are.
     Queries and keys are hashed separately, which leaves one hash per pair."""
     factor = 1.0
@@ -250,8 +245,8 @@ def gates_of(logit, causal, NEEDED):
 
 @triton.jit
 def triangle(N, DTYPE):
-    """(N, N), 1 on and under the diagonal. x (M, N) @ triangle sums x from each key to the right,
-    and x @ triangle^T from the left up to each key. Both are cheaper than a scan."""
+    """Returns (N, N), 1 on and below the diagonal. x (M, N) @ triangle sums x from each key to the
+    right, and x @ triangle^T from the left up to each key. Both are cheaper than a scan."""
     return (tl.arange(0, N)[:, None] >= tl.arange(0, N)[None, :]).to(DTYPE)
 
 @triton.jit
@@ -305,7 +300,7 @@ def store_two(at, x, y, mask):
 def look_up(z_pairs, row, p, NPOS, ZTYPE):
     """Returns the bias at clamped positions p, its slope, and w."""
     z_floor, z_ceil = unpack(load_words(z_pairs + (row * NPOS + (p >> BITS))), ZTYPE)
-    # the bits of the fraction become those of a float in [1, 2), less 1
+    # the bits of the fraction make a float in [1, 2), from which 1 is subtracted
     w = ((p << 12) & 0x7FF000 | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
     slope = tl.where(w > 0, z_ceil - z_floor, 0.0)
     return z_floor + w * (z_ceil - z_floor), slope, w
@@ -414,14 +409,16 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             kept = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
             row_max, weight_sum, acc = online_softmax(s, s_scale, v_tile, kept, row_max,
                                                       weight_sum, acc)
+    if COUNTS:
+        row_max += last
+    # lse is stored before o, because the other order may spill registers
+    tl.store(lse + bh * T + i, row_max + tl.log2(weight_sum), mask=i < T)
     acc /= weight_sum[:, None]
     store(o, bh, H, i, acc, T, DV)
     if COUNTS:
         store(o_residual, bh, H, i, acc - acc.to(q_tile.dtype).to(tl.float32), T, DV)
         tl.store(units_total + bh * T + i, units_right, mask=i < T)
         tl.store(saturated + bh * tl.num_programs(0) + tile, remaining * N)
-        row_max += last
-    tl.store(lse + bh * T + i, row_max + tl.log2(weight_sum), mask=i < T)
 
 @triton.jit
 def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
@@ -434,7 +431,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO * O);
     units_right_at and dp_left_at (heads, tiles of KEYS, T) are the units counted to the right of a
     tile and the sum of dp to its left, all for attention_backward_kv; run_ends (heads, T, npos, 2)
-    are lower[c] and upper[c] of each row. heads: as many as share scratch, from `first` on."""
+    are lower[c] and upper[c] of each row. The heads that share scratch begin with `first`."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -658,10 +655,10 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
 
 # --- launching ------------------------------------------------------------------------------------
 # The attention is a pair of PyTorch operators, made by custom_op because triton_op does not take
-# the CPU tensors of the interpreter. fake_... allocate results, whose shapes torch.compile needs
+# the CPU tensors of the interpreter. torch.compile learns the results' shapes from fake_...
 
-QUERIES = 64  # M of attention_forward if it counts. A tile's rows stop counting at the same key
-KEYS = 64  # N of attention_backward_kv if it counts. For each tile it needs the carried sums
+QUERIES = 64  # M of attention_forward if it counts; all these rows stop counting at the same key
+KEYS = 64  # N of attention_backward_kv if it counts; for each such tile it needs the carried sums
 KERNELS = attention_forward, attention_backward_q, attention_backward_kv
 # (M, N, warps, stages) of each, chosen by counting instructions. A warp needs 16 rows, or tensor
 # cores do the same work twice. Two programs should fit on a multiprocessor, so that one computes
@@ -670,12 +667,11 @@ TILES = {
     "narrow": ((128, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),  # a v of width up to 64
     "narrow, small chip": ((128, 32, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),  # for PoPE
     "wide": ((128, 32, 8, 2), (64, 32, 4, 2), (32, 64, 4, 2)),  # a v of width up to 128
-    "float32": ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),  # only tests use it
     "counting": ((QUERIES, 64, 4, 1), (64, 32, 4, 1), (32, KEYS, 4, 1)),
 }
 
 def is_small(device):
-    """True for an RTX 3090, 4090 and others with 100 KB of shared memory; an A100 has 164 KB."""
+    """Returns True for GPUs such as the RTX 4090 with 100 KB of shared memory (an A100: 164)."""
     small = (8, 6), (8, 9), (12, 0), (12, 1)  # compute capabilities
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in small
 
@@ -685,12 +681,11 @@ def compiled_once(kernel):
     where 3.6 and 3.8 fail, and at multiples of 16, where CoPE needs more registers."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
 
-def choose(kernel, q, v, npos, dropout):
-    """Returns the kernel to launch, with its constants and options. npos is 0 if nothing counts."""
+def choose(kernel, q, v, z_pairs, dropout):
+    """Returns the kernel to launch, with its constants and options."""
+    npos = 0 if z_pairs is None else z_pairs.size(3)
     if npos:
         tiles = TILES["counting"]
-    elif q.dtype == torch.float32:
-        tiles = TILES["float32"]
     elif v.size(3) > 64:
         tiles = TILES["wide"]
     elif q.size(3) > 64 and is_small(q.device):
@@ -713,7 +708,7 @@ def strided(x):
     return x, x.stride(0), x.stride(1), x.stride(2)
 
 def empty_heads(x):
-    """An empty (B, H, T, d) like x, (B, T, H, d) in memory: merging heads then copies nothing."""
+    """Returns an empty (B, H, T, d), stored as (B, T, H, d): merging the heads copies nothing."""
     return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 def present(x):
@@ -726,7 +721,8 @@ def launch(kernel, grid, inputs, *args, **options):
     if triton.__version__ is None or not (INTERPRET or q.is_cuda):
         raise ValueError(f"q is on {q.device}; the kernels need Triton and an NVIDIA GPU, or "
                          "TRITON_INTERPRET=1 in the environment, which interprets them on a CPU")
-    with torch.cuda.device_of(q):  # below, fusion makes s * scale - row_max one instruction
+    with torch.cuda.device_of(q):
+        # with fusion, s * scale - row_max is one instruction
         kernel[grid](inputs, *args, **options, enable_fp_fusion=True)
 
 def pack(z):
@@ -735,8 +731,7 @@ def pack(z):
     z = z.half() if z.dtype == torch.float32 else z
     return torch.stack((z, F.pad(z[..., 1:], (0, 1))), -1).view(torch.int32).squeeze(-1)
 
-def free_memory(device):
-    """Returns the bytes that a new tensor could take."""
+def free_memory(device):  # in bytes
     if device.type != "cuda":
         return 2**30
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -751,15 +746,13 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
                dropout: float) -> list[Tensor]:
     """Returns o, what the backward pass needs besides (see attention_forward), and z_pairs."""
     results = fake_forward(q, k, v, key_bias, z)
-    npos = 0
     if z is not None:
-        npos = z.size(3)
         results[-1] = pack(z)
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, results)
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
     kept = strided(o), lse, strided(o_residual), units_total, saturated
-    kernel, options = choose(attention_forward, q, v, npos, dropout)
+    kernel, options = choose(attention_forward, q, v, z_pairs, dropout)
     launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, kept, seed, T, H, **options)
     return results
 
@@ -784,7 +777,6 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, saved)
     B, H, T, _ = q.shape
     do_dot_o = torch.empty_like(lse)
-    npos = 0
     heads = B * H  # at a time
     scratch = do_dot_o, None, None, None
     if z_pairs is not None:  # CoPE's scratch is large, so take as many heads at a time as fit
@@ -798,8 +790,8 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     kept = strided(o), lse, strided(o_residual), units_total, saturated
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
-    kernel_q, options_q = choose(attention_backward_q, q, v, npos, dropout)
-    kernel_kv, options_kv = choose(attention_backward_kv, q, v, npos, dropout)
+    kernel_q, options_q = choose(attention_backward_q, q, v, z_pairs, dropout)
+    kernel_kv, options_kv = choose(attention_backward_kv, q, v, z_pairs, dropout)
     for first in range(0, B * H, heads):
         now = min(heads, B * H - first)
         launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), kept, grads_q,
@@ -864,7 +856,7 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
 def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
     """Causal attention with logits q.k / sqrt(d), differentiable in all tensors. Returns o like v.
 
-    q, k      (B, H, T, D) after any rotation; float16 or bfloat16 (float32 for tests)
+    q, k      (B, H, T, D) after any rotation, in float16 or bfloat16 (or float32 for tests)
     v         (B, H, T, d), 16 <= d <= 128, and d <= D <= 2d, as PoPE's q and k have width 2d
     key_bias  (B, H, T) in float32 is added to the logits of each key, as in ALiBi and FoX
     z         (B, H, T, npos), npos >= 2, turns CoPE on: q @ e, of the q before rotation

@@ -12,20 +12,21 @@ all gradients of a few queries, so that a fast but wrong kernel does not pass. `
 of each Triton kernel. Times are medians. A line that fails says why, and does not end the run.
 """
 import argparse
+import copy
 import itertools
 import json
 import math
 import os
 import sys
 import time
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import kernels  # noqa: E402
-from model import GPT, PES, GPTConfig, rotate_pairs  # noqa: E402
+from model import GPT, PES, GPTConfig  # noqa: E402
 from train import PEAK_FLOPS  # noqa: E402
 
 # --- how a line is measured -----------------------------------------------------------------------
@@ -114,141 +115,96 @@ def steps(bench):
                 bench.line("step", f"{pe}, {mode}, kernel", T, training_step, pe, True, compiled)
 
 # --- attention by itself --------------------------------------------------------------------------
-# A method is a function of the tensors x, which returns the operands of attention: q and k after
-# rotation, v, and what acts on the logits. All implementations get operands of the same method
+# All lines of a method get the operands of the same layer of model.py, which Attention.textbook
+# explains. Its q and k are already rotated, so only the lines `step` include rotations
 
-def angles(T, d, step, x):
-    theta = 10000.0 ** (-torch.arange(0, d, step, device=x.device, dtype=torch.float64) / d)
-    angle = torch.arange(T, device=x.device)[:, None] * theta
-    return angle.cos().to(x), angle.sin().to(x)  # (T, d / step)
+NEVER_SATURATED = "cope, never saturated"  # the most expensive case, in which all keys are counted
 
-def rope(q, k, v):
-    cos, sin = angles(q.size(2), q.size(3), 2, q)
-    return dict(q=rotate_pairs(q, cos, sin), k=rotate_pairs(k, cos, sin), v=v)
-
-def pope(q, k, v):
-    cos, sin = angles(q.size(2), q.size(3), 1, q)
-    q, k = F.softplus(q), F.softplus(k)
-    return dict(q=torch.cat((q * cos, q * sin), -1), k=torch.cat((k * cos, k * sin), -1), v=v)
-
-def alibi(q, k, v):
-    B, H, T, _ = q.shape
-    bias = alibi_slopes(H, q)[:, None] * torch.arange(T, device=q.device)
-    return dict(q=q, k=k, v=v, key_bias=bias.expand(B, H, T))
-
-def alibi_slopes(H, q):
-    return 2.0 ** (-8 * torch.arange(1, H + 1, device=q.device) / H)
-
-def fox(q, k, v, forget):
-    return dict(q=q, k=k, v=v, key_bias=-F.logsigmoid(forget).cumsum(-1))
-
-def cope(q, k, v, e, gate_q=None, gate_k=None):
-    return dict(q=q, k=k, v=v, z=q @ e, gate_q=gate_q, gate_k=gate_k)
-
-def inputs(bench, method, T):
-    """Returns the tensors of a method by name, as leaves."""
+def random_layer(bench, name, T):
+    """Returns an attention layer with random weights, and its operands for random tokens."""
     H, d = (2, 32) if bench.dry else (12, 64)
     B = 1 if bench.dry else max(1, 32768 // T)
+    gates = "sep-keys" if name == NEVER_SATURATED else "keys"
     torch.manual_seed(0)
-    dtype = torch.float32 if bench.dry else torch.bfloat16
-    x = {name: torch.randn(B, T, H, d, device=bench.device, dtype=dtype).transpose(1, 2)
-         for name in "qkv"}
-    if method is fox:
-        x["forget"] = 4 + torch.randn(B, H, T, device=bench.device)
-    if method is cope:
-        x["e"] = torch.randn(d, 64, device=bench.device, dtype=dtype)
-    return {name: tensor.requires_grad_() for name, tensor in x.items()}
+    net = GPT(GPTConfig(T, 97, 1, H, H * d, pe=name.split(",")[0], cope_gates=gates))
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=len(p) ** -0.5)
+    net.to(bench.device, torch.float32 if bench.dry else torch.bfloat16)
+    layer = net.h[0].attn
+    with torch.no_grad():
+        x = torch.randn(B, T, H * d).to(layer.c_qk.weight)
+        pos = torch.arange(T, device=bench.device)
+        q, k, v, unrotated_q, _, _, per_key = layer.encode(x, pos, net.angles(x, pos), {})
+    if name == NEVER_SATURATED:
+        unrotated_q[..., 0] = d**0.5
+        per_key[0][..., 0] = -5  # which adds -5 to the logit of every gate
+    return layer, [x.detach().clone().requires_grad_() for x in (q, k, v, unrotated_q, *per_key)]
 
-def never_saturated(x):
-    """CoPE's worst case: gates of their own that hardly count, so that all keys are counted."""
-    gate_q, gate_k = torch.zeros_like(x["q"]), torch.ones_like(x["k"])
-    gate_q[..., 0] = -5 * x["q"].size(-1) ** 0.5
-    return x | dict(gate_q=gate_q.requires_grad_(), gate_k=gate_k.requires_grad_())
+def call(attend, q, k, v, unrotated_q, *per_key):
+    j = torch.arange(k.size(2), device=k.device)
+    return attend(q, k, v, unrotated_q, j[-q.size(2):, None], j, per_key)
 
-def dense(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, queries=None):
-    """Attention with a T x T matrix, or with some rows of it, whose logits are in float32 at least.
-    CoPE's is Listing 1. queries: the indices of the rows."""
-    T = q.size(2)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    if queries is None:
-        queries = torch.arange(T, device=q.device)
-    scale = v.size(3) ** -0.5
-    future = torch.arange(T, device=q.device) > queries[:, None]
-    content = (q[:, :, queries] @ k.mT).to(wide) * scale
-    logits = content
-    if key_bias is not None:
-        logits = logits + key_bias[:, :, None]
-    if z is not None:
-        g = content.sigmoid()
-        if gate_q is not None:
-            g = ((gate_q[:, :, queries] @ gate_k.mT).to(wide) * scale).sigmoid()
-        p = g.masked_fill(future, 0).flip(-1).cumsum(-1).flip(-1).clamp(max=z.size(-1) - 1)
-        below = p.floor()
-        z = z[:, :, queries].to(wide)
-        bias = torch.lerp(z.gather(-1, below.long()), z.gather(-1, p.ceil().long()), p - below)
-        logits = logits + bias
-    return logits.masked_fill(future, -math.inf).softmax(-1).to(v.dtype) @ v
+def output_and_gradients(f, operands, do):
+    o = f(*operands)
+    return o, *torch.autograd.grad(o, operands, do.to(o), allow_unused=True)
 
-def error(f, method, x):
+def error(attend, layer, operands):
     """Returns the largest relative rms error, of o and of all gradients, if only 16 queries of one
-    head have a loss."""
-    T = x["q"].size(2)
-    queries = torch.linspace(T // 4, T - 1, 16).long().unique().to(x["q"].device)
-    head = {name: a[:1, :1] if a.dim() > 2 else a for name, a in x.items()}
-    do = torch.randn(1, 1, len(queries), x["v"].size(3), device=x["q"].device).to(x["q"].dtype)
+    sequence have a loss. They are not the last ones, so that a missing mask shows."""
+    one = [x[:1].detach().requires_grad_() for x in operands]
+    stop = one[0].size(2) * 3 // 4 + 1
+    exact_layer = copy.deepcopy(layer).double()
 
-    def gradients(o, tensors):
-        return torch.autograd.grad(o, list(tensors.values()), do.to(o), allow_unused=True)
+    def mine(*operands):
+        return call(attend, *operands)[:, :, stop - 16 : stop]
 
-    mine = {name: a.detach().clone().requires_grad_() for name, a in head.items()}
-    o = f(**mine)[:, :, queries]
-    exact = {name: a.detach().double().requires_grad_() for name, a in head.items()}
-    o_exact = dense(**method(**exact), queries=queries)
-    pairs = zip((o, *gradients(o, mine)), (o_exact, *gradients(o_exact, exact)))
+    def exact(*operands):
+        q, k, v, unrotated_q, *per_key = (x.double()[:, :, :stop] for x in operands)
+        return call(exact_layer.textbook, q[:, :, -16:], k, v, unrotated_q[:, :, -16:], *per_key)
+
+    do = torch.randn_like(mine(*one))
+    pairs = zip(output_and_gradients(mine, one, do), output_and_gradients(exact, one, do))
     return max(((a - b).norm() / b.norm()).item() for a, b in pairs if b is not None)
 
-def measure_attention(bench, make, method, x):
-    f = make(bench, method, x["q"].size(2))
-    run = f if bench.dry else torch.compile(f, dynamic=False)
-    do = torch.randn_like(run(**x))
+def measure_attention(bench, make, layer, operands):
+    attend = make(bench, layer, operands[0].size(2))
+    if not bench.dry:
+        attend = torch.compile(attend, dynamic=False)
+    do = torch.randn_like(operands[2])
 
     def both():
-        return torch.autograd.grad(run(**x), list(x.values()), do, allow_unused=True)
+        return output_and_gradients(partial(call, attend), operands, do)
 
     def forward():
         with torch.no_grad():
-            return run(**x)
+            return call(attend, *operands)
 
+    both()
     result = dict(forward_ms=bench.median_ms(forward), both_ms=bench.median_ms(both))
     result["peak_GiB"] = bench.peak_gib(both)
-    result["rel_error"] = error(f, method, x)
-    largest_error = 0.3 if method is cope else 0.03  # CoPE's kernel rounds its gates
+    result["rel_error"] = error(attend, layer, operands)
+    largest_error = 0.3 if "cope" in layer.names else 0.03  # CoPE's kernel rounds its gates
     if not result["rel_error"] <= largest_error:
         raise ValueError(f"wrong: {result}")
     return result
 
-# Each of these makes an implementation of a method for T tokens, a function of the method's tensors
+# Each of these returns an implementation for T tokens, with the arguments of Attention.textbook
 
-def triton(bench, method, T):
-    attention = dense if bench.dry else kernels.attention
-    return lambda **x: attention(**method(**x))
+def triton(bench, layer, T):
+    return layer.textbook if bench.dry else layer.triton
 
-def eager(bench, method, T):
-    return lambda **x: dense(**method(**x))
+def eager(bench, layer, T):
+    return layer.chunked
 
-def sdpa_flash(bench, method, T):
+def sdpa_flash(bench, layer, T):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def attend(**x):
-        q, k, v = method(**x).values()
-        d = v.size(3)
+    def attend(q, k, v, *_):
         with sdpa_kernel(SDPBackend.MATH if bench.dry else SDPBackend.FLASH_ATTENTION):
-            wide = F.pad(v, (0, q.size(3) - d))  # flash attention needs equal widths
-            o = F.scaled_dot_product_attention(q, k, wide, is_causal=True, scale=d**-0.5)
-        return o[..., :d]
+            return layer.fused(q, k, v)
     return attend
 
-def flex_attention(bench, method, T):
+def flex_attention(bench, layer, T):
     from torch.nn.attention import flex_attention as flex
 
     def causal(b, h, i, j):
@@ -256,61 +212,61 @@ def flex_attention(bench, method, T):
 
     mask = flex.create_block_mask(causal, None, None, T, T, device=bench.device)
 
-    def attend(**x):
-        operands = method(**x)
-        q, k, v = operands["q"], operands["k"], operands["v"]
-        bias = operands.get("key_bias")
+    def attend(q, k, v, unrotated_q, i, j, per_key):
+        add_bias = None
+        if layer.bias_pes:
+            bias = layer.bias_pes[0].kernel_arguments(unrotated_q, per_key[0])["key_bias"]
 
-        def add_bias(s, b, h, i, j):
-            return s if bias is None else s + bias[b, h, j]
+            def add_bias(s, b, h, i, j):
+                return s + bias[b, h, j]
 
-        return flex.flex_attention(q, k, v, score_mod=add_bias, block_mask=mask,
-                                   scale=v.size(3) ** -0.5)
+        return flex.flex_attention(q, k, v, add_bias, mask, scale=layer.d**-0.5)
     return attend
 
-def flash_attn(bench, method, T):
+def flash_attn(bench, layer, T):
     from flash_attn import flash_attn_func
 
-    def attend(**x):
-        operands = method(**x)
-        q, k, v = (operands[name].transpose(1, 2) for name in "qkv")
-        slopes = alibi_slopes(q.size(2), q) if method is alibi else None
+    def attend(q, k, v, *_):
+        slopes = None
+        if layer.bias_pes:  # only of ALiBi
+            slopes = layer.bias_pes[0].slopes(q).flatten()
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes).transpose(1, 2)
     return attend
 
-def fla(bench, method, T):
+def fla(bench, layer, T):
     from fla.ops.forgetting_attn import parallel_forgetting_attn
 
-    def attend(q, k, v, forget):
-        q, k, v, g = (a.transpose(1, 2) for a in (q, k, v, F.logsigmoid(forget)))
-        return parallel_forgetting_attn(q, k, v, g).transpose(1, 2)
+    def attend(q, k, v, unrotated_q, i, j, per_key):
+        sums = per_key[0]  # of the logs of FoX's gates
+        log_gates = torch.diff(sums, prepend=torch.zeros_like(sums[..., :1])).float()
+        q, k, v, log_gates = (x.transpose(1, 2) for x in (q, k, v, log_gates))
+        return parallel_forgetting_attn(q, k, v, log_gates).transpose(1, 2)
     return attend
 
 IMPLEMENTATIONS = {
-    rope: (triton, eager, sdpa_flash, flex_attention, flash_attn),
-    pope: (triton, eager, sdpa_flash, flex_attention),
-    cope: (triton, eager),
-    fox: (triton, eager, flex_attention, fla),
-    alibi: (triton, eager, flex_attention, flash_attn),
+    "rope": (triton, eager, sdpa_flash, flex_attention, flash_attn),
+    "pope": (triton, eager, sdpa_flash, flex_attention),
+    "cope": (triton, eager),
+    NEVER_SATURATED: (triton,),
+    "fox": (triton, eager, flex_attention, fla),
+    "alibi": (triton, eager, flex_attention, flash_attn),
 }
 
 def attentions(bench):
     for T in (64,) if bench.dry else (1024, 2048, 4096, 8192, 16384, 32768):
-        for method, makes in IMPLEMENTATIONS.items():
-            x = inputs(bench, method, T)
+        for name, makes in IMPLEMENTATIONS.items():
+            layer, operands = random_layer(bench, name, T)
             for make in makes:
-                name = f"{method.__name__}, {make.__name__}"
-                bench.line("attention", name, T, measure_attention, make, method, x)
-            if method is cope:
-                x = never_saturated(x)
-                bench.line("attention", "cope, triton, never saturated", T, measure_attention,
-                           triton, cope, x)
+                bench.line("attention", f"{name}, {make.__name__}", T, measure_attention, make,
+                           layer, operands)
 
 # --- the kernels one by one, and other tiles ------------------------------------------------------
 
-def captured_launches(bench, method, T):
+def captured_launches(bench, name, T):
     """Returns (kernel, grid, arguments, options) of each launch of forward and backward pass. They
     have run, unless this is dry, so their arguments are those of a real step."""
+    layer, operands = random_layer(bench, name, T)
     launches = []
     launch = kernels.launch
 
@@ -321,7 +277,7 @@ def captured_launches(bench, method, T):
 
     kernels.launch = record
     try:
-        kernels.attention(**method(**inputs(bench, method, T))).sum().backward()
+        call(layer.triton, *operands).sum().backward()
     finally:
         kernels.launch = launch
     return launches
@@ -340,27 +296,27 @@ def measure_kernel(bench, kernel, grid, args, options):
 
 def each_kernel(bench):
     T = 64 if bench.dry else 1024
-    for method in (pope, cope, fox, alibi):
-        for kernel, grid, args, options in captured_launches(bench, method, T):
-            bench.line("kernel", f"{method.__name__}, {kernel.__name__}", T, measure_kernel,
-                       kernel, grid, args, options)
+    for name in ("pope", "cope", "fox", "alibi"):
+        for kernel, grid, args, options in captured_launches(bench, name, T):
+            bench.line("kernel", f"{name}, {kernel.__name__}", T, measure_kernel, kernel, grid,
+                       args, options)
 
 def sweep(bench):
     T = 64 if bench.dry else 4096
-    for method in (pope, cope, fox):
-        for kernel, (_, heads), args, options in captured_launches(bench, method, T):
+    for name in ("pope", "cope", "fox"):
+        for kernel, (_, heads), args, options in captured_launches(bench, name, T):
             of_keys = kernel.__name__ == "attention_backward_kv"
             sizes = 32, 64, 128
             for M, N, warps, stages in itertools.product(sizes, sizes, (4, 8), (1, 2, 3)):
                 outer, inner = (N, M) if of_keys else (M, N)
                 if outer % inner or 16 * warps > outer:
                     continue
-                if method is cope and (stages > 1 or outer != (options["N" if of_keys else "M"])):
+                if name == "cope" and (stages > 1 or outer != (options["N" if of_keys else "M"])):
                     continue  # the scratch has the shape of today's tiles
                 tile = dict(M=M, N=N, num_warps=warps, num_stages=stages)
                 grid = math.ceil(T / outer), heads
-                name = f"{method.__name__}, {kernel.__name__[10:]} {M}x{N} {warps}w {stages}s"
-                bench.line("sweep", name, T, measure_kernel, kernel, grid, args, options | tile)
+                text = f"{name}, {kernel.__name__[10:]} {M}x{N} {warps}w {stages}s"
+                bench.line("sweep", text, T, measure_kernel, kernel, grid, args, options | tile)
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

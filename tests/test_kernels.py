@@ -37,13 +37,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 on_gpu = [pytest.mark.gpu, needs_gpu]
 
 def devices(interpreted, gpu):
-    """Returns (device, case, dtype) of both. The interpreter computes bfloat16 wrongly; float32
-    differs only in its tiles, and heads of 128 are then too large for a GPU's shared memory."""
+    """Returns (device, case, dtype) of both. The interpreter computes bfloat16 wrongly."""
     found = [("cpu", case, "float16") for case in interpreted]
     for case in gpu:
-        for dtype in ("float32", "float16", "bfloat16"):
-            if dtype != "float32" or "wide head" not in case:
-                found.append(pytest.param("cuda", case, dtype, marks=on_gpu))
+        for dtype in ("float16", "bfloat16"):
+            found.append(pytest.param("cuda", case, dtype, marks=on_gpu))
     return found
 
 def patch_once():
@@ -87,7 +85,7 @@ def run():
         yield call
 
 def results(f, x, do):
-    """The output of f(**x) and its gradients by every tensor of x, by name."""
+    """Returns the output of f(**x), and its gradients with respect to each tensor of x, by name."""
     x = {name: a.detach().requires_grad_() for name, a in x.items()}
     o = f(**x)
     grads = torch.autograd.grad(o, list(x.values()), do.to(o))
@@ -100,7 +98,7 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 def size(x):
-    """Root mean square and largest value."""
+    """Returns the root mean square and the largest absolute value."""
     return x.square().mean().sqrt().item(), x.abs().max().item()
 
 # --- the two snippets of assembly, first on a GPU -------------------------------------------------
@@ -161,7 +159,7 @@ def equation(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None,
     return weights.to(v.dtype) @ v
 
 def kernel(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None, share=0.0):
-    """The same by kernels.py. share: the fraction that dropout drops."""
+    """The same with kernels.py. share is the fraction of the weights that dropout drops."""
     bias = None
     if forget is not None:
         bias = -F.logsigmoid(forget.float()).cumsum(-1)
@@ -194,33 +192,26 @@ CASES = {
     "CoPE + PoPE": dict(T=130, d=32, D=64, npos=16),
     "CoPE + FoX, large table": dict(T=130, d=32, npos=256, biases="fox"),
 }
-# The costs of rounded gates (kernels.py), relative to the root mean square of a result. In
-# these cases dz changes by 0.0040, and what no gate's gradient goes into by 0.0010
-ROUNDING_Z, ROUNDING = 0.01, 0.003
 # The kernel's float32 sigmoid and the oracle's in float64 sometimes round to neighbours: 5e-5 at
 # most here, and 3e-4 of the largest value. One run of keys missing in dz would cost 1e-2
 FLIPS, FLIPS_MAX = 2e-4, 2e-3
-
-def rounding_gates(T):
-    """The same for the gradient of a gate, which adds up slopes z[c + 1] - z[c]. The sum of T
-    rounded gates is off by about e = sqrt(T / 12) / 2048. So a share sqrt(2 / pi) e of the
-    positions get another column c. Its slope is independent of the right one, which makes the error
-    twice a slope's variance. The bound is twice the root of that, 0.12 for 257 tokens, as a few
-    rows are a small sample."""
-    return 2 * math.sqrt(2 * math.sqrt(2 / math.pi) * math.sqrt(T / 12) / 2048)
 
 def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype="float32",
            device="cpu"):
     """Returns the tensors by name, cut out of projections as in model.py; ALiBi's slope or None;
     and the gradient of o. q and k have width D, or d. centre is added to every logit of a gate."""
+    dtype = getattr(torch, dtype)
+
     def heads(width):
-        return torch.randn(B, T, H * width).unflatten(-1, (H, width)).transpose(1, 2)
+        x = torch.randn(B, T, H, width).to(device, dtype)
+        # a load that is wider than the head reads the NaN beside it
+        return F.pad(x, (0, 16), value=math.nan).transpose(1, 2)[..., :width]
 
     q, k = heads(D or d), heads(D or d)
     v, do = heads(d), heads(d)
     x = dict(q=q, k=k, v=v)
-    if npos:  # z fits float16, to which the kernels round a float32 z
-        x["z"] = torch.randn(B, H, T, npos).half()
+    if npos:
+        x["z"] = torch.randn(B, H, T, npos).to(device, dtype)
     if gates == "keys" and centre:
         q[..., 0] = math.copysign((abs(centre) * d**0.5) ** 0.5, centre)
         k[..., 0] = abs(q[..., 0])
@@ -230,19 +221,18 @@ def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype
         x["gate_k"] = heads(d)
         x["gate_k"][..., 0] = d**0.5
     if gates == "mixed":  # the rows of every fourth tile hardly count, nor does a row of another
-        i = torch.arange(T)
+        i = torch.arange(T, device=device)
         rarely = (i // 32 % 4 == 3) | (i == 200)
         x["gate_q"][..., 0] = torch.where(rarely, -5.0, 5.0)
-    x = {name: a.to(device, getattr(torch, dtype)) for name, a in x.items()}
     if "fox" in biases:
         x["forget"] = torch.randn(B, H, T, device=device)
     slope = 0.125 if "alibi" in biases else None
-    return x, slope, do.to(device, getattr(torch, dtype))
+    return x, slope, do
 
 def check_case(case, dtype, device="cpu"):
-    """The kernel is held against the equations in float64. CoPE's gates are rounded there too, and
-    what rounding costs is held against its bounds."""
-    torch.manual_seed(700 + list(CASES).index(case))  # others exceed a bound of rounding by luck
+    """The kernel is held against the equations in float64, in which CoPE's gates are rounded too.
+    Its error may be a multiple of that of dense attention, whose gates are not rounded."""
+    torch.manual_seed(700 + list(CASES).index(case))
     x, slope, do = inputs(**CASES[case], dtype=dtype, device=device)
     T = do.size(2)
     mine = results(partial(kernel, slope=slope), x, do)
@@ -251,13 +241,10 @@ def check_case(case, dtype, device="cpu"):
     dense = results(partial(equation, slope=slope), x, do)
     exact = results(partial(equation, slope=slope), double(x), do)
     rounded = results(partial(equation, slope=slope, units=2048), double(x), do)
-    gates = ("gate_q", "gate_k") if "gate_q" in x else ("q", "k")
-    prices = {name: rounding_gates(T) for name in gates} | {"z": ROUNDING_Z}
     for name, want in exact.items():
         assert mine[name].dtype == dense[name].dtype
         near, near_max = size(mine[name] - rounded[name])
         slow, slow_max = size(dense[name] - want)
-        rounding, _ = size(rounded[name] - want)
         rms, largest = size(want)
         tiny = 2e-6  # where the exact answer is 0
         # dz adds up dS, whose row sums are not 0 because P is rounded before P V (measured: 2.6)
@@ -269,12 +256,10 @@ def check_case(case, dtype, device="cpu"):
             most_max += FLIPS_MAX * largest
         assert near <= most, f"{name}: rms {near:.1e}, dense {slow:.1e}"
         assert near_max <= most_max, f"{name}: largest {near_max:.1e}, dense {slow_max:.1e}"
-        price = prices.get(name, ROUNDING) * rms + tiny
-        assert rounding <= price, f"{name}: rounding costs {rounding / rms:.1e}"
 
 @needs_triton
-@pytest.mark.parametrize("device, case, dtype", [("cpu", "PoPE, padded head", "float32")]
-                         + devices([case for case in CASES if "never" not in case], CASES))
+@pytest.mark.parametrize("device, case, dtype", devices(
+    [case for case in CASES if "never" not in case], CASES))
 def test_methods(run, device, case, dtype):
     run(device, check_case, case, dtype)
 
@@ -342,15 +327,15 @@ def test_the_example_of_the_docstring():
 # --- dropout: the mask is read out, and the equations use it --------------------------------------
 
 SHARE = 0.25
-# 2^-digits is a type's rounding; in float32, what a gate costs that the oracle rounds otherwise
-DIGITS = {"float32": 16, "float16": 11, "bfloat16": 8}
+DIGITS = {"float16": 11, "bfloat16": 8}  # a number's relative rounding error is 2^-digits at most
 
 def dropped(**x):
     torch.manual_seed(7)
     return kernel(**x, share=SHARE)
 
 def dropout_mask(x):
-    """(B, H, T, T), 1 where a weight survives. A v that is 1 at one key a column shows it in o."""
+    """Returns (B, H, T, T), 1 where a weight is kept. With a v whose columns are each 1 at one key
+    and 0 elsewhere, o shows which weights are not 0."""
     B, H, T, d = x["v"].shape
     columns = []
     for start in range(0, T, d):
@@ -365,7 +350,7 @@ def dropout_mask(x):
     return torch.cat(columns, -1)[..., :T].float()
 
 def check_mask(mask):
-    """The right number of weights is kept, each independently of its neighbours and other heads."""
+    """Asserts that the right fraction is kept, independently of neighbours and of other heads."""
     past = torch.ones_like(mask[0, 0]).tril().bool()
     centred = torch.where(past, mask - (1 - SHARE), 0)
     variance = SHARE * (1 - SHARE)
@@ -438,7 +423,7 @@ def tiny_gpt(pe, **options):
     return net
 
 def check_model(pe, cope_gates):
-    """A model with kernels against one without: logits, gradients and a graph."""
+    """Holds a model with kernels against one without, in its logits and gradients and compiled."""
     torch._dynamo.reset()  # it keeps the graphs of 8 models
     net = tiny_gpt(pe, cope_gates=cope_gates)
     idx = torch.randint(11, (2, 40))
@@ -471,8 +456,8 @@ def test_models_use_the_kernels(run, pe, cope_gates):
     run("cpu", check_model, pe, cope_gates)
 
 def check_rank(rank, world, meeting_point):
-    """One process of a compiled model that accumulates two micro-batches under DDP. Its gradients
-    are those of all processes' sequences in one batch, eager and alone."""
+    """Runs one process of a compiled model that accumulates two micro-batches under DDP. Its
+    gradients must be those of one eager model with the sequences of all processes."""
     torch.distributed.init_process_group("gloo", f"file://{meeting_point}", timedelta(minutes=5),
                                          world, rank)
     net = tiny_gpt("cope+fox", n_layer=1)
@@ -505,8 +490,7 @@ def test_why_not(monkeypatch):
     def ask(*names, d=64, dtype=torch.float16):
         return kernels.why_not(names, d, "cpu", dtype)
 
-    assert ask("pope", d=16) is None and ask("pope", d=128) is None and ask("pope", "cope") is None
-    assert ask("fox", d=8) == "head width 8 is not within 16 to 128"
+    assert ask("pope", d=16) is None and ask("pope", d=128) is None
     assert ask("cope", "pope", d=128) == "head width 128 is not within 16 to 64"
     assert ask("pope", dtype=torch.float64) == "torch.float64 inputs"
     assert "interpreter" in ask("pope", dtype=torch.bfloat16)
