@@ -534,13 +534,17 @@ def speed(model, cfg, processes, length, seconds):
     """Returns ms and tokens_per_s of a step that takes this many seconds, and mfu, the fraction of
     the peak FLOP/s, if PEAK_FLOPS lists the GPU."""
     values = dict(ms=1e3 * seconds, tokens_per_s=cfg.batch_size * length / seconds)
-    gpu = processes.device_name
-    # whole words, because an RTX A1000 is not an A100
-    peaks = [flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", gpu)]
-    if peaks:
+    peak = peak_flops(processes.device_name)
+    if peak:
         sequences = cfg.batch_size / processes.world
-        values["mfu"] = model.estimate_mfu(sequences, seconds, peaks[0], length)
+        values["mfu"] = model.estimate_mfu(sequences, seconds, peak, length)
     return values
+
+def peak_flops(gpu):
+    """Returns the peak FLOP/s of a GPU with this name, or None if PEAK_FLOPS does not list it."""
+    for name, flops in PEAK_FLOPS.items():
+        if re.search(rf"\b{name}\b", gpu):  # whole words, because an RTX A1000 is not an A100
+            return flops
 
 def log_line(values, cfg, eval_seconds):
     """Returns a line such as `step 20/1600 loss 3.1416 lr 1.00e-03 52 ms 19,692 tokens/s left

@@ -27,7 +27,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import kernels  # noqa: E402
 from model import GPT, PES, GPTConfig  # noqa: E402
-from train import PEAK_FLOPS  # noqa: E402
+from train import peak_flops  # noqa: E402
 
 # --- how a line is measured -----------------------------------------------------------------------
 
@@ -100,9 +100,9 @@ def training_step(bench, pe, use_kernels, compiled):
     result = dict(ms=ms, tokens_per_s=B * cfg.block_size / ms * 1000)
     result["peak_GiB"] = bench.peak_gib(step)
     if not bench.dry:
-        peaks = [peak for gpu, peak in PEAK_FLOPS.items() if gpu in torch.cuda.get_device_name()]
-        if peaks:
-            result["mfu"] = net.estimate_mfu(B, ms / 1000, peaks[0], cfg.block_size)
+        peak = peak_flops(torch.cuda.get_device_name())
+        if peak:
+            result["mfu"] = net.estimate_mfu(B, ms / 1000, peak, cfg.block_size)
     return result
 
 def steps(bench):
@@ -134,7 +134,8 @@ def random_layer(bench, name, T):
     with torch.no_grad():
         x = torch.randn(B, T, H * d).to(layer.c_qk.weight)
         pos = torch.arange(T, device=bench.device)
-        q, k, v, unrotated_q, _, _, per_key = layer.encode(x, pos, net.angles(x, pos), {})
+        angles = {pe: method.angles(x, pos) for pe, method in net.first_instance.items()}
+        q, k, v, unrotated_q, _, _, per_key = layer.encode(x, pos, angles, {})
     if name == NEVER_SATURATED:
         unrotated_q[..., 0] = d**0.5
         per_key[0][..., 0] = -5  # which adds -5 to the logit of every gate
@@ -166,8 +167,9 @@ def error(attend, layer, operands):
     pairs = zip(output_and_gradients(mine, one, do), output_and_gradients(exact, one, do))
     return max(((a - b).norm() / b.norm()).item() for a, b in pairs if b is not None)
 
-def measure_attention(bench, make, layer, operands):
-    attend = make(bench, layer, operands[0].size(2))
+def measure_attention(bench, make, name, T):
+    layer, operands = random_layer(bench, name, T)
+    attend = make(bench, layer, T)
     if not bench.dry:
         attend = torch.compile(attend, dynamic=False)
     do = torch.randn_like(operands[2])
@@ -193,7 +195,7 @@ def measure_attention(bench, make, layer, operands):
 def triton(bench, layer, T):
     return layer.textbook if bench.dry else layer.triton
 
-def eager(bench, layer, T):
+def chunked(bench, layer, T):
     return layer.chunked
 
 def sdpa_flash(bench, layer, T):
@@ -245,29 +247,27 @@ def fla(bench, layer, T):
     return attend
 
 IMPLEMENTATIONS = {
-    "rope": (triton, eager, sdpa_flash, flex_attention, flash_attn),
-    "pope": (triton, eager, sdpa_flash, flex_attention),
-    "cope": (triton, eager),
+    "rope": (triton, chunked, sdpa_flash, flex_attention, flash_attn),
+    "pope": (triton, chunked, sdpa_flash, flex_attention),
+    "cope": (triton, chunked),
     NEVER_SATURATED: (triton,),
-    "fox": (triton, eager, flex_attention, fla),
-    "alibi": (triton, eager, flex_attention, flash_attn),
+    "fox": (triton, chunked, flex_attention, fla),
+    "alibi": (triton, chunked, flex_attention, flash_attn),
 }
 
 def attentions(bench):
     for T in (64,) if bench.dry else (1024, 2048, 4096, 8192, 16384, 32768):
         for name, makes in IMPLEMENTATIONS.items():
-            layer, operands = random_layer(bench, name, T)
             for make in makes:
                 bench.line("attention", f"{name}, {make.__name__}", T, measure_attention, make,
-                           layer, operands)
+                           name, T)
 
 # --- the kernels one by one, and other tiles ------------------------------------------------------
 
-def captured_launches(bench, name, T):
-    """Returns (kernel, grid, arguments, options) of each launch of forward and backward pass. They
+def capture(bench, name, T, launches):
+    """Appends (kernel, grid, arguments, options) of each launch of forward and backward pass. They
     have run, unless this is dry, so their arguments are those of a real step."""
     layer, operands = random_layer(bench, name, T)
-    launches = []
     launch = kernels.launch
 
     def record(kernel, grid, *args, **options):
@@ -280,6 +280,11 @@ def captured_launches(bench, name, T):
         call(layer.triton, *operands).sum().backward()
     finally:
         kernels.launch = launch
+    return dict(launches=len(launches))
+
+def captured_launches(bench, name, T):
+    launches = []
+    bench.line("kernel", f"{name}, forward and backward", T, capture, name, T, launches)
     return launches
 
 def measure_kernel(bench, kernel, grid, args, options):

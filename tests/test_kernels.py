@@ -382,7 +382,7 @@ def check_dropout(case, dtype, device="cpu"):
 
 @needs_triton
 @pytest.mark.parametrize("device, case, dtype", devices(
-    ["PoPE + FoX", "CoPE + PoPE"], ["PoPE + FoX", "CoPE + PoPE"]))
+    ["PoPE + FoX", "CoPE + PoPE", "ALiBi"], ["PoPE + FoX", "CoPE + PoPE", "ALiBi"]))
 def test_dropout(run, device, case, dtype):
     run(device, check_dropout, case, dtype)
 
@@ -595,6 +595,17 @@ def test_the_benchmark_builds_all_its_inputs(words, capsys):
     if "--sweep" not in words:
         assert {line["kind"] for line in lines} == {"attention", "kernel", "step"}
         assert all(line["rel_error"] < 1e-4 for line in lines if "rel_error" in line)
+
+def test_the_benchmark_outlives_a_kernel_that_fails(monkeypatch):
+    import bench
+
+    def attention(*rest, **named):
+        raise RuntimeError("does not compile")
+
+    monkeypatch.setattr(kernels, "attention", attention)
+    lines = bench.main(["--dry", "--only=pope"])
+    failed = [line["kind"] for line in lines if "does not compile" in line.get("error", "")]
+    assert failed == ["kernel"] and lines[-1]["kind"] == "step"
 
 # --- wrong input ----------------------------------------------------------------------------------
 
