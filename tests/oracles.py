@@ -237,7 +237,9 @@ def methods(cfg, params, i):
     """Layer i's methods: (name, a function from a parameter's name to the parameter), in order."""
     pattern = cfg.pe.split(",")
     names = pattern[i % len(pattern)].split("+")
-    assert all(name in ("nope",) + ADD + OVERRIDE + ROTATE + BIAS for name in names), names
+    for name in names:
+        known = name in ("nope",) + ADD + OVERRIDE + ROTATE + BIAS
+        assert known, f"add {name} to one of these tuples, and write its equation beside the others"
     return [(name, lambda key, j=j: params[f"h.{i}.attn.pes.{j}.{key}"])
             for j, name in enumerate(names)]
 
