@@ -1,22 +1,23 @@
 """
-An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory.
+An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory. (Only
+the backward pass of CoPE keeps something that grows with T^2: two sums for 64 keys at a time.)
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
 to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over vectors
-of width 2d. model.py rotates q and k before it calls the kernels. (Kernels for PoPE's rotation were
-tried. Without torch.compile they save 13 bytes per element of q, but their angles are less exact.)
+of width 2d. PyTorch rotates them, because kernels for that saved only 13 bytes per element of q.
 
-Attention. i is a query, j and t are keys, d is the width of a head. dX is the gradient of the loss
-with respect to X, and * multiplies entry by entry. The logits S are -inf where j > i.
+Attention. i is a query, j and t are keys, d is the width of v. dX is the gradient of the loss with
+respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
 
-    P = softmax(S)    O = P V
-    dV = P^T dO       dP = dO V^T
+    S = Q K^T / sqrt(d)    P = softmax(S)    O = P V
+    dV = P^T dO            dP = dO V^T
     dS = P * (dP - rowsum(P * dP)) = P * (dP - rowsum(dO * O))
+    dQ = dS K / sqrt(d)    dK = dS^T Q / sqrt(d)
 
 The two row sums are equal because sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The
 forward pass stores the log-sum-exp L of each row, from which the backward passes recompute P =
 exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135, and 2307.08691). Dropout multiplies dP,
-and the P of O = P V and of dV, by the same factors, but not the P of dS.
+and the P in O = P V and in dV = P^T dO, by the same factors, but not the P in dS.
 
 A bias for each key. ALiBi and FoX add b_j - b_i to S_ij. In ALiBi b_j = m j, and in FoX
 b_j = -(log f_0 + .. + log f_j). The softmax drops b_i, because it is the same for all keys of a
@@ -24,10 +25,11 @@ row. So the kernels take only b_j, the key_bias, and its gradient is
 
     db_j = sum_i dS_ij - sum_t dS_jt
 
-The second sum is the gradient of the b_i that was dropped. It is a row sum of dS, which would be 0
-in exact arithmetic. We subtract it because rounding leaves a small number in its place, and FoX
-adds up db_j over all tokens that follow a gate. In bfloat16 with T = 1024 and gates near 1/2, the
-gradient of the gates would otherwise be off by 4.4% rather than 0.21%, as an emulator shows.
+where dS is the gradient of S + b. The second sum is the gradient of the b_i that was dropped. It is
+a row sum of dS, which would be 0 in exact arithmetic. But O is stored in 16 bits, so the row sum is
+not quite 0, and FoX adds up these errors over all tokens from a gate onwards. In bfloat16 with
+T = 1024 and gates near 1/2, the gradient of the gates is off by 0.2%, and by 2 to 13% without the
+second sum. (CoPE, which adds up dS along the row, stores what rounding removed from O instead.)
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + b), where the bias b depends on how
 many of the keys j to i the query counts. z_i = q_i e has npos entries, the bias at every integer.
@@ -36,23 +38,25 @@ many of the keys j to i the query counts. z_i = q_i e has npos entries, the bias
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     b_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
-In the backward pass, dS is first the gradient of S + b. The slope of b is z_i[c + 1] - z_i[c], or 0
-where p is clamped or an integer. A gate g_ij is a term of p_ij and of all p_it left of it, so
+In the backward pass, dS is the gradient of S + b until the last line below makes it that of S. The
+slope of b is z_i[c + 1] - z_i[c], or 0 where p is clamped or an integer. A gate g_ij is a term of
+p_ij and of all p_it left of it, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
-    dS_ij += dg_ij g_ij (1 - g_ij)            last, through the sigmoid, which makes it that of S
+    dS_ij += dg_ij g_ij (1 - g_ij)            through the sigmoid
 
 The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column
 c - 1. That needs no scatter-add. Along a row, p never rises from left to right, so the keys of one
-column form a run. p falls by at most 1 from one key to the next, so no column is skipped, and run
-c + 1 ends where run c begins. Let lower and upper be the running sums of dS (1 - w) and of dS w,
-from the left, and let lower[c] and upper[c] be their values at the last key of run c. Then
+column form a run, and the leftmost run has the highest column. p falls by at most 1 from one key to
+the next, so no column in between is skipped, and run c + 1 ends where run c begins. Let lower and
+upper be the running sums of dS (1 - w) and of dS w, from the left, and let lower[c] and upper[c] be
+their values at the last key of run c, or 0 for columns above that of the leftmost run. Then
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
-where values left of the first run are 0, and dz[0] has no second term. This example is the row of
-query 5, with npos = 4, z = (0, 2, 1, 3), and six keys whose dS sum to 0:
+and dz[0] has no second term. This example is the row of query 5, with npos = 4, z = (0, 2, 1, 3),
+and six keys whose dS sum to 0:
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75
@@ -68,7 +72,8 @@ query 5, with npos = 4, z = (0, 2, 1, 3), and six keys whose dS sum to 0:
     dz          -2    -1     2     1                dz[2] = (1 - -2) + (2 - 3)
 
 The kernels see this row in tiles of keys and carry the sums from one tile to the next. With two
-tiles of three keys, these are the sums, in the order of the passes and as the code names them:
+tiles of three keys, these are the sums, in the order of the passes and with the names of the code,
+which counts in units of 1/2048 of a gate:
 
     pass                   keys     before the tile                after the tile
     attention_forward      3 .. 5   units_right 0                  units_right 1.75
@@ -84,18 +89,19 @@ attention_backward_q walks the other way, so it takes the 2 of this tile off the
 stores the 1.75 and the dp_left of 0 for attention_backward_kv, which sees only this tile of keys.
 Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz.
 
-Three parts. Once all rows of a tile of queries have counted to npos - 1, the keys further left all
-have the bias z_i[npos - 1], and there CoPE is plain attention. If nothing is counted, everything
-left of the mask is plain as well. The tile of queries i0 .. i0 + M - 1:
+Three parts. Once all rows of a tile of queries have counted to npos - 1, which is checked after
+every second tile of keys, the keys further left all have the bias z_i[npos - 1], and there CoPE is
+plain attention. If nothing is counted, everything left of the mask is plain as well. These are the
+keys that the tile of queries i0 .. i0 + M - 1 sees, and the walks over them:
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
        |       plain        |       counted        |   masked,   |
        |    p = npos - 1    | gates, sums, look-up | and counted |
        +--------------------+----------------------+-------------+
-                            <------------------------------------  attention_forward sums gates
-       --------------------------------------------------------->  attention_backward_q sums dp
-       ------------------->                                        attention_forward, afterwards
+                            <------------------------------------  1. attention_forward sums gates
+       ------------------->                                        2. attention_forward
+       --------------------------------------------------------->  3. attention_backward_q sums dp
 
 attention_backward_kv has a tile of keys j0 .. j0 + N - 1 and visits the queries that see it. Each
 tile of queries stopped counting at a key of its own, so counted and plain tiles may alternate:
@@ -110,9 +116,9 @@ tile of queries stopped counting at a key of its own, so counted and plain tiles
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
 sums are exact, although two passes may still round one gate to neighbouring units. Gradients ignore
-the rounding. With T = 1024 and npos = 64 it changes o by up to 0.24%, dz by 0.6% and the gates'
-gradients by 13%, where bfloat16 in PyTorch costs 0.6%, 1.2% and 19%. model.py decodes with a cache,
-in PyTorch and with exact gates, so the kernels need only as many queries as keys.
+the rounding. With T = 1024, npos = 64 and a z of standard deviation 8, it changes o by 0.7%, dz by
+1.1% and the gates' gradients by 7 to 15%, where bfloat16 in PyTorch costs 5%, 8% and 32 to 38%. All
+are smaller with a smaller z. The kernels do not decode, and model.py does so with exact gates.
 
 No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
@@ -166,8 +172,7 @@ def store(x, bh, H, rows, tile, T, WIDTH):
 
 @triton.jit
 def load_bias(key_bias, bh, j, T):
-    """Loads the bias of keys j, for logits in base 2."""
-    return tl.load(key_bias + bh * T + j, mask=j < T, other=0.0) * LOG2E
+    return tl.load(key_bias + bh * T + j, mask=j < T, other=0.0) * LOG2E  # for logits in base 2
 
 @triton.jit
 def matmul(a, b, acc=None):
@@ -182,17 +187,17 @@ def mask_future(x, causal, NEEDED, value=0.0):
 
 @triton.jit
 def mix(x):
-    """Hashes 32 bits: flipping any bit of x flips each bit of the result about half of the time.
-    (The multipliers are those of Wellons' lowbias32.)"""
+    """Hashes 32 bits, as Wellons' lowbias32 does: flipping any bit of x flips each bit of the
+    result about half of the time."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 @triton.jit
 def dropout(seed, bh, i, j, DROPOUT):
-    """Returns the factors of dropout, which are 0 for a random fraction of the weights. They depend
-    only on seed, head, query and key, so every pass draws the same mask, whatever its tiles are.
-    Queries and keys are hashed separately, which leaves one hash per pair."""
+    """Returns dropout's factors, which are 0 for a random fraction of the weights. They depend only
+    on seed, head, query and key, so every pass draws the same mask, whatever its tiles are. Queries
+    and keys are hashed on their own first, so only one hash is computed for each pair."""
     factor = 1.0
     if DROPOUT > 0:
         seed_bits = tl.load(seed)
@@ -228,7 +233,7 @@ COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
 
 @triton.jit
 def round_to_int(x):
-    """Rounds x, a float32 of at least 0, to an int32. This is cheaper than a conversion."""
+    """Rounds x, a float32 from 0 to 2^23, to an int32, in fewer instructions than a conversion."""
     return (x + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
 
 @triton.jit
@@ -246,7 +251,7 @@ def gates_of(logit, causal, NEEDED):
 @triton.jit
 def triangle(N, DTYPE):
     """Returns (N, N), 1 on and below the diagonal. x (M, N) @ triangle sums x from each key to the
-    right, and x @ triangle^T from the left up to each key. Both are cheaper than a scan."""
+    right, and x @ triangle^T from the left up to each key. Tensor cores do both."""
     return (tl.arange(0, N)[:, None] >= tl.arange(0, N)[None, :]).to(DTYPE)
 
 @triton.jit
@@ -260,7 +265,7 @@ def prefix_sums(x, left, N, DTYPE):
 @triton.jit
 def unpack(word, ZTYPE):
     """Returns the z[c] and z[c + 1] of a word of z_pairs, in float32."""
-    if ZTYPE == tl.bfloat16:  # the upper half of a float32
+    if ZTYPE == tl.bfloat16:  # a bfloat16 is the upper half of a float32
         z_floor = (word << 16).to(tl.float32, bitcast=True)
         z_ceil = (word & -65536).to(tl.float32, bitcast=True)
     else:  # float16, to which a float32 z was rounded too
@@ -275,7 +280,7 @@ def last_bias(z_pairs, row, NPOS, ZTYPE):
 
 @triton.jit
 def load_words(at):
-    """Loads a tile of 32-bit words at addresses without a pattern. Assembly is faster here, because
+    """Loads a tile of 32-bit words at addresses without a pattern. This is in assembly, because
     tl.load would first move the addresses through shared memory."""
     if ASM:
         words = tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at.to(tl.int64)],
@@ -308,20 +313,20 @@ def look_up(z_pairs, row, p, NPOS, ZTYPE):
 @triton.jit
 def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
     """Stores dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c]), COLUMNS at a time. The
-    leftmost run of a row is first_run (M,); above it both sums are 0. In memory they alternate as
-    upper[c - 1], lower[c], upper[c], lower[c + 1]."""
+    leftmost run of a row is in column first_run (M,), and in higher columns both sums are 0. In
+    memory they alternate as upper[c - 1], lower[c], upper[c], lower[c + 1]."""
     for c0 in range(0, NPOS, COLUMNS):
         c = c0 + tl.arange(0, COLUMNS)[None, :]
         here = valid[:, None]
         has_run = here & (c <= first_run[:, None])
         at = run_ends + (row[:, None] * NPOS + c) * 2
         lower = tl.load(at, mask=has_run, other=0.0)
-        lower -= tl.load(at + 2, mask=here & (c < first_run[:, None]), other=0.0)
+        next_lower = tl.load(at + 2, mask=here & (c < first_run[:, None]), other=0.0)
         previous_has_run = here & (c > 0) & (c - 1 <= first_run[:, None])
-        upper = tl.load(at - 1, mask=previous_has_run, other=0.0)
-        upper_c = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
+        previous_upper = tl.load(at - 1, mask=previous_has_run, other=0.0)
+        upper = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
         at = dz + dz_row[:, None] * NPOS + c
-        tl.store(at, lower + upper - upper_c, mask=here & (c < NPOS))
+        tl.store(at, lower - next_lower + previous_upper - upper, mask=here & (c < NPOS))
 
 # --- the kernels ----------------------------------------------------------------------------------
 # inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; and z_pairs. The last four may be
@@ -336,8 +341,9 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     every row is saturated, and then the remaining keys from left to right, as plain attention.
 
     Fills saved: o; lse (B, H, T), the log-sum-exp of each row in base 2; and if it counts,
-    o_residual, what rounding removed from o (rowsum(dO * O) needs both); units_total (B, H, T), the
-    sum of each row's gates; and saturated (B H, tiles), the number of plain keys."""
+    o_residual, what rounding removed from o, because dz and dg would add up errors of rowsum(dO *
+    O); units_total (B, H, T), each row's sum of gates; and saturated (B H, tiles), the number of
+    plain keys."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -363,7 +369,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
         row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # units counted over the keys to the right
-        # left of the mask, the walk pauses after each CHUNK of tiles, to see if all rows are done
+        # 1 takes all tiles under the mask; 0 takes CHUNK to its left at a time, until rows are done
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
             while (remaining > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
@@ -392,7 +398,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                                                               weight_sum, acc)
                 remaining = stop
         last = last_bias(z_pairs, row, NPOS, q_tile.dtype)
-        row_max -= last  # all remaining keys have this bias, so it is added once, to lse
+        row_max -= last  # of all remaining keys; weights are now relative to 2^row_max without it
         bounds = (0, remaining, remaining)
 
     # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
@@ -410,7 +416,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             row_max, weight_sum, acc = online_softmax(s, s_scale, v_tile, kept, row_max,
                                                       weight_sum, acc)
     if COUNTS:
-        row_max += last
+        row_max += last  # with the bias again
     # lse is stored before o, because the other order may spill registers
     tl.store(lse + bh * T + i, row_max + tl.log2(weight_sum), mask=i < T)
     acc /= weight_sum[:, None]
@@ -495,14 +501,14 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                 ds = tl.exp2(s + plain_offset[:, None]) * (dprob - row_do_o[:, None])
                 ds = mask_future(ds, causal, part == MASKED)
                 if COUNTS:
-                    lower_left += tl.sum(ds, 1)  # w = 0
+                    lower_left += tl.sum(ds, 1)  # w = 0, so upper does not grow, and dp is 0
             else:
                 # gates and positions, as in attention_forward
                 if gate_q is not None:  # (M, DV) x (DV, N) -> (M, N)
                     gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
-                # attention_backward_kv needs the first dp_left and the last units_right of its tile
+                # attention_backward_kv needs a tile's first dp_left and, written last, units_right
                 table = tables + n // (KEYS // N) * T + i
                 tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
@@ -538,7 +544,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     if COUNTS:
         if gate_q is not None:
             store(dgate_q, bh, H, i, acc_gate * DV**-0.5, T, DV)
-        tl.store(run_ends + row * NPOS * 2, lower_left, mask=valid)  # every row ends in column 0
+        tl.store(run_ends + row * NPOS * 2, lower_left, mask=valid)  # column 0, even if it is empty
         tl.store(run_ends + row * NPOS * 2 + 1, upper_left, mask=valid)
         tl.debug_barrier()  # other threads stored some of the run ends
         store_dz(dz, bh * T + row, run_ends, row, valid, first_run, NPOS)
@@ -582,8 +588,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     i_unmasked = tl.minimum(j0 + N, T)  # from here on, queries see all N keys
 
     for part in tl.static_range(2, -1, -1 if COUNTS else -2):  # MASKED, COUNTED, PLAIN
-        # PLAIN and COUNTED both go through all tiles of attention_forward, and the range of queries
-        # is empty for a tile of the other kind. Only one range is needed in MASKED or without CoPE
+        # PLAIN and COUNTED both go through the later tiles of attention_forward, and skip those of
+        # the other kind, by an empty range of queries. MASKED, or without CoPE, there is one range
         first_range, last_range = 0, 1
         if COUNTS and part != MASKED:
             first_range, last_range = i_unmasked // QUERIES, tl.cdiv(T, QUERIES)
@@ -677,8 +683,8 @@ def is_small(device):
 
 @functools.cache
 def compiled_once(kernel):
-    """Returns a copy that is compiled once for all T. Triton would otherwise compile anew at T = 1,
-    where 3.6 and 3.8 fail, and at multiples of 16, where CoPE needs more registers."""
+    """Returns a copy that is compiled once for all T. Triton would otherwise compile CoPE anew at
+    T = 1, where 3.6 and 3.8 fail, and at multiples of 16, where it needs more registers."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
 
 def choose(kernel, q, v, z_pairs, dropout):
@@ -751,9 +757,9 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
     o, lse, o_residual, units_total, saturated, z_pairs = map(present, results)
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    kept = strided(o), lse, strided(o_residual), units_total, saturated
+    stored = strided(o), lse, strided(o_residual), units_total, saturated
     kernel, options = choose(attention_forward, q, v, z_pairs, dropout)
-    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, kept, seed, T, H, **options)
+    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, stored, seed, T, H, **options)
     return results
 
 @forward_op.register_fake
@@ -782,21 +788,22 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     if z_pairs is not None:  # CoPE's scratch is large, so take as many heads at a time as fit
         npos = z_pairs.size(3)
         tiles = math.ceil(T / KEYS)
-        heads = free_memory(q.device) // 4 // (8 * T * (tiles + npos))  # bytes of one head
+        bytes_per_head = 8 * T * (tiles + npos)
+        heads = free_memory(q.device) // 4 // bytes_per_head
         heads = min(max(heads, 1), B * H)
         scratch = (do_dot_o, units_total.new_empty(heads, tiles, T),
                    lse.new_empty(heads, tiles, T), lse.new_empty(heads, T, npos, 2))
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    kept = strided(o), lse, strided(o_residual), units_total, saturated
+    stored = strided(o), lse, strided(o_residual), units_total, saturated
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
     kernel_q, options_q = choose(attention_backward_q, q, v, z_pairs, dropout)
     kernel_kv, options_kv = choose(attention_backward_kv, q, v, z_pairs, dropout)
     for first in range(0, B * H, heads):
         now = min(heads, B * H - first)
-        launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), kept, grads_q,
-               scratch, seed, T, H, first, **options_q)
-        launch(kernel_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do), kept,
+        launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), stored,
+               grads_q, scratch, seed, T, H, first, **options_q)
+        launch(kernel_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do), stored,
                grads_kv, scratch, seed, T, H, first, **options_kv)
     return results
 
@@ -840,8 +847,9 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
                          "and for q and k at least that and at most twice as much")
     if z is not None and npos < 2:
         raise ValueError(f"z is {tuple(z.shape)}; it must have 2 columns or more")
-    if (gate_q is None) != (gate_k is None):
-        raise ValueError("only one of gate_q and gate_k was given; give both, or neither")
+    missing = [name for name in ("z", "gate_q", "gate_k") if given[name] is None]
+    if missing and (gate_q is not None or gate_k is not None):
+        raise ValueError(f"gates of their own need {' and '.join(missing)} as well; give all three")
     if B * H > 65535:
         raise ValueError(f"{B} sequences of {H} heads are more than the 65535 heads that a launch "
                          "can hold; use fewer sequences at a time")

@@ -617,7 +617,8 @@ def meta(T=9, d=32, B=1, H=2, stride=None):
 @pytest.mark.parametrize("words, x, changed", [
     ("^v is .* it must be", {}, dict(v=meta().half())),
     ("^z is .* 2 columns", {}, dict(z=meta(d=1))),
-    ("^only one of gate_q", {}, dict(gate_q=meta())),
+    ("own need z and gate_k as well", {}, dict(gate_q=meta())),
+    ("own need z as well", {}, dict(gate_q=meta(), gate_k=meta())),
     ("width 130;", dict(d=130), {}),
     ("32768 sequences of 2 heads", dict(B=32768), {}),
     # offsets of 32 bits, in q and in run_ends
