@@ -79,7 +79,7 @@ def read(run, device="cpu"):
                          "the run again with another --out_dir") from error
 
 def ran_out_of_memory(error):
-    """Returns whether this is one of the errors with which Python or PyTorch reports that."""
+    """Returns whether this is an error by which Python or PyTorch reports a lack of memory."""
     words = "allocate memory|out of memory|size calculation overflowed"
     return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
 

@@ -74,7 +74,7 @@ class GPTConfig:
     pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
     pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
     # relative
-    rel_capped: bool = False  # distances from block_size on reuse the last vector, rather than none
+    rel_capped: bool = False  # distances from block_size on get the last vector rather than none
     # t5
     t5_buckets: int = 32  # number of buckets; half of them hold one distance each
     t5_max_distance: int = 128  # all distances from here on share the last bucket
@@ -223,7 +223,7 @@ class Attention(nn.Module):
         self.use_triton = False  # set by GPT.use_kernels where a kernel serves this layer
 
     def forward(self, x, pos, angles, cache=None):
-        """Returns what the block adds to the residual stream, (B, T, C). x (B, T, C) is the
+        """Returns what attention adds to the residual stream, (B, T, C). x (B, T, C) is the
         block's normed input, and angles maps the name of a method to what its hook `angles`
         returned. The new keys and values are added to cache, this layer's dict."""
         operands = self.encode(x, pos, angles, {} if cache is None else cache)
@@ -384,7 +384,7 @@ class GPT(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         check(cfg)
-        check_positive(cfg, "vocab_size")  # here, because train.py checks before it reads the data
+        check_positive(cfg, "vocab_size")  # not in check, which train.py calls before reading data
         self.cfg = cfg
         self.first_instance = {}  # name -> the PE of that name in the first layer that uses it
         pattern = pe_pattern(cfg)
@@ -899,7 +899,8 @@ class CoPE(PE):
         check_positive(cfg, "cope_npos", "cope_m0")
 
     def add_parameters(self, shared_from):
-        """Creates e. The two variants of CoPE below create others, which no layers share."""
+        """Creates e. The two variants of CoPE below create other parameters instead, which layers
+        do not share."""
         shape = (self.d, self.cfg.cope_npos)
         if self.cfg.cope_per_head:
             shape = (self.H, *shape)

@@ -64,8 +64,8 @@ class TrainConfig(GPTConfig):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # constant ignores min_lr
     warmup_iters: int = 0  # steps of linear warm-up
     weight_decay: AtLeast0 = 0.1  # on the weights of linear and embedding layers
-    beta1: Below1 = 0.9  # AdamW: decay of the mean gradient
-    beta2: Below1 = 0.95  # AdamW: decay of the mean squared gradient
+    beta1: Below1 = 0.9  # AdamW: decay rate of the running mean of the gradient
+    beta2: Below1 = 0.95  # AdamW: decay rate of the running mean of its square
     grad_clip: AtLeast0 = 1.0  # maximum norm of the gradient; 0: no clipping
     eval_interval: AtLeast1 = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
@@ -73,7 +73,7 @@ class TrainConfig(GPTConfig):
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
     log_interval: AtLeast1 = 10  # steps between log lines
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where CUDA has it
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if a CUDA GPU has it
     compile: bool = False  # torch.compile: slow to start, fast steps
     kernels: Literal["auto", "off"] = "auto"  # auto: Triton in each layer that a kernel supports
     wandb_project: str = ""  # also log to this Weights & Biases project
@@ -175,8 +175,10 @@ def main(argv):
             with autocast:
                 results = evaluate(model, evals, cfg, processes, stop_signal)
             model.train()
-            if results is None:  # a signal interrupted it, and is heard again at the top, so this
-                continue  # step begins anew, saves and stops
+            if results is None:
+                # A signal interrupted the evaluation. The signal is heard again at the top of the
+                # loop, where this step begins anew, saves and stops
+                continue
             best = record_results(results, best, step, cfg, log, processes)
             eval_seconds = time.perf_counter() - pause_start
         if last:
@@ -308,7 +310,8 @@ class StopSignal:
     def hear(self, number, frame):
         if self.number == 0 and self.processes.rank == 0:
             try:
-                os.write(2, b"\nstopping after this step or batch; Ctrl-C ends it at once\n")
+                os.write(2, b"\nthe run is stopping after this step or batch; "
+                            b"Ctrl-C ends it at once, without saving\n")
             except OSError:
                 pass  # the terminal is closed
         self.number = max(self.number, number)
@@ -404,7 +407,8 @@ def check_same_run(cfg, saved, train):
         value = getattr(cfg, key)
         if value != saved_value:
             raise ValueError(f"{cfg.out_dir} was trained with {key}={saved_value!r}, not "
-                             f"{value!r}; keep it, or write elsewhere with --out_dir=...")
+                             f"{value!r}; keep it as it was, or write elsewhere with "
+                             "--out_dir=...")
     data = saved["config"]["data"]
     differ = train.changes(saved["meta"])
     if locate(data).name != train.folder.name:

@@ -27,9 +27,9 @@ Table 12 has accuracies in percent, whose mean is 47.7 for RoPE and 48.6 for CoP
     RoPE          61.4   73.0  41.2  45.5    60.4   64.3  30.2  25.2  27.8
     CoPE + RoPE   65.8   73.4  41.7  45.4    62.0   66.2  29.7  26.8  26.6
 
-The paper says that after 1T tokens CoPE's perplexity is about 3% lower than RoPE's, which is a loss
-lower by 0.03, and that on Wikipedia it needs 0.6T tokens to reach RoPE's final loss. It gives the
-sizes, a learning rate of 4e-4, a context of 4096, a maximum position of 64 and, for MMLU, five
+The paper says that after 1T tokens CoPE's perplexity is about 3% lower than RoPE's, which means a
+loss lower by 0.03, and that on Wikipedia it needs 0.6T tokens to reach RoPE's final loss. It gives
+the sizes, a learning rate of 4e-4, a context of 4096, a maximum position of 64 and, for MMLU, five
 examples. For the rest it mostly follows Llama 2, which uses steps of 4M tokens, a cosine down to a
 tenth, 2000 steps of warm-up, a weight decay of 0.1 and betas of 0.9 and 0.95. CoPE adds 0.04% to
 the parameters. The added ones are 4 layers x 64 positions x 2048 = 524,288, so each of the four
@@ -38,9 +38,8 @@ layers has a table per head.
 Our choices. CoPE is in layers 6, 12, 18 and 24, which is one reading of "every 6th layer". The
 training data is C4, on which the paper evaluates, because its own is Llama 2's private mix. C4 has
 0.18T tokens, so that training on 1T reads it more than five times. The MLP is of width 5632, which
-gives 1.36B parameters. AdamW's eps is 1e-8, where Llama 2 has
-1e-5. All tasks of Table 12 but MMLU run without examples; the paper calls all of them few-shot, but
-gives a number only for MMLU.
+gives 1.36B parameters. AdamW's eps is 1e-8, whereas Llama 2 has 1e-5. All tasks of Table 12 but
+MMLU run without examples; the paper calls all of them few-shot, but gives a number only for MMLU.
 
 Memory at micro_batch=1 is about 56 GB for CoPE if PyTorch computes it, and 37 GB for RoPE.
 """

@@ -29,13 +29,14 @@ has a table of block_size + 1 = 513 positions in each layer and divides q.e by s
 layers share one table of relative embeddings.
 
 Our choices. Five things differ from the released code. After a program that fails, it draws a new
-length, where ours keeps the length (data/counting.py). Its blocks are post-norm with ReLU, where
-ours are pre-norm with GELU. It also applies dropout to the hidden layer of the MLP. Its embeddings
-and absolute positions start with a standard deviation of 0.0625 (256^-0.5), its relative table with
-0.125 (64^-0.5) and its linear layers with PyTorch's default, where ours all start with 0.02; at a
-small size, its values make the relative encoding worse rather than better (see eval/README.md). It
-ends an epoch with a smaller batch, where ours continues into the next epoch. The paper does not say
-how long it trains on fewer programs, so for Figure 2 we take as many steps as for 10,000.
+length, whereas ours keeps the old one (data/counting.py). Its blocks are post-norm with ReLU,
+whereas ours are pre-norm with GELU. It also applies dropout to the hidden layer of the MLP. Its
+embeddings and absolute positions start with a standard deviation of 0.0625 (256^-0.5), its relative
+table with 0.125 (64^-0.5) and its linear layers with PyTorch's default, whereas ours all start with
+0.02; at a small size, its values make the relative encoding worse rather than better (see
+eval/README.md). It ends an epoch with a smaller batch, whereas ours continues into the next epoch.
+The paper does not say how long it trains on fewer programs, so for Figure 2 we take as many steps
+as for 10,000.
 
 Memory is about 9.8 GB for CoPE and 4 GB for the relative encoding.
 """

@@ -16,7 +16,8 @@ CoPE Tables 2 and 8, Figure 6, Flip-Flop: wrong reads in percent, mean (deviatio
     --pe=cope_alibi --cope_slopes=geometric --cope_m0=0.0625  0.0 (0.0)         17.1 (1.5)
     --pe=cope_alibi --cope_slopes=learned                     0.0 (0.0)         11.4 (4.0)
 
-The other seeds are --seed=1338 and --seed=1339. Smaller models, one seed, in distribution / OOD:
+The other seeds are --seed=1338 and --seed=1339. The smaller models have one seed, and their cells
+are errors in distribution / OOD:
 
     flags                               --pe=learned   --pe=rope     --pe=cope
     --n_layer=2                         11.1 / 10.6    5.1 / 14.7    0.0 / 13.2
@@ -28,8 +29,8 @@ The other seeds are --seed=1338 and --seed=1339. Smaller models, one seed, in di
     --n_embd=128 --n_layer=2 --n_head=2 19.1 / 28.6    14.4 / 25.2   0.02 / 24.5
 
 "In distribution" is the token_error of val, 1000 rows, and "OOD" that of sparse, 100,000 rows in
-which 98% of the instructions are "ignore". Training evaluates on about 1000 rows of each every 500
-steps, from which Figure 6 is drawn (its CoPE with ALiBi has no row in the table):
+which 98% of the instructions are "ignore". Every 500 steps, training evaluates on about 1000 rows
+of each. Figure 6 is drawn from these evaluations (its CoPE with ALiBi has no row in the table):
 
     python train.py config/cope_flip_flop.py --pe=cope_alibi
     python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves
@@ -44,7 +45,7 @@ name the slopes of its CoPE with ALiBi; we take ALiBi's own. Where only the firs
 CoPE_MLP, the others have no encoding, because the paper names none. Hard attention is trained with
 a straight-through gradient; the paper does not say how it trains it.
 
-Memory is about 2 GB, but 17 GB for cope_mlp in all layers, or 4 GB at --micro_batch=4.
+Memory is about 2 GB. With cope_mlp in all layers it is 17 GB, which --micro_batch=4 lowers to 4 GB.
 """
 data = "flip_flop"
 pe = "cope"

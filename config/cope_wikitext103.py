@@ -36,9 +36,9 @@ Figures 4 and 7 are drawn from the sep-keys run, on the start of the split, or o
 
     python sample.py out/SEP_KEYS_RUN --figure=positions    # Figure 4; --figure=gates: Figure 7
 
-The paper says that the model is GPT-2's and has a context of 1024, a batch size of 64, 100 epochs
-and p_max = 64. Its numbers of parameters imply GPT-2's vocabulary, in which an epoch has 117.8M
-tokens, so that 100 epochs are 179,800 steps.
+The paper says that the model is GPT-2's, with a context of 1024 and p_max = 64, and that it trains
+for 100 epochs with a batch size of 64. Its numbers of parameters imply GPT-2's vocabulary, in which
+an epoch has 117.8M tokens, so that 100 epochs are 179,800 steps.
 
 Our choices. The paper gives neither the learning rate and its schedule, nor dropout, nor AdamW's
 betas and weight decay; ours are below, or train.py's defaults. We read p_max = 64 as 64 positions

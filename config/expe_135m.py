@@ -32,7 +32,7 @@ Our choices. Every head has keys of its own, although Llama 3 shares keys among 
 paper gives only one number of heads. The MLP is of width 2048, which gives 135M parameters with
 separate input and output embeddings. The positions are written after the block's norm, because the
 norm would change them. Table 4 runs without examples, because the paper does not give their number,
-and "ARC" is taken for ARC-challenge. For both kinds of ARC, the paper cites another benchmark,
+and we take "ARC" to mean ARC-challenge. For both kinds of ARC, the paper cites another benchmark,
 ConceptARC.
 
 Memory at micro_batch=32 is about 16 GB.

@@ -6,8 +6,8 @@ of -1, 0 and +1 instead of -15 to +15.
     python train.py config/pope_indirect_small.py --pe=rope      # RoPE; other seeds: --seed=1
     python sample.py out/pope_indirect_small_pope --split=test   # rows, with the model's answers
 
-The last line that training prints has the token_error of test, 10,000 rows. Copying the letter that
-is asked about, which is right only if the shift is 0, gets 66% wrong.
+The last evaluation that training prints has the token_error of test, 10,000 rows. Copying the
+letter that is asked about, which is right only if the shift is 0, gets 66% wrong.
 
 Our choices. The base is 100, because rows have 15 positions. With the usual 10000, most of the
 channels would hardly rotate.
