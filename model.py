@@ -1088,7 +1088,7 @@ def check(cfg):
     check_positive(cfg, "block_size", "n_layer", "n_head", "n_embd", "base")
     check_choices(cfg)
     if not 0 <= cfg.dropout < 1:
-        raise ValueError(f"dropout={cfg.dropout} is a fraction; use 0 <= dropout < 1")
+        raise ValueError(f"dropout={cfg.dropout} must be a fraction; use 0 <= dropout < 1")
     if cfg.n_embd % cfg.n_head:
         raise ValueError(f"n_embd={cfg.n_embd} is not divisible by n_head={cfg.n_head}; change "
                          "one of them")

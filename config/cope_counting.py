@@ -11,8 +11,8 @@ CoPE Tables 3, 4 and 10, Figure 2, counting: wrong answers in percent, mean (dev
     --pe=learned    5.3 (0.8)    -           -            67.6 (1.5)    71.5 (1.5)
 
 The other two seeds are --seed=1338 and --seed=1339. The first command gives the first three
-columns, which are the token_error of test, pass100 and pass10 in its last lines, 1000 programs
-each. Always answering 10 gets 81% of test wrong.
+columns, which are the token_error of test, pass100 and pass10 in its last evaluations, with 1000
+programs each. Always answering 10 gets 81% of test wrong.
 
 Figure 2 plots the error on val against the number of training programs. These runs are its points:
 

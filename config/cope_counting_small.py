@@ -6,8 +6,8 @@ width 64 with 2 layers.
     python train.py config/cope_counting_small.py --pe=rope    # or relative, learned
     python sample.py out/cope_counting_small_cope --split=pass10
 
-The last lines that training prints have the token_error of test (50 passes per set), pass100 and
-pass10, 1000 rows each. Always answering 1 gets 82%, 76% and 87% wrong.
+The last evaluations that training prints have the token_error of test (50 passes per set), pass100
+and pass10, 1000 rows each. Always answering 1 gets 82%, 76% and 87% wrong.
 
 Our choices. This is not cope_counting.py made small. The learning rate is larger and decays,
 because there are 2000 steps rather than 15,700, and the optimizer's other settings are train.py's

@@ -6,7 +6,7 @@ takes nine minutes on one CPU core with CoPE and five without.
     python train.py config/cope_flip_flop_small.py --pe=rope    # or learned; other seeds: --seed=1
     python sample.py out/cope_flip_flop_small_cope              # rows, with the model's answers
 
-The last lines that training prints have the token_error of val (in distribution), sparse (the
+The last evaluations that training prints have the token_error of val (in distribution), sparse (the
 paper's OOD) and dense, 1000 rows each.
 
 Our choices are those of cope_flip_flop.py, but the models and their training are those of

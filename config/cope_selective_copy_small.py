@@ -5,7 +5,7 @@ CoPE Table 2, selective copy, small: 32 letters among 32 blanks instead of 256 a
     python train.py config/cope_selective_copy_small.py --pe=rope    # or learned; seeds: --seed=1
     python sample.py out/cope_selective_copy_small_cope --split=sparse
 
-The last lines that training prints have the sequence_error (rows with a wrong letter) and the
+The last evaluations that training prints have the sequence_error (rows with a wrong letter) and the
 token_error (wrong letters) of val (in distribution), dense and sparse, 1000 rows each.
 
 Our choices are those of cope_selective_copy.py, but the models and their training are those of

@@ -36,7 +36,7 @@ MISTAKES = [
     # training
     ("train.py --pe=zope", ["pe='zope' is unknown; choose one of rope, pope, nope, cope,"]),
     ("train.py --n_head=3", ["n_embd=16 is not divisible by n_head=3"]),
-    ("train.py --dropout=1.5", ["dropout=1.5 is a fraction; use 0 <= dropout < 1"]),
+    ("train.py --dropout=1.5", ["dropout=1.5 must be a fraction; use 0 <= dropout < 1"]),
     ("train.py --min_lr=1 --schedule=cosine", ["min_lr=1.0 is above learning_rate=0.01"]),
     ("train.py --pe=nope --rope_factor=4", ["because pe='nope' has no rope; leave them out"]),
     (f"train.py --device={MISSING}", [f"device='{MISSING}', but PyTorch sees none; use --device="]),
