@@ -9,8 +9,8 @@ Sample from, evaluate and inspect trained models:
     python sample.py RUN ... --report=out/report    tables of all these numbers, over seeds
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
-as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. All numbers are also appended to
-RUN/results.jsonl, from which --report makes its tables, a CSV file and a picture.
+as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Losses, errors and scores are also
+appended to RUN/results.jsonl, from which --report makes its tables, a CSV file and a picture.
 """
 import os
 import re
@@ -52,7 +52,7 @@ class SampleConfig:
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
     heads: str = ""  # gates, positions: heads to show, "4.3,1.2" (layer 4, head 3, ...); empty: all
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
-    out: str = ""  # figure: write <out>.png; empty: in the run's folder, or in out/ for several
+    out: str = ""  # figure: write <out>.png; empty: in the run's folder, or in out/ for several runs
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
 
 def main(argv):
@@ -264,7 +264,7 @@ class Run:
         if split.meta["tokenizer"] != self.meta["tokenizer"]:
             raise ValueError(f"{split.folder} was tokenized with {split.meta['tokenizer']!r}, but "
                              f"the run was trained with {self.meta['tokenizer']!r}; prepare the "
-                             "data again with the run's")
+                             "data again with the run's tokenizer")
         changed = split.changes(self.meta)
         if changed and self.data == self.config["data"]:
             raise ValueError(f"{split.folder} has changed since {self.name} was trained on it, in "

@@ -209,8 +209,8 @@ def learned_rotation(attn, x, *rest):
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
 def cope_map(attn, name, q, k, v, unrotated_q, i, j, per_key):
-    """Calls the layer's CoPE's function of this name, gates or logit_bias. Returns its result as a
-    map (H, T, T) that is nan in the future. Returns None if the layer has no CoPE."""
+    """Calls the method of this name, gates or logit_bias, of the layer's CoPE. Returns its result
+    as a map (H, T, T) that is nan in the future. Returns None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)

@@ -60,7 +60,7 @@ class Model(TemplateLM):
     def _loglikelihood_tokens(self, requests, disable_tqdm=False):
         """Returns a Score for each request, which is (_, context tokens, target tokens)."""
         scores = []
-        windows = []  # (the request's score, tokens, how many of the last are targets)
+        windows = []  # (the request's score, tokens, how many of them at the end are targets)
         for _, context, targets in requests:
             score = Score((0.0, True))
             score.tokens = len(targets)

@@ -116,10 +116,9 @@ def refuse_rows(split):
 
 def by_position(runs, name, tokens):
     """Returns rows of the mean loss at the positions of a context of LONGEST times the trained
-    length, in which a token sees all tokens before it. Positions are averaged in POINTS groups, and
-    the `position` of a row is the mean of its group. The segments that are read are spread evenly
-    over the split and hold about `tokens` tokens together. All runs read the same segments, but a
-    model that allows only shorter contexts reads only their beginnings."""
+    length. Positions are averaged in POINTS groups, and the `position` of a row is the mean of its
+    group. All runs read the same segments, which are spread evenly over the split and hold about
+    `tokens` tokens together. A model that allows only shorter contexts reads their beginnings."""
     splits = {run: run.split(name) for run in runs}
     context = LONGEST * max(run.trained for run in runs)
     for split in splits.values():

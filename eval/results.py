@@ -1,6 +1,6 @@
 """
 Stores measurements in RUN/results.jsonl and in CSV files, and makes tables of them over runs and
-seeds. Each line is a dict of one number and everything that it depends on.
+seeds. Each line of results.jsonl is a dict of one number and everything that it depends on.
 """
 import csv
 import json
