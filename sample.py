@@ -52,7 +52,7 @@ class SampleConfig:
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
     heads: str = ""  # gates, positions: heads to show, "4.3,1.2" (layer 4, head 3, ...); empty: all
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
-    out: str = ""  # figure: write <out>.png; empty: in the run's folder, or in out/ for several runs
+    out: str = ""  # figure: write <out>.png; empty: in the run's folder, or out/ for several runs
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
 
 def main(argv):

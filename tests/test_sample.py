@@ -276,7 +276,7 @@ def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
     assert "left out curves.png" in printed.err
 
 def test_an_unknown_method_names_its_run(runs, monkeypatch):
-    monkeypatch.setattr("model.PES", {})
+    monkeypatch.setattr("model.PES", {"nope": sample.PES["nope"]})
     with pytest.raises(ValueError, match=f"{runs / 'rope'}: pe='rope' is unknown"):
         sample.main([str(runs / "rope")])
 
