@@ -215,20 +215,21 @@ def chosen_action(cfg, given):
     return flag
 
 def run_names(words):
-    """Returns the names of the runs, each only once, even if it is given as both out/x and ./out/x.
-    Files are left out, and a line on stderr says so, because a pattern such as out/* also finds
-    tables and pictures. Raises ValueError if no run is left."""
-    names = []
+    """Returns the names of the runs, each only once, even if several paths lead to it. Files are
+    left out, and a line on stderr says so, because a pattern such as out/* also finds tables and
+    pictures. Raises ValueError if no run is left."""
+    names = {}  # (where it really is, options) -> the name to show
     for word in words:
         folder, options = results.split_options(word)
         folder = os.path.normpath(folder)
         if os.path.isfile(folder):
             print(f"left out {folder}, which is not a run directory", file=sys.stderr)
         else:
-            names.append(f"{folder}@{options}" if options else folder)
+            name = f"{folder}@{options}" if options else folder
+            names.setdefault((os.path.realpath(folder), options), name)
     if not names:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
-    return list(dict.fromkeys(names))
+    return list(names.values())
 
 def writable(path):
     """Returns the path after making its folder. This is called before anything is measured, because
@@ -310,7 +311,7 @@ def load_model(saved, folder, options):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ValueError, ImportError, OSError, RuntimeError) as error:
+    except (ValueError, ImportError, OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not checkpoint.ran_out_of_memory(error):
             raise  # a bug keeps its traceback
         line = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -41,15 +41,20 @@ def append(run, row):
     split = row["split"]
     if run.data != run.config["data"]:
         split = f"{run.data} {split}"
-    with open(os.path.join(run.folder, "results.jsonl"), "a", encoding="utf-8") as file:
-        for metric, value in row.items():
-            if isinstance(value, float):
-                file.write(json.dumps({
-                    "run": run.name, "config": run.config["config"], "pe": run.model.cfg.pe,
-                    "seed": run.config["seed"], "split": split, "trained": run.trained,
-                    "length": row["length"], "metric": metric, "value": value, "steps": run.step,
-                    "commit": code, "torch": torch.__version__, "machine": machine,
-                }) + "\n")
+    lines = ""
+    for metric, value in row.items():
+        if isinstance(value, float):
+            lines += json.dumps({
+                "run": run.name, "config": run.config["config"], "pe": run.model.cfg.pe,
+                "seed": run.config["seed"], "split": split, "trained": run.trained,
+                "length": row["length"], "metric": metric, "value": value, "steps": run.step,
+                "commit": code, "torch": torch.__version__, "machine": machine,
+            }) + "\n"
+    with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        if file.read() not in (b"", b"\n"):  # a full disk has cut the last line short
+            lines = "\n" + lines
+        file.write(lines.encode())
 
 def commit():
     """Returns the git commit of this code, with a + if files have changed since. Outside a
