@@ -32,7 +32,6 @@ def prepare(folder):
             split = "val" if i % 10 == 9 else "train"
             writer.write(split, tokens)
         writer.finish(vocab_size=257, tokenizer="bytes", separator=SEPARATOR)
-    print(f"{folder}: {len(names):,} files")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -24,13 +24,12 @@ import itertools
 import os
 import shlex
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 
 from data import command, locate
-from data.shards import Writer, split_of
+from data.shards import Writer
 from data.tokenizer import load_encoding
 from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
@@ -72,34 +71,25 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     with writer:
         documents_read = writer.meta.setdefault("documents", {})
         words = writer.meta.setdefault("words", {})
-        written = collections.Counter()
-        for shard, count in writer.meta["shards"].items():
-            written[split_of(shard)] += count
-        progress = Progress("tokens")
         encode = encoder(tokenizer, separator, shortest)
         for part, documents in corpus().items():
             skip = documents_read.setdefault(part, 0)
             encoded = in_threads(encode, documents(skip))
             for split, budget in (tokens or {part: None}).items():
                 words.setdefault(split, 0)
-                while budget is None or written[split] < budget:
+                while budget is None or writer.written[split] < budget:
                     ids, word_count = next(encoded, (None, 0))
                     if ids is None:
                         break
                     # these come first, because `write` may save a shard and these numbers with it
                     documents_read[part] += 1
                     words[split] += word_count
-                    written[split] += len(ids)
                     writer.write(split, ids)
-                    progress.show(written.total())
                 # a shard is saved together with the number of documents that have been read, so no
                 # document of this split may still wait when a shard of the next one is saved
                 writer.end_shard(split)
         end_of_text = None if separator is None else encoding.eot_token
         writer.finish(encoding.n_vocab, tokenizer, end_of_text)
-    sizes = [f"{split} {n:,} tokens of {words[split]:,} words" for split, n in written.items()]
-    line = f"{folder}: {', '.join(sizes)}"
-    print(f"\r{line:78}")
 
 def encoder(tokenizer, separator, shortest):
     """Returns a function that turns a text into its ids, uint16 (n,), with the separator, and the
@@ -146,18 +136,6 @@ def count_words(text):
     words, so this is len(text.split()) for plain text, but it is ten times as fast."""
     is_letter = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32
     return int(np.count_nonzero(is_letter[1:] > is_letter[:-1]))
-
-class Progress:
-    """A status line that says how much is done. It is printed at most once per second."""
-
-    def __init__(self, unit):
-        self.unit = unit
-        self.shown_time = time.monotonic()
-
-    def show(self, done):
-        if time.monotonic() - self.shown_time > 1:
-            self.shown_time = time.monotonic()
-            print(f"\r{done:,} {self.unit}", end="", flush=True)
 
 def hub(*args, **options):
     """Returns a corpus of the Hugging Face hub. This needs `pip install datasets`."""
