@@ -14,23 +14,18 @@ options  source: a data set of the hub, with the text of a file in the column `c
          that needs a login, run `hf auth login` first); limit: the number of files, for a trial;
          tokenizer
 """
-import functools
-
 from data import command
-from data.text import hub, write_documents
+from data.text import hub, texts, write_documents
 
 
 def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", limit: int = None,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
     def corpus():
-        rows = hub(source, split="train")
+        rows = hub(source, split="train").rename_column("content", "text")
         numbers = range(len(rows))[:limit]
         train = [i for i in numbers if i % 100 > 1]
         chosen = {"val": numbers[::100], "test": numbers[1::100], "train": train}
-        return {split: functools.partial(documents, rows, chosen[split]) for split in chosen}
-
-    def documents(rows, numbers, skip):
-        return (rows[i]["content"] for i in numbers[skip:])
+        return {split: texts(rows.select(chosen[split])) for split in chosen}
 
     write_documents(folder, corpus, tokenizer, limit=limit, source=source)
 

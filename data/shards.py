@@ -15,7 +15,7 @@ folder under its final name is always complete. It holds
     shards       {"train_000000.bin": number of tokens, ...}
     checksum     the CRC-32 of all tokens in the order in which they were written, by which a run
                  notices that its set was written again with other tokens
-    settings, documents, words: only in text corpora, see write_documents in data/text.py
+    settings, documents: only in text corpora, see write_documents in data/text.py
 """
 import collections
 import contextlib
