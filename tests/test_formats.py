@@ -111,7 +111,7 @@ def pieces_of_music(count):
     pieces[-1] = [(8, 60, 67, 8), (8, 64, 67, 8), (8, 67, 67, 8), (40, 125, 67, 8)]
     return pieces
 
-def test_maestro_says_what_was_played(tmp_path, monkeypatch):
+def test_maestro_says_what_was_played(tmp_path):
     """Each document is what miditok makes of the notes after this test has transposed them and left
     out those beyond the keyboard."""
     miditok = pytest.importorskip("miditok")
@@ -131,11 +131,7 @@ def test_maestro_says_what_was_played(tmp_path, monkeypatch):
                 track, = remi(symusic.Score.from_midi(midi(moved)))
                 assert tuple(track.tokens) not in played
                 played[tuple(track.tokens)] = i, semitones
-    shown = []
-    monkeypatch.setattr(maestro.Progress, "show", lambda _, done: shown.append(done))
     maestro.prepare(out, source=str(archive))
-    assert shown == list(range(1, 31))
-
     meta = json.loads((out / "meta.json").read_text())
     assert (meta["vocab_size"], meta["row_length"], meta["separator"]) == (328, {}, 1)
     val, test = {12, 15}, {8, 10}  # drawn with a fixed seed, as published runs had them
@@ -189,14 +185,13 @@ def packed(text):
 # blocks end inside headers, windows and runs of N
 @pytest.mark.parametrize("width, end, block, pack", [
     (80, "\n", 997, packed), (61, "\r\n", 1, str.encode), (10**6, "\n", 6000, packed)])
-def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, width, end, block, pack):
+def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, width, end, block, pack):
     text, sequences = fasta(CHROMOSOMES, width, end)
     source, out = tmp_path / "genome", tmp_path / "out"
     source.write_bytes(pack(text))
     records = functools.partial(human_genome.records, block=block)
     monkeypatch.setattr(human_genome, "records", records)
     human_genome.prepare(out, source=str(source))
-    printed = capsys.readouterr().out
     meta = json.loads((out / "meta.json").read_text())
     symbols = meta["tokenizer"]["symbols"]
     assert meta["vocab_size"] == len(symbols) == len(set(symbols)) == 4107
@@ -213,8 +208,6 @@ def test_genome_spells_the_chromosomes(tmp_path, monkeypatch, capsys, width, end
             windows += [window for window in chunks(sequences[c], 6000) if len(window) == 6000]
         assert rows == [["<bos>", *spelled(window)[:1000]] for window in windows]
         assert meta["row_length"][split] == 1001
-        percent = 100 * sum(row.count("N") for row in rows) / (1000 * len(rows))
-        assert f"{len(rows):,} {split} rows ({percent:.1f}% N)" in printed
 
 def test_genome_must_be_whole(tmp_path):
     source = tmp_path / "broken"
