@@ -49,9 +49,8 @@ def rows(tokens, length):
     return table, mask
 
 def prepare(folder, length: int = 2048, source: str = None):
-    if length < 4 or length % 4:
-        raise ValueError(f"length={length} is not a multiple of 4, the number of voices; use "
-                         f"{max(length // 4, 1) * 4}")
+    if length < 1 or length % 4:
+        raise ValueError(f"length={length} must be a multiple of 4, which is the number of voices")
     with Writer(folder) as writer:
         path = Path(source) if source else download(URL, SHA256)
         try:

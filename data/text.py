@@ -176,21 +176,18 @@ def measure(path):
 def pieces(path, start, end):
     """Yields the characters from `start` to `end` of a UTF-8 file, a piece at a time. A piece ends
     with a line unless the line is very long."""
-    def read(size):
-        text = file.read(min(PIECE, size))
-        if not text:
-            raise OSError(f"{path} was shortened while it was read; give the same command again")
-        return text
-
     with open(path, encoding="utf-8", newline="") as file:
         at = 0
-        while at < start:
-            at += len(read(start - at))
         while at < end:
-            text = read(end - at)
-            text += file.readline(min(PIECE, end - at - len(text)))
+            is_before = at < start
+            stop = start if is_before else end
+            text = file.read(min(PIECE, stop - at))
+            if not text:
+                raise OSError(f"{path} was shortened while being read; give the same command again")
+            if not is_before:
+                text += file.readline(min(PIECE, end - at - len(text)))
+                yield text
             at += len(text)
-            yield text
 
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
     if not 0 < val < 1:

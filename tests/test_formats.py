@@ -119,7 +119,7 @@ def test_maestro_says_what_was_played(tmp_path):
     remi = miditok.REMI(miditok.TokenizerConfig(
         special_tokens=["PAD", "BOS", "EOS", "MASK"], use_chords=True, use_tempos=True))
     archive, out = tmp_path / "m.zip", tmp_path / "out"
-    played = {}  # {the words of a document: (piece, semitones)}
+    documents = {}  # {(piece, semitones): its words}
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("maestro-v3.0.0/README", b"not music")
         for i, notes in enumerate(pieces_of_music(30)):
@@ -129,8 +129,7 @@ def test_maestro_says_what_was_played(tmp_path):
                 moved = [(a, key + semitones, b, c) for a, key, b, c in notes if 21 <= key <= 108]
                 moved = [note for note in moved if 21 <= note[1] <= 108]
                 track, = remi(symusic.Score.from_midi(midi(moved)))
-                assert tuple(track.tokens) not in played
-                played[tuple(track.tokens)] = i, semitones
+                documents[i, semitones] = f"BOS_None {' '.join(track.tokens)} EOS_None"
     maestro.prepare(out, source=str(archive))
     meta = json.loads((out / "meta.json").read_text())
     assert (meta["vocab_size"], meta["row_length"], meta["separator"]) == (328, {}, 1)
@@ -138,13 +137,10 @@ def test_maestro_says_what_was_played(tmp_path):
     others = set(range(30)) - val - test
     for split, pieces, shifts in (("train", others, range(-3, 4)), ("val", val, [0]),
                                   ("test", test, [0])):
-        documents = " ".join(decoded(out, split)).split("EOS_None")
-        assert documents.pop() == ""  # the split ends with a piece
-        found = []
-        for first, *words in map(str.split, documents):
-            assert first == "BOS_None"
-            found.append(played[tuple(words)])
-        assert sorted(found) == sorted(itertools.product(pieces, shifts))
+        text = " ".join(decoded(out, split))
+        found = re.findall("BOS_None.*?EOS_None", text)
+        want = [documents[key] for key in itertools.product(pieces, shifts)]
+        assert " ".join(found) == text and sorted(found) == sorted(want)
 
 # the human genome
 
@@ -239,27 +235,24 @@ def stories(tmp_path_factory):
     (folder / "b.txt").write_text("\n\n".join(texts[900:]))
     return str(folder)
 
+EXAMPLE = re.compile(r"\[INST\] (.*?) How many times word '(.*?)' mentioned in the last '(\d+)' "
+                     r"sentences\? \[/INST\] (\d+)<\|endoftext\|>", re.S)
+
 def examples(folder, split):
-    """Returns the text of the prompt and the answer of every example of a split, which the mask
-    tells apart."""
+    """Returns the story, the word, k and the answer of every example of a split. Only the answers
+    and the ends carry loss."""
     data = Split(folder, split)
     decode = tokenizer({"tokenizer": "bytes"}).decode
     x, y = data.read(data.windows(data.row_length - 1), data.row_length - 1)
     found = []
-    for inputs, targets in zip(x.tolist(), y.tolist()):
-        tokens = [*inputs, 256]
-        begin = 0
-        for end in [t + 1 for t, target in enumerate(targets) if target == 256]:
-            answer = [target for target in targets[begin:end] if target != -1]
-            first = end + 1 - len(answer)
-            assert answer == tokens[first:end] + [256] and answer[0] == ord(" ")
-            found.append((decode(tokens[begin:first]), int(decode(answer[1:-1]))))
-            begin = end + 1
-        assert set(tokens[begin:]) <= {256} and set(targets[begin:]) <= {-1}
+    for inputs, targets in zip(x.tolist(), y):
+        text = decode([*inputs, 256])
+        assert not EXAMPLE.sub("", text).replace("<|endoftext|>", "")  # the rest is padding
+        of_row = EXAMPLE.findall(text)
+        answers = [f" {answer}<|endoftext|>" for *_, answer in of_row]
+        assert decode(targets[targets != -1].tolist()) == "".join(answers)
+        found += of_row
     return found
-
-PROMPT = re.compile(r"\[INST\] (.*) How many times word '(.*)' mentioned in the last '(\d+)' "
-                    r"sentences\? \[/INST\]", re.S)
 
 @pytest.mark.parametrize("options, join, length, val, train", [
     (dict(length=700), 1, 700, 20, 1980), (dict(join=3), 3, 4096, 6, 660)])
@@ -275,17 +268,17 @@ def test_answers(stories, tmp_path, options, join, length, val, train):
     told = []
     by_k = collections.defaultdict(list)
     lengths = collections.Counter()
-    for text, answer in questions["val"] + questions["train"]:
-        story, word, k = PROMPT.fullmatch(text).groups()
+    for example in questions["val"] + questions["train"]:
+        story, word, k, answer = example
         sentences = re.findall(r"[^.!?]+[.!?]", story)
         counts = collections.Counter(re.findall(r"[a-z0-9']+", story.lower()))
         assert counts[word] == max(counts.values()) and 1 <= int(k) <= len(sentences)
         last = " ".join(sentences[-int(k) :]).lower()
-        assert answer == re.findall(r"[a-z0-9']+", last).count(word)
+        assert int(answer) == re.findall(r"[a-z0-9']+", last).count(word)
         told += re.findall(r"Story(\d+)", story)
         lengths[str(len(sentences))] += 1
-        if (text, answer) in questions["val"]:
-            by_k[f"k{k}"].append((text, answer))
+        if example in questions["val"]:
+            by_k[f"k{k}"].append(example)
     assert len(told) == len(set(told)) == 2000 // join * join  # no story is told twice
     assert meta["sentences"] == lengths
     # a split of its own for each k with ten examples of val

@@ -66,19 +66,13 @@ def test_parameters_of_the_papers(name, flags, printed):
     digits = len(printed[:-1].partition(".")[2])
     assert f"{parameters(load(name, *flags)) / unit:.{digits}f}" == printed[:-1]
 
-def test_parts_of_the_parameter_counts():
-    """CoPE's tables have 4 layers of 64 positions of 2048 in section 5.7, 0.04% of all, and 4096 x
-    256 in Table 6, as many as absolute positions. Its released code for counting has a table of 513
-    positions in each layer. ExPE's 23M in Table 6 are without the embeddings."""
+def test_tables_of_cope():
+    """In section 5.7, 4 layers have 64 positions of 2048. The released code for counting has 513
+    positions in each layer."""
     cope, rope = parameters(load("cope_1b4")), parameters(load("cope_1b4", "--pe=rope"))
-    assert cope - rope == 4 * 64 * 2048 and f"{100 * (cope - rope) / cope:.2f}" == "0.04"
-    rope = parameters(load("cope_code_20m", "--pe=rope"))
-    for pe in ("cope", "cope+rope", "learned"):
-        assert parameters(load("cope_code_20m", f"--pe={pe}")) == rope + 4096 * 256
+    assert cope - rope == 4 * 64 * 2048
     relative = parameters(load("cope_counting", "--pe=relative"))
     assert parameters(load("cope_counting")) == relative + 4 * 64 * 513 - 64 * 511 == 3_295_488
-    expe = load("expe_35m")
-    assert round((parameters(expe) - expe.vocab_size * expe.n_embd) / 1e6) == 23
 
 PAPERS = {
     # width, heads, layers and, if printed, block_size (PoPE Tables 6 and 7, CoPE section 5, ExPE
@@ -119,13 +113,6 @@ def test_settings_of_the_papers(name):
     if name.startswith("pope"):
         on_text = name.startswith(("pope_124m", "pope_253m", "pope_774m"))
         assert cfg.norm == "rmsnorm" and cfg.pope_delta == ("zero" if on_text else "uniform")
-
-@pytest.mark.parametrize("name, tokens", [  # CoPE sections 5.4 to 5.7; ExPE Table 9, section 3.1
-    ("cope_wordcount", 1.5e9), ("cope_wikitext103", 100 * 117.8e6), ("cope_code_20m", 100e9),
-    ("cope_1b4", 1e12), ("expe_135m", 10e9), ("expe_342m", 10e9), ("expe_35m", 600e6),
-])
-def test_tokens_of_the_papers(name, tokens):
-    assert trained_tokens(load(name)) == pytest.approx(tokens, rel=1e-3)
 
 def test_defaults_of_the_papers():
     """The configs rely on them: PoPE section 3, CoPE Listing 1, ExPE sections 2.1 and 2.3, T5."""

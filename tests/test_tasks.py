@@ -210,14 +210,6 @@ def test_rows_are_right_and_not_in_train(tmp_path, task, options, digest):
     for name in ("train_000000.bin", "train_000000.loss"):
         assert files[name].startswith(smaller[name])
 
-def test_a_tenth_of_few_questions_is_held_out(tmp_path):
-    """Train draws all of the others, and val all of the held-out ones."""
-    splits = prepare("strings", tmp_path, task="parity", longest=8, train=12_000, val=1500, test=0)
-    train, val = ({"".join(row[:8]) for row, _ in splits[split] if row[8] == "="}
-                  for split in ("train", "val"))
-    assert train | val == set(map("".join, itertools.product("01", repeat=8)))
-    assert not train & val and 0.06 < len(val) / 2**8 < 0.14
-
 def test_training_prepares_the_set_once(monkeypatch, tmp_path, capsys):
     """The command names the set after the same options, so it does not write it again. A run does
     not resume on a set that has the same name and another seed."""
