@@ -20,13 +20,10 @@ OTHERS = {"site-packages", "dist-packages"}  # left out, because they hold what 
 
 def prepare(folder):
     library = Path(sysconfig.get_paths()["stdlib"])
-    names = []
-    for path in library.rglob("*.py"):
-        name = path.relative_to(library)
-        if not OTHERS & set(name.parts):
-            names.append(name)
+    names = [path.relative_to(library) for path in library.rglob("*.py")]
+    names = sorted(name for name in names if not OTHERS & set(name.parts))
     with Writer(folder) as writer:
-        for i, name in enumerate(sorted(names)):
+        for i, name in enumerate(names):
             text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
             tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
             split = "val" if i % 10 == 9 else "train"

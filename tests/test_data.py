@@ -242,7 +242,7 @@ def test_a_script_run_as_a_file_says_how_to_run_it():
     assert run.returncode == 1
     assert run.stderr == "run it from the folder above: `python -m data.flip_flop`\n"
 
-def test_stdlib_splits_by_file(tmp_path, monkeypatch):
+def test_stdlib_splits_by_file(tmp_path, monkeypatch, capsys):
     library = tmp_path / "site-packages"  # a folder of this name is skipped inside the library
     (library / "site-packages").mkdir(parents=True)
     (library / "site-packages" / "x.py").write_bytes(b"other")
@@ -257,5 +257,7 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
     for split, tokens in want.items():
         written = np.fromfile(tmp_path / "out" / f"{split}_000000.bin", "<u2")
         assert written.tolist() == tokens
+    sizes = f"train {len(want['train'])} tokens, val {len(want['val'])} tokens"
+    assert f"{tmp_path / 'out'}: {sizes}" in capsys.readouterr().out
     meta = Split(tmp_path / "out", "val").meta
     assert (meta["vocab_size"], meta["separator"]) == (257, 256)

@@ -46,20 +46,16 @@ def length(cfg):
 GPT2 = "--vocab_size=50257"  # the papers count without the ids that round it up
 
 @pytest.mark.parametrize("name, flags, printed", [  # with the digits that the papers print
-    ("pope_124m", [GPT2], "124M"), ("pope_124m", [GPT2, "--pe=rope"], "124M"),
-    ("pope_253m", [GPT2], "253M"),
-    # the paper says 774, which is GPT-2's
-    ("pope_774m", [GPT2], "772M"), ("pope_774m", [GPT2, "--pe=rope"], "772M"),
+    ("pope_124m", [GPT2], "124M"), ("pope_253m", [GPT2], "253M"),
+    ("pope_774m", [GPT2], "772M"),  # the paper says 774, which is GPT-2's
     ("pope_774m", [GPT2, "--pe=learned", "--norm=layernorm", "--bias=True"], "774M"),
     ("cope_wikitext103", [], "123.7M"), ("cope_wikitext103", ["--pe=learned"], "124.4M"),
-    ("cope_wikitext103", ["--pe=cope+relative"], "123.7M"),
     ("cope_wikitext103", ["--cope_gates=sep-keys", "--cope_shared=False"], "130.8M"),
     ("cope_code_20m", [], "20.8M"), ("cope_code_20m", ["--pe=rope"], "19.8M"),
     ("cope_code_20m", ["--cope_shared=False", "--cope_npos=1024"], "20.8M"),  # its other reading
-    ("cope_1b4", [], "1.4B"), ("cope_1b4", ["--pe=rope"], "1.4B"),
-    ("expe_35m", [], "35M"), ("expe_135m", [], "135M"), ("expe_342m", [], "342M"),
-    ("carope_124m", [], "124M"), ("carope_124m", ["--pe=learned"], "124M"),
+    ("cope_1b4", [], "1.4B"), ("carope_124m", [], "124M"),
     ("carope_44m", [], "44.7M"), ("carope_44m", ["--pe=learned"], "44.9M"),  # the paper says 44
+    ("expe_35m", [], "35M"), ("expe_135m", [], "135M"), ("expe_342m", [], "342M"),
 ])
 def test_parameters_of_the_papers(name, flags, printed):
     unit = {"M": 1e6, "B": 1e9}[printed[-1]]
@@ -123,7 +119,6 @@ def test_defaults_of_the_papers():
     assert (cfg.expe_l, cfg.expe_S, cfg.expe_theta, cfg.expe_theta2) == (0, 0, 2**-11, 2**-4)
     assert cfg.expe_v is False
     assert (cfg.t5_buckets, cfg.t5_max_distance, cfg.rel_capped) == (32, 128, False)
-    assert parameters(GPTConfig(vocab_size=50257)) == 124_439_808  # GPT-2's
 
 # --- config/README.md -----------------------------------------------------------------------------
 

@@ -160,8 +160,6 @@ SETS = [
      "9c6629d65b169f18"),
     ("strings", dict(task="addition", longest=9, train=1500, val=200, test=60, seed=1),
      "a68ef49786d34b98"),
-    ("strings", dict(task="copy", longest=3, train=700, val=200, test=99), "6008a2f38ed28812"),
-    ("strings", dict(task="reverse", longest=9, train=700, val=200, test=60), "3d59e7f2d592a24d"),
     ("strings", dict(task="parity", longest=9, train=700, val=200, test=60), "250bd3a5b6f4c68a"),
 ]
 
@@ -178,7 +176,7 @@ def drawn_options(task, seed):
         "indirect_indexing": dict(letters=letters, shortest=shortest, longest=longest, shift=shift),
         "recall": dict(length=2 * pairs + n(9, 40), pairs=pairs, queries=queries, filler=n(1, 16)),
         "lookup": dict(items=n(4, 8), questions=n(2, 4)),
-        "strings": dict(task=dice.choice([*TASKS]), longest=n(8, 12)),
+        "strings": dict(task=[*TASKS][seed % len(TASKS)], longest=n(8, 12)),
     }[task]
     types = importlib.import_module(f"data.{task}").prepare.__annotations__
     for split in ("val", "test", "sparse", "dense"):
@@ -186,7 +184,7 @@ def drawn_options(task, seed):
             options[split] = n(0, 60)
     return dict(options, train=n(100, 1500), seed=seed)
 
-DRAWN = [(task, drawn_options(task, seed), None) for task in SOLVERS for seed in range(4)]
+DRAWN = [(task, drawn_options(task, seed), None) for task in SOLVERS for seed in range(5)]
 
 @pytest.mark.parametrize("task, options, digest", SETS + DRAWN)
 def test_rows_are_right_and_not_in_train(tmp_path, task, options, digest):
