@@ -1,6 +1,7 @@
 """WikiText-103: 28,000 good articles, 100M words (Merity et al. 2017; CoPE, section 5.5).
 
     python -m data.wikitext103
+    python -m data.wikitext103 --limit=100  # a trial with the first 100 sections of each split
 
 The splits train, val and test are the text of wiki.{train,valid,test}.raw, unchanged and in one
 piece, because nothing separates the articles there.
@@ -35,18 +36,18 @@ def sections(lines):
     if section:
         yield "".join(section)
 
-def prepare(folder, tokenizer: str = "gpt2"):
+def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
     def documents(rows, skip):
         # an empty line is " \n" in the files, but "" on the hub
         lines = (row["text"] or " \n" for row in rows)
-        return itertools.islice(sections(lines), skip, None)
+        return itertools.islice(sections(lines), skip, limit)
 
     def corpus():
         splits = hub("Salesforce/wikitext", "wikitext-103-raw-v1")
         return {ours: functools.partial(documents, splits[theirs])
                 for ours, theirs in ON_THE_HUB.items()}
 
-    write_documents(folder, corpus, tokenizer, separator=None)
+    write_documents(folder, corpus, tokenizer, separator=None, limit=limit)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -214,8 +214,9 @@ CORPORA = [  # a script, its options, what it must write, and how, as `check` ta
     ("openwebtext", {}, {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
     ("pg19", dict(limit=30), {"test": BOOKS[:30]}, {}),
     ("tinystories", dict(limit=30), {"val": TEXTS[250:280], "train": TEXTS[:30]}, {}),
-    ("wikitext103", {}, {"train": SECTIONS["train"], "val": SECTIONS["validation"],
-                         "test": SECTIONS["test"]}, dict(separator=None)),
+    ("wikitext103", dict(limit=30),
+     {"train": SECTIONS["train"][:30], "val": SECTIONS["validation"][:30],
+      "test": SECTIONS["test"][:30]}, dict(separator=None)),
     ("code", dict(limit=150), {"val": TEXTS[:150:100], "test": TEXTS[1:150:100],
                                "train": TEXTS[2:100] + TEXTS[102:150]}, {}),
 ]
