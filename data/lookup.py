@@ -59,7 +59,7 @@ def prepare(folder, items: int = 8, questions: int = 4, train: int = 100_000, te
             seed: int = 0):
     if not 1 <= questions <= items <= len(KEYS) // LONGEST:
         raise ValueError(f"need 1 <= questions={questions} <= items={items} <= "
-                         f"{len(KEYS) // LONGEST}, because the longest rows have {LONGEST} * items keys")
+                         f"{len(KEYS) // LONGEST}, because a row has up to {LONGEST} * items keys")
     known = dict(asked=items, questions=questions)
     splits = dict(train=(train, dict(known, items=items, by_position=0.5)))
     for times in range(1, LONGEST + 1):
