@@ -1,7 +1,6 @@
 """C4, English, on which CoPE compares its 1.4B models (CoPE, section 5.7 and Figure 5).
 
     python -m data.c4                              # 20M documents to train on, 10,000 to validate
-    python -m data.c4 --train=0 --val=364608       # only the validation split, but all of it
     python -m data.c4 --train=1000 --val=100       # a trial
 
 The paper trains on Llama 2's private mix and evaluates on C4. Because that mix is not public, C4

@@ -10,32 +10,24 @@ makes val and test easier than code from projects that the model has not seen. E
 each file.
 
 splits   train, val, test
-options  source: a data set of the hub (for one that needs a login, run `hf auth login` first);
-         column: the column with the text of a file; limit: the number of files, for a trial;
+options  source: a data set of the hub, with the text of a file in the column `content` (for one
+         that needs a login, run `hf auth login` first); limit: the number of files, for a trial;
          tokenizer
 """
-import functools
-
 from data import command
-from data.text import hub, write_documents
+from data.text import hub, texts, write_documents
 
 
-def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", column: str = "content",
-            limit: int = None, tokenizer: str = "hf-internal-testing/llama-tokenizer"):
+def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", limit: int = None,
+            tokenizer: str = "hf-internal-testing/llama-tokenizer"):
     def corpus():
-        rows = hub(source, split="train")
-        if column not in rows.column_names:
-            known = ", ".join(rows.column_names)
-            raise ValueError(f"column={column!r} is not in {source}; choose one of {known}")
+        rows = hub(source, split="train").rename_column("content", "text")
         numbers = range(len(rows))[:limit]
         train = [i for i in numbers if i % 100 > 1]
         chosen = {"val": numbers[::100], "test": numbers[1::100], "train": train}
-        return {split: functools.partial(documents, rows, chosen[split]) for split in chosen}
+        return {split: texts(rows.select(chosen[split])) for split in chosen}
 
-    def documents(rows, numbers, skip):
-        return (rows[i][column] for i in numbers[skip:])
-
-    write_documents(folder, corpus, tokenizer, limit=limit, source=source, column=column)
+    write_documents(folder, corpus, tokenizer, limit=limit, source=source)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -20,7 +20,7 @@ tokenizer in the training loop. The paper's 100,000 steps of 64 rows therefore s
 block_size=1000. A window without N has exactly 1000, so rows need neither padding nor a mask. A
 window with N has more, and the rest is dropped, because the Nucleotide Transformer also truncates
 its input. The paper does not say what it did with N. A model predicts N with almost no loss, so
-losses can be compared only at the same fraction of N, which this script prints.
+losses can be compared only at the same fraction of N.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469
 options  source: the file, whose records have NCBI's names, such as NC_000021.9
@@ -37,7 +37,7 @@ import numpy as np
 
 from data import command
 from data.shards import Writer
-from data.text import Progress, download
+from data.text import download
 
 URL = ("https://ftp.ncbi.nlm.nih.gov/genomes/all/GCF/000/001/405/GCF_000001405.40_GRCh38.p14/"
        "GCF_000001405.40_GRCh38.p14_genomic.fna.gz")
@@ -47,7 +47,6 @@ SIX_MERS = map("".join, itertools.product("ATCG", repeat=6))
 SYMBOLS = ["<unk>", "<pad>", "<mask>", "<cls>", *SIX_MERS, *"ATCGN", "<eos>", "<bos>"]
 IDS = {symbol.encode(): i for i, symbol in enumerate(SYMBOLS)}
 BOS = IDS[b"<bos>"]
-N = IDS[b"N"]
 # the split of each chromosome, by NCBI's names; 23 is X and 24 is Y
 SPLIT = {f"NC_{i:06}": "train" for i in range(1, 25)}
 SPLIT["NC_000021"] = "val"
@@ -79,11 +78,9 @@ def tokenize(sequence):
     return rows
 
 def prepare(folder, source: str = None):
-    # for each chromosome, the number of tokens and how many of them are N
-    counts = {name: np.zeros(2, dtype=np.int64) for name in SPLIT}
+    missing = set(SPLIT)
     with Writer(folder) as writer:
         path = Path(source) if source else download(URL)
-        progress = Progress("bytes")
         current = None
         rest = b""  # what is left of the chromosome `current` after its last whole window
         with open(path, "rb") as raw:
@@ -96,25 +93,17 @@ def prepare(folder, source: str = None):
                     if name in SPLIT:
                         rest += segment
                         whole = len(rest) // WINDOW * WINDOW
-                        rows = tokenize(rest[:whole])
-                        writer.write(SPLIT[name], rows)
-                        counts[name] += (rows[:, 1:].size, np.count_nonzero(rows == N))
+                        if whole:
+                            missing.discard(name)
+                        writer.write(SPLIT[name], tokenize(rest[:whole]))
                         rest = rest[whole:]
-                    progress.show(raw.tell())
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 fault = f"{path} is damaged ({error})"
                 raise ValueError(f"{fault}; delete it and download it again") from None
-        missing = [name for name in SPLIT if not counts[name][0]]
         if missing:
-            raise ValueError(f"{path} holds no window of {', '.join(missing)}; "
+            raise ValueError(f"{path} holds no window of {', '.join(sorted(missing))}; "
                              f"give the whole genome, such as {URL}")
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=BOS)
-    sizes = []
-    for split in ("train", "val", "test"):
-        tokens, unknown = sum(counts[name] for name in SPLIT if SPLIT[name] == split)
-        sizes.append(f"{tokens // TOKENS:,} {split} rows ({100 * unknown / tokens:.1f}% N)")
-    line = f"{folder}: {', '.join(sizes)}"
-    print(f"\r{line:78}")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

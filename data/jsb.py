@@ -36,15 +36,7 @@ PITCHES = [-1, *range(21, 109)]  # silence, and the 88 keys of a piano
 SYMBOLS = ["_", *map(str, PITCHES)]
 PAD = 0
 IDS = {pitch: i for i, pitch in enumerate(PITCHES, start=1)}
-SPLITS = {"train": "train", "valid": "val", "test": "test"}  # their names in the file, and ours
-
-def serialize(piece):
-    """Returns the tokens (4 * steps,) of a list of time steps, each of which is four pitches."""
-    for step in piece:
-        if len(step) != 4 or not IDS.keys() >= set(step):
-            raise ValueError(f"a time step is {step}, but must be four keys in [21, 108] or -1; "
-                             "take Jsb16thSeparated.json")
-    return np.array([IDS[pitch] for step in piece for pitch in step])
+SPLITS = {"train": "train", "val": "valid", "test": "test"}  # our names, and those in the file
 
 def rows(tokens, length):
     """Returns the rows of a piece (n,) and their mask, both (ceil(n / length), length + 1)."""
@@ -57,23 +49,20 @@ def rows(tokens, length):
     return table, mask
 
 def prepare(folder, length: int = 2048, source: str = None):
-    if length < 4 or length % 4:
-        raise ValueError(f"length={length} is not a multiple of 4, the number of voices; use "
-                         f"{max(length // 4, 1) * 4}")
+    if length < 1 or length % 4:
+        raise ValueError(f"length={length} must be a multiple of 4, which is the number of voices")
     with Writer(folder) as writer:
         path = Path(source) if source else download(URL, SHA256)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            pieces = {ours: content[theirs] for theirs, ours in SPLITS.items()}
+            pieces = json.loads(path.read_text(encoding="utf-8"))
+            for split, name in SPLITS.items():
+                for piece in pieces[name]:
+                    keys = [IDS[pitch] for step in piece for pitch in step]
+                    tokens, mask = rows(keys, length)
+                    writer.write(split, tokens, mask)
         except (ValueError, KeyError, TypeError):  # it is not JSON, or it holds something else
             raise ValueError(f"{path} does not hold the chorales; take {URL}") from None
-        for split in pieces:
-            for piece in pieces[split]:
-                tokens, mask = rows(serialize(piece), length)
-                writer.write(split, tokens, mask)
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
-    sizes = [f"{len(pieces[split])} {split}" for split in pieces]
-    print(f"{folder}: {', '.join(sizes)} pieces")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -58,9 +58,8 @@ def generate(rng, rows, items, asked, questions, by_position):
 def prepare(folder, items: int = 8, questions: int = 4, train: int = 100_000, test: int = 1000,
             seed: int = 0):
     if not 1 <= questions <= items <= len(KEYS) // LONGEST:
-        raise ValueError(f"questions={questions}, items={items}: need 1 <= questions <= items <= "
-                         f"{len(KEYS) // LONGEST}, because the longest rows have {LONGEST} times "
-                         f"as many items and there are {len(KEYS)} keys")
+        raise ValueError(f"need 1 <= questions={questions} <= items={items} <= "
+                         f"{len(KEYS) // LONGEST}, because a row has up to {LONGEST} * items keys")
     known = dict(asked=items, questions=questions)
     splits = dict(train=(train, dict(known, items=items, by_position=0.5)))
     for times in range(1, LONGEST + 1):

@@ -27,7 +27,7 @@ import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import Progress, download
+from data.text import download
 
 URL = "https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
@@ -66,29 +66,19 @@ def encode(tokenizer, midi, transpositions):
 
 def prepare(folder, source: str = None):
     tokenizer = remi()  # before the download, because miditok may be missing
-    progress = Progress("files")
     with Writer(folder) as writer:
-        path = source or download(URL, SHA256)
-        if not zipfile.is_zipfile(path):
-            raise ValueError(f"{path} is not a zip file; give MAESTRO's")
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(source or download(URL, SHA256))
         names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]
         names = rng(0, 0).permutation(sorted(names, key=os.path.basename)).tolist()
         n = round(len(names) / 20)  # files of val, and of test
         splits = {"train": names[2 * n :], "val": names[:n], "test": names[n : 2 * n]}
-        done = 0
         for split, names_of_split in splits.items():
             transpositions = TRANSPOSITIONS if split == "train" else [0]
             for name in names_of_split:
                 writer.write(split, encode(tokenizer, archive.read(name), transpositions))
-                done += 1
-                progress.show(done)
         ids = tokenizer.vocab
         symbols = sorted(ids, key=ids.get)
         writer.finish(VOCAB_SIZE, {"symbols": symbols}, separator=ids["BOS_None"])
-    sizes = [f"{len(names)} {split}" for split, names in splits.items()]
-    line = f"{folder}: {', '.join(sizes)} files"
-    print(f"\r{line:78}")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -1,7 +1,6 @@
 """OpenWebText as GPT-2 tokens: 9,035,582,198 for training and 4,434,897 for validation.
 
     python -m data.openwebtext
-    python -m data.openwebtext --limit=1000  # a trial with 1000 documents, but the same download
 
 The split is nanoGPT's, so that losses can be compared: a fraction of 0.0005 of the documents, drawn
 with seed 2357, is for validation. End-of-text follows each document.
@@ -10,15 +9,13 @@ from data import command
 from data.text import hub, texts, write_documents
 
 
-def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
+def prepare(folder, tokenizer: str = "gpt2"):
     def corpus():
         documents = hub("Skylion007/openwebtext", split="train")
-        if limit is not None:
-            documents = documents.select(range(min(limit, len(documents))))
         parts = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
         return {"val": texts(parts["test"]), "train": texts(parts["train"])}
 
-    write_documents(folder, corpus, tokenizer, limit=limit)
+    write_documents(folder, corpus, tokenizer)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

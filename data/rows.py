@@ -44,8 +44,6 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
                 if split == "train":
                     train_keys.update(row_keys(tokens[:missing]).tolist())
         writer.finish(len(symbols), {"symbols": symbols})
-    sizes = [f"{rows:,} {split}" for split, (rows, _) in splits.items()]
-    print(f"{folder}: {', '.join(sizes)}")
 
 def redraw(tokens, loss, draw, must_redraw):
     """Replaces rows in place by new ones of draw(n) until must_redraw(keys) marks none of them.

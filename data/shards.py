@@ -15,12 +15,14 @@ folder under its final name is always complete. It holds
     shards       {"train_000000.bin": number of tokens, ...}
     checksum     the CRC-32 of all tokens in the order in which they were written, by which a run
                  notices that its set was written again with other tokens
-    settings, documents, words: only in text corpora, see write_documents in data/text.py
+    settings, documents: only in text corpora, see write_documents in data/text.py
 """
+import collections
 import contextlib
 import functools
 import json
 import os
+import time
 import zlib
 from pathlib import Path
 
@@ -175,6 +177,8 @@ class Writer(contextlib.AbstractContextManager):
         last shard that an interrupted one with the same settings saved. Otherwise it starts over.
         `meta` is saved with each shard, so a caller puts there what it needs for resuming.
 
+    `written` is {split: number of its tokens}, which is printed during the work and at its end.
+
     Only one process at a time writes a set, and others wait for it. Windows cannot lock a folder,
     so do not start two there.
 
@@ -193,6 +197,8 @@ class Writer(contextlib.AbstractContextManager):
         self.tokens = {}  # {split: the bytes of the tokens that are not in a shard yet}
         self.masks = {}
         self.row_length = {}
+        self.written = collections.Counter()
+        self.shown_time = time.monotonic()
         self.lock = lock(self.unfinished)
         try:
             self._take_place()
@@ -214,6 +220,10 @@ class Writer(contextlib.AbstractContextManager):
             raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
         content = tokens.astype("<u2").tobytes()
         self.meta["checksum"] = zlib.crc32(content, self.meta["checksum"])
+        self.written[split] += tokens.size
+        if time.monotonic() - self.shown_time > 1:
+            self.shown_time = time.monotonic()
+            print(f"\r{self.written.total():,} tokens", end="", flush=True)
         waiting = self.tokens.setdefault(split, bytearray())
         waiting += content
         if loss is not None:
@@ -256,6 +266,9 @@ class Writer(contextlib.AbstractContextManager):
         meta.update(more)
         self._save_meta(meta)
         os.rename(self.unfinished, self.folder)
+        sizes = [f"{split} {count:,} tokens" for split, count in self.written.items()]
+        line = f"{self.folder}: {', '.join(sizes)}"
+        print(f"\r{line:78}")
 
     def _take_place(self):
         """Checks that the final name is free, and reads what an interrupted Writer left."""
@@ -271,6 +284,8 @@ class Writer(contextlib.AbstractContextManager):
                              "folder with --out") from None
         if "settings" in self.meta and (self.unfinished / "meta.json").exists():
             self.meta.update(self._read_meta(self.unfinished))
+            for name, count in self.meta["shards"].items():
+                self.written[split_of(name)] += count
         for path in self.unfinished.glob(f"*_{6 * '[0-9]'}.*"):
             if path.with_suffix(".bin").name not in self.meta["shards"]:
                 path.unlink()

