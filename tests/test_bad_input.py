@@ -56,6 +56,7 @@ MISTAKES = [
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),
     ("train.py --out_dir={run}", ["{run} already holds a run; resume it with --resume=True"]),
     ("train.py --out_dir={gone}", ["{gone} holds the records of a run whose ckpt.pt is gone"]),
+    ("train.py --out_dir={flipped} --resume=True", ["ckpt.pt is damaged or not a checkpoint ("]),
     ("train.py --out_dir={run} --resume=True --n_layer=3", ["with n_layer=2, not 3; keep it"]),
     ("train.py --out_dir={run} --resume=True --data={moved}/stream", ["in tokenizer; to fine-"]),
     ("train.py --out_dir={run} --resume=True --data={renamed}", ["in name; ", "init_from={run}"]),
@@ -112,6 +113,9 @@ def places(stream, rows, tmp_path_factory):
     writer.finish(vocab_size=500, tokenizer="bytes")
     meta = folder / "edited" / "meta.json"
     meta.write_text(meta.read_text().replace('"separator": 0', '"separator": 1'))
+    shutil.copytree(folder / "run", folder / "flipped")
+    path = folder / "flipped" / "ckpt.pt"
+    path.write_bytes(path.read_bytes().replace(b"batch_size", b"batch_sizd"))
     (folder / "gone").mkdir()
     (folder / "gone" / "log.jsonl").write_text('{"ended": 2}\n')
     (folder / "torn").mkdir()

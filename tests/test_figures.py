@@ -68,7 +68,6 @@ def test_norms(options, layers, monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.parametrize("options, layers", [
-    (dict(pe="cope"), [0, 1, 2]),
     (dict(pe="rope,cope+rope", cope_npos=5, cope_shared=False), [1]),
     (dict(pe="cope,nope", cope_gates="values", cope_scale_z=True, norm="rmsnorm"), [0, 2]),
     (dict(pe="cope_alibi", cope_slopes="learned"), [0, 1, 2]),

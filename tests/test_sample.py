@@ -18,39 +18,24 @@ from conftest import TINY, write_stream
 import eval
 import sample
 import train
-from data.shards import Split, Writer
+from data.shards import Split
 from eval import figures, losses, results
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory):
-    return write_stream(tmp_path_factory.mktemp("masked") / "stream", fraction=0.05)
-
-@pytest.fixture(scope="module")
-def runs(stream, masked, tmp_path_factory):
-    """Run directories of tiny models, trained for a few steps at 16 tokens."""
+def runs(stream, rows, tmp_path_factory):
+    """Run directories of tiny models, and in `data` a stream in which few tokens carry loss. All
+    are trained for a few steps at 16 tokens, except that `task` half knows its rows by heart."""
     folder = tmp_path_factory.mktemp("out")
-    for name in ("pope", "learned", "rope", "expe", "carope+cope", "masked"):
-        data, pe = (masked, "pope") if name == "masked" else (stream, name)
+    masked = write_stream(folder / "data", fraction=0.05)
+    for name, data, pe, steps in (
+        ("pope", stream, "pope", 10), ("learned", stream, "learned", 10),
+        ("rope", stream, "rope", 10), ("expe", stream, "expe", 10),
+        ("carope+cope", stream, "carope+cope", 10), ("masked", masked, "pope", 10),
+        ("task", rows, "rope", 150),
+    ):
         train.main([f"--data={data}", f"--out_dir={folder / name}", *TINY, f"--pe={pe}",
-                    "--max_iters=10"])
-    return folder
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    """A run that has half learned a task: two answers follow a 7, and only the first is easy."""
-    folder = tmp_path_factory.mktemp("task")
-    rng = np.random.default_rng(0)
-    writer = Writer(folder / "data")
-    for split, n, T in (("train", 256, 8), ("val", 40, 8), ("long", 24, 12)):
-        tokens = rng.integers(0, 5, (n, T))
-        tokens[:, 4:7] = np.stack((np.full(n, 7), tokens[:, 3], rng.integers(0, 2, n)), 1)
-        loss = np.zeros_like(tokens)
-        loss[:, 5:7] = 1
-        writer.write(split, tokens, loss)
-    writer.finish(vocab_size=8, tokenizer={"symbols": list("abcdefgh")})
-    train.main([f"--data={folder / 'data'}", f"--out_dir={folder / 'run'}", *TINY,
-                "--max_iters=150", "--batch_size=16", "--pe=rope", "--dropout=0.0"])
+                    f"--max_iters={steps}"])
     return folder
 
 def token_losses(run, tokens, windows):
@@ -86,7 +71,7 @@ def numbers(run, metric="loss"):
     # all of the split, in segments, with a shorter window at the end
     (131072, [(0, 599)], (1, 2.5, 4)),
 ])
-def test_extrapolation(runs, stream, masked, monkeypatch, capsys, eval_tokens, spans, multiples):
+def test_extrapolation(runs, stream, monkeypatch, capsys, eval_tokens, spans, multiples):
     """Every multiple has the same targets. The windows of window_loss overlap by half."""
     monkeypatch.setattr(losses, "SEGMENT", 20)  # so that 32 and 64 tokens use the cache
     names = [str(runs / name) for name in ("pope", "learned", "expe@expe_scale=0.5", "masked")]
@@ -97,8 +82,8 @@ def test_extrapolation(runs, stream, masked, monkeypatch, capsys, eval_tokens, s
         tokens = tokens_of(stream, "val")
         mask = np.ones(599)
         if "masked" in name:
-            tokens = tokens_of(masked, "val")
-            mask = np.fromfile(f"{masked}/val_000000.loss", "u1")[1:]
+            tokens = tokens_of(runs / "data", "val")
+            mask = np.fromfile(runs / "data" / "val_000000.loss", "u1")[1:]
         mask = np.concatenate([mask[start:stop] for start, stop in spans])
         length = round(16 * m)
         windows = []
@@ -178,46 +163,48 @@ def test_ids_that_the_data_lack_are_not_shown(stream, tmp_path, capsys):
     sample.main([run, "--device=cpu"])
     assert capsys.readouterr().out.count("\n--- ") == 2
 
-def test_answers_are_those_of_greedy_decoding(task, capsys):
+def test_answers_are_those_of_greedy_decoding(runs, rows, capsys):
     """Rows show each answer after the right tokens before it. sequence_error counts the rows in
     which greedy decoding gets any answer wrong."""
-    run = str(task / "run")
-    sample.main([run, "--num_samples=24", "--split=long", "--device=cpu"])
+    run = str(runs / "task")
+    sample.main([run, "--num_samples=64", "--split=train", "--device=cpu"])
     lines = capsys.readouterr().out.splitlines()
     net = sample.Run(run, device="cpu").model
+    masks = np.fromfile(f"{rows}/train_000000.loss", "u1").reshape(64, 12)
     wrong_rows = 0
-    for i, row in enumerate(tokens_of(task / "data", "long", 24, 12)):
-        text = ["abcdefgh"[token] for token in row]
-        words = []
-        for t in (5, 6):
-            said = "abcdefgh"[int(net(torch.tensor(row[None, :t]))[0].argmax())]
-            words.append(f"[{said}]" if said == text[t] else f"[{said}, not {text[t]}]")
-        right = sum("not" not in word for word in words)
-        assert lines[1 + 2 * i] == f"--- row {i + 1}, {right} of 2 right"
-        assert lines[2 + 2 * i] == " ".join(text[:5] + words)
-        wrong_rows += right < 2
-    assert 0 < wrong_rows < 24, "the test needs right and wrong rows"
-    sample.main([run, "--evaluate=val,long", "--device=cpu"])
-    assert capsys.readouterr().out.split()[-1] == f"{100 * wrong_rows / 24:.2f}%"
-    assert numbers(run, "sequence_error")["long"] == pytest.approx(100 * wrong_rows / 24)
+    for i, (row, mask) in enumerate(zip(tokens_of(rows, "train", 64, 12), masks)):
+        words = ["abcdefghi"[token] for token in row]
+        asked = [t for t in range(1, 12) if mask[t]]
+        right = 0
+        for t in asked:
+            said = "abcdefghi"[int(net(torch.tensor(row[None, :t]))[0].argmax())]
+            right += said == words[t]
+            words[t] = f"[{said}]" if said == words[t] else f"[{said}, not {words[t]}]"
+        wrong_rows += right < len(asked)
+        assert lines[1 + 2 * i] == f"--- row {i + 1}, {right} of {len(asked)} right"
+        assert lines[2 + 2 * i] == " ".join(words)
+    assert 0 < wrong_rows < 64, "the test needs right and wrong rows"
+    sample.main([run, "--evaluate=val,train", "--device=cpu"])
+    assert capsys.readouterr().out.split()[-1] == f"{100 * wrong_rows / 64:.2f}%"
+    assert numbers(run, "sequence_error")["train"] == pytest.approx(100 * wrong_rows / 64)
 
 # what is kept, and its report
 
-def test_each_number_is_kept_with_all_that_made_it(task, tmp_path, monkeypatch):
+def test_each_number_is_kept_with_all_that_made_it(runs, rows, tmp_path, monkeypatch):
     """A number on other data names them. Neither a line that was cut short before nor an
     interruption in the next split costs any other number."""
-    run = task / "run"
+    run = runs / "task"
     (run / "results.jsonl").write_text('{"run": "out/x", "ste')
-    other = str(shutil.copytree(task / "data", tmp_path / "other"))
+    other = str(shutil.copytree(rows, tmp_path / "other"))
 
     def error_sums(model, x, y, error_sums=losses.error_sums):
-        if x.size(1) == 11:
+        if len(x) > 10:  # val has 10 rows
             raise KeyboardInterrupt
         return error_sums(model, x, y)
 
     monkeypatch.setattr(losses, "error_sums", error_sums)
     with pytest.raises(KeyboardInterrupt):
-        sample.main([str(run), "--evaluate=val,long", f"--data={other}", "--device=cpu"])
+        sample.main([str(run), "--evaluate=val,train", f"--data={other}", "--device=cpu"])
     lines = results.records(run, "results.jsonl")
     assert [line["metric"] for line in lines] == ["loss", "ppl", "token_error", "sequence_error"]
     for line in lines:
@@ -289,21 +276,21 @@ def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
     sample.main([str(runs / "rope" / "ckpt.pt"), "--num_samples=1"])
     assert f"--- {runs / 'rope'}, sample 1" in capsys.readouterr().out
 
-def test_yarn_knows_the_trained_length(runs, task, tmp_path):
+def test_yarn_knows_the_trained_length(runs, rows, tmp_path):
     """A larger block_size is not the length that the run was trained at, nor is a row's."""
     yarn = "@rope_scaling=yarn,rope_factor=4"
     for run, more, trained in (
         (runs / "rope", ",block_size=64", 16), (runs / "rope", ",rope_trained=9", 9),
-        (task / "run", "", 7),
+        (runs / "task", "", 11),
     ):
         assert sample.Run(f"{run}{yarn}{more}", device="cpu").model.cfg.rope_trained == trained
     # a run that was trained with it keeps the length that it took then
-    words = [f"--data={task / 'data'}", f"--out_dir={tmp_path / 'yarn'}", *TINY, "--max_iters=1"]
+    words = [f"--data={rows}", f"--out_dir={tmp_path / 'yarn'}", *TINY, "--max_iters=1"]
     train.main([*words, "--pe=rope", "--rope_scaling=yarn", "--rope_factor=4", "--block_size=80"])
     changed = sample.Run(f"{tmp_path / 'yarn'}@block_size=160", device="cpu").model
     assert changed.cfg.rope_trained == 80
 
-def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
+def test_every_key_is_read_or_refused(runs, tmp_path, monkeypatch):
     """Each action reads the keys that ACTIONS lists for it, and all others are refused. A figure of
     one run is saved in its folder."""
     pytest.importorskip("matplotlib")
@@ -322,7 +309,7 @@ def test_every_key_is_read_or_refused(runs, task, tmp_path, monkeypatch):
     monkeypatch.setattr(sample, "SampleConfig", Spy)
     run = str(runs / "carope+cope")  # it has something to show in every figure
     commands = {"evaluate": [run, "--evaluate=val"], "report": [run, "--report=x"], "text": [run],
-                "answers": [str(task / "run")], "extrapolate": [run, "--extrapolate=1"],
+                "answers": [str(runs / "task")], "extrapolate": [run, "--extrapolate=1"],
                 "tasks": [run, "--tasks=x"]}
     for figure in sample.ACTIONS.keys() - commands.keys():
         commands[figure] = [run, f"--figure={figure}"]
