@@ -1,7 +1,7 @@
 """Mistakes on the command lines of all scripts. Each ends with one line that names the value and
 the mend, and leaves every file as it was."""
+import builtins
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +32,8 @@ MISTAKES = [
     ("config/__main__.py quickstart", ["mean config/quickstart.py?"]),
     ("config/__main__.py {wrong_key}", ["{wrong_key} has no table with a heading `flags`"]),
     # training
-    ("train.py --pe=zope", ["pe='zope' is unknown; choose one of rope, pope, nope, cope,"]),
-    ("train.py --n_head=3", ["n_embd=16 is not divisible by n_head=3"]),
     ("train.py --dropout=1.5", ["dropout=1.5 is a fraction; use 0 <= dropout < 1"]),
     ("train.py --min_lr=1 --schedule=cosine", ["min_lr=1.0 is above learning_rate=0.01"]),
-    ("train.py --pe=nope --rope_factor=4", ["because pe='nope' has no rope; leave them out"]),
     (f"train.py --device={MISSING}", [f"device='{MISSING}', but PyTorch sees none; use --device="]),
     ("train.py --mlp_width=1e13", ["out of memory", "try a smaller --micro_batch"]),
     ("WORLD_SIZE=3 train.py", ["batch_size=4 is not divisible by the 3 processes"]),
@@ -157,13 +154,10 @@ def test_bad_input(command, parts, places, monkeypatch):
 ])
 def test_a_library_that_is_missing(command, library, places, monkeypatch):
     """The line says what to install."""
-    class Finder:
-        def find_spec(name, *rest):
-            if name == library:
-                raise ModuleNotFoundError(name=name)
-
-    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
-    for name in list(sys.modules):
+    def without_library(name, *rest, real=builtins.__import__):
         if name.split(".")[0] == library:
-            monkeypatch.delitem(sys.modules, name)
+            raise ModuleNotFoundError(name=library)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_library)
     assert failure(command, places, monkeypatch).endswith(f"pip install {library}")
