@@ -162,10 +162,11 @@ def test_ids_that_the_data_lack_are_not_shown(stream, tmp_path, capsys):
 
 def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
     """Each answer comes after the right tokens before it, and sequence_error counts the rows with a
-    wrong one. These rows are shorter than in training. Their last token, padding, is not shown."""
-    tokens = tokens_of(rows, "train", 64, 12)[:, :8]
-    masks = np.fromfile(f"{rows}/train_000000.loss", "u1").reshape(64, 12)[:, :8]
-    masks[:, 6:] = 1, 0
+    wrong one. These rows are shorter than in training, and their padding is not shown."""
+    tokens = tokens_of(rows, "train", 64, 12)[:, :10]
+    masks = np.fromfile(f"{rows}/train_000000.loss", "u1").reshape(64, 12)[:, :10]
+    masks[:, 6] = 1
+    masks[:, 7:] = 0  # padding
     writer = Writer(tmp_path / "short")
     writer.write("train", tokens, masks)
     writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})

@@ -169,12 +169,12 @@ def test_losses_by_hand(seed, request, tmp_path):
         if val.rows:
             assert [got["token_error"], got["sequence_error"]] == pytest.approx(errors)
 
-@pytest.mark.parametrize("ranks, micro_batch", [(1, 3), (2, 1)])
-def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch):
+@pytest.mark.parametrize("ranks, micro_batch, clip", [(1, 3, 0.01), (2, 1, 100.0)])
+def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch, clip):
     """One step against PyTorch's AdamW on the gradients of the whole batch, of which each row has
     another number of targets: clipping, warm-up, decay and betas."""
     flags = ["--max_iters=1", "--dropout=0.0", "--warmup_iters=3", "--weight_decay=50.0",
-             "--grad_clip=0.01", "--beta1=0.8", "--beta2=0.9", "--seed=7",
+             f"--grad_clip={clip}", "--beta1=0.8", "--beta2=0.9", "--seed=7",
              f"--micro_batch={micro_batch}"]
     after = run(rows, tmp_path / "a", *flags, ranks=ranks)
     torch.manual_seed(7)
@@ -182,7 +182,7 @@ def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch):
     x, y = (torch.from_numpy(a) for a in Split(rows, "train").batch(0, 4, 16, 7))
     net(x, y)[1].backward()
     optimizer = net.configure_optimizers(50.0, 1e-2 / 4, (0.8, 0.9), "cpu")
-    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
     optimizer.step()
     net.clamp_parameters()
     for name, weight in net.state_dict().items():
@@ -454,14 +454,15 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
     assert contents(out)["ckpt.pt"] == before
 
 def test_last_words_under_torchrun(tmp_path, monkeypatch):
-    """A bug waits before it is raised and is not reported, because it may only be the loss of
-    another process."""
+    """A bug waits before it is raised, because it may only be the loss of another process. Only a
+    mistake is reported, with the time, and torchrun prints the first report."""
     report = tmp_path / "report"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
     monkeypatch.setattr(time, "sleep", int)
     with pytest.raises(RuntimeError, match="connection lost"):
         train.last_words(RuntimeError("connection lost"))
-    assert not report.exists()
+    assert not report.exists() and train.last_words(ValueError("a mistake")) == 1
+    assert json.loads(report.read_text())["timestamp"] > 0
 
 def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
     """It lacks keys added since, and holds some that are gone or have another name."""
