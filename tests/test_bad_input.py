@@ -50,7 +50,6 @@ MISTAKES = [
     ("train.py --init_from=resume", ["repeat its command with --resume=True"]),
     ("train.py --init_from={run}/ckpt.pt", ["name its directory, {run}"]),
     ("train.py --init_from=gpt2", ["GPT-2's weights do not fit this model"]),
-    ("train.py --init_from={run} --n_embd=32", ["{run} holds another architecture"]),
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),
     ("train.py --out_dir={run}", ["{run} already holds a run; resume it with --resume=True"]),
     ("train.py --out_dir={gone}", ["{gone} holds the records of a run whose ckpt.pt is gone"]),

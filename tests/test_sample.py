@@ -122,13 +122,11 @@ def test_loss_by_position(runs, stream, tmp_path, drawn, monkeypatch):
     assert list(lines[2].get_xdata()) == [16, 16]
     assert len((tmp_path / "new" / "x.csv").read_text().splitlines()) == 1 + 32 + 4
 
-def test_evaluate_a_whole_stream(runs, capsys):
+def test_evaluate_a_whole_stream(runs):
     """As at the end of training, which evaluates whole splits here too."""
     sample.main([str(runs / "pope"), "--evaluate=val", "--device=cpu"])
     loss = results.records(runs / "pope", "log.jsonl")[-2]["loss"]
-    found = numbers(runs / "pope")["val"]
-    assert found == pytest.approx(loss)
-    assert capsys.readouterr().out.endswith(f" {found:.4f} ({math.exp(found):.2f})\n")
+    assert numbers(runs / "pope")["val"] == pytest.approx(loss)
 
 # text and answers
 
@@ -189,7 +187,6 @@ def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
     assert 0 < wrong_rows < 64, "the test needs right and wrong rows"
     sample.main([*words, "--evaluate=train"])
     assert capsys.readouterr().out.endswith(f" {100 * wrong_rows / 64:.2f}%\n")
-    assert numbers(words[0], "sequence_error")["train"] == pytest.approx(100 * wrong_rows / 64)
 
 # what is kept, and its report
 

@@ -223,10 +223,9 @@ def slow_evaluation():
     (signal.SIGINT, 4, "Ctrl-C ends it at once"),
 ])
 def test_signals_during_an_evaluation(stream, tmp_path, number, interval, last_words):
-    """A signal stops the evaluation after its batch and leaves a checkpoint, also at a step without
-    one. The signal may come many times, because a scheduler signals all processes and torchrun
-    passes its own on. Only a second Ctrl-C ends the run at once, and if the step has a checkpoint,
-    then it is written before the evaluation."""
+    """A signal stops the evaluation after its batch and leaves a checkpoint, even if none is due.
+    It may come many times, because a scheduler signals all processes and torchrun passes its own
+    on. Only a second Ctrl-C ends the run at once, and a checkpoint that is due is there by then."""
     out, printed = tmp_path / "a", tmp_path / "printed"
     run(stream, out, "--max_iters=2")
     words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--resume=True", "--eval_batches=8",
