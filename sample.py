@@ -9,17 +9,17 @@ Sample from, evaluate and inspect trained models:
     python sample.py RUN ... --report=out/report    tables of all these numbers, over seeds
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
-as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. All numbers are also appended to
-RUN/results.jsonl, from which --report makes its tables, a CSV file and a picture.
+as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Losses, errors and scores are also
+appended to RUN/results.jsonl, from which --report makes its tables, a CSV file and a picture.
 """
-import math
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections import namedtuple
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
@@ -38,7 +38,7 @@ class SampleConfig:
     prompt: str = ""  # text to continue; empty: a new document
     num_samples: int = 2  # texts or rows per run
     max_new_tokens: int = 300  # length of each text
-    temperature: Annotated[float, 0, math.inf] = 0.8  # 0: always the most probable token
+    temperature: config.AtLeast0 = 0.8  # 0: always the most probable token
     top_k: int = 0  # sample from the k most probable tokens only; 0: from all
     seed: int = 1337  # of the samples
     evaluate: str = ""  # comma-separated splits of the data set; each is evaluated as a whole
@@ -52,7 +52,7 @@ class SampleConfig:
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
     heads: str = ""  # gates, positions: heads to show, "4.3,1.2" (layer 4, head 3, ...); empty: all
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
-    out: str = ""  # figure: its path; empty: in the run's folder, or in out/ for several runs
+    out: str = ""  # figure: write <out>.png; empty: in the run's folder, or out/ for several runs
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
 
 def main(argv):
@@ -62,29 +62,30 @@ def main(argv):
     given = {flag[2:].partition("=")[0] for flag in flags}
     names = run_names(word for word in argv if word not in flags)
     action = chosen_action(cfg, given)
-    if action:
-        refuse_unread(cfg, given, action)
-    runs = names
-    if action not in ("report", "curves"):  # these two read only what earlier commands saved
+    if action in ("report", "curves"):  # these read what was saved in the run directories
+        runs = list(dict.fromkeys(results.split_options(name)[0] for name in names))
+    else:
         runs = [Run(name, cfg.data, cfg.device) for name in names]  # all of them, before any work
     if not action:
         is_task = all(run.meta["loss"] == "mask" for run in runs)
         action = "answers" if is_task else "text"
-        refuse_unread(cfg, given, action)
+    for key in sorted(given - set(ACTIONS[action].keys)):
+        raise ValueError(f"--{key} does nothing for {action}; leave it out")
+    if cfg.text and given & {"split", "data"}:
+        raise ValueError(f"text={cfg.text!r} takes the place of --split and --data; leave them out")
     ACTIONS[action].function(cfg, runs)
 
-# --- the actions: each is a function of the config and the runs -----------------------------------
-
-COLDEST = 1e-3  # decoding is greedy below this, because dividing logits by less may overflow
+# --- the actions: each is a function of the config and the runs, or their folders -----------------
 
 def write_text(cfg, runs):
-    temperature = cfg.temperature if cfg.temperature >= COLDEST else 0
+    # dividing the logits by a smaller temperature may overflow
+    temperature = cfg.temperature if cfg.temperature >= 1e-3 else 0
     for run in runs:
         text = tokenizer(run.meta)
         start = text.encode(cfg.prompt) or [run.meta["separator"] or 0]
-        fit = max(1, run.limit + 1 - len(start))  # the model never reads the last new token
-        new = min(cfg.max_new_tokens, fit)
-        end = f", which ends at {run.limit} tokens" if fit < cfg.max_new_tokens else ""
+        fit = run.model.limit + 1 - len(start)  # the model never reads the last new token
+        new = min(cfg.max_new_tokens, max(1, fit))
+        end = f", which ends at {run.model.limit} tokens" if new < cfg.max_new_tokens else ""
         for i in range(cfg.num_samples):
             torch.manual_seed(cfg.seed + i)
             idx = torch.tensor([start], device=run.device)
@@ -96,7 +97,6 @@ def write_text(cfg, runs):
 
 @torch.no_grad()
 def write_answers(cfg, runs):
-    """Prints rows of a masked task, with the model's answers where tokens carry loss."""
     for run in runs:
         split = run.split(cfg.split)
         length = run.length(split)
@@ -106,19 +106,17 @@ def write_answers(cfg, runs):
         predicted = run.model(x, y)[0].argmax(-1)
         print(f"{run.name}, {split.split} split; the model's answers are [right] or "
               "[wrong, not right]")
-        for i, (tokens, targets, answers) in enumerate(zip(x.tolist(), y.tolist(),
-                                                           predicted.tolist())):
+        rows = zip(x.tolist(), y.tolist(), predicted.tolist())
+        for i, (tokens, targets, answers) in enumerate(rows, 1):
             words = [symbol([token]) for token in tokens + targets[-1:] if token != -1]
             asked = [t for t in range(length) if targets[t] != -1]
-            right = 0
             for t in asked:
                 answer = symbol([answers[t]])
-                if answers[t] == targets[t]:
-                    right += 1
-                    words[t + 1] = f"[{answer}]"
-                else:
-                    words[t + 1] = f"[{answer}, not {words[t + 1]}]"
-            print(f"--- row {i + 1}, {right} of {len(asked)} right")
+                if answers[t] != targets[t]:
+                    answer += f", not {words[t + 1]}"
+                words[t + 1] = f"[{answer}]"
+            right = sum(answers[t] == targets[t] for t in asked)
+            print(f"--- row {i}, {right} of {len(asked)} right")
             end = max(asked, default=length) + 2  # what follows is padding
             print(between.join(words[:end]))
 
@@ -126,7 +124,11 @@ def evaluate(cfg, runs):
     show_and_save(runs, losses.evaluate(runs, cfg.evaluate.split(",")))
 
 def extrapolate(cfg, runs):
-    multiples = losses.read_multiples(cfg.extrapolate)
+    number = r"\d*\.?\d+"
+    if not re.fullmatch(f"{number}(,{number})*", cfg.extrapolate):
+        raise ValueError(f"extrapolate={cfg.extrapolate!r} is not a list of positive numbers; give "
+                         "multiples of the trained length, as in --extrapolate=1,2,4,8")
+    multiples = sorted({float(word) for word in cfg.extrapolate.split(",")})
     show_and_save(runs, losses.extrapolate(runs, multiples, cfg.split, cfg.eval_tokens))
 
 def show_and_save(runs, measured):
@@ -145,17 +147,14 @@ def score_tasks(cfg, runs):
 
     harness.score_tasks(runs, cfg.tasks.split(","), cfg.fewshot)
 
-def report(cfg, names):
+def report(cfg, folders):
     path = writable(cfg.report)
-    lines = results.latest(names)
+    lines = results.latest(folders)
     results.print_tables(lines)
     results.write_csv(path, lines)
     figures.draw_by_length(lines, path)
 
-def draw_training(cfg, names):
-    """Draws the logs. RUN@key=value is the same as RUN here, because such options only apply after
-    training."""
-    folders = dict.fromkeys(results.split_options(name)[0] for name in names)
+def draw_training(cfg, folders):
     rows = results.training(folders)
     figures.draw_training(rows, writable(cfg.out or os.path.join("out", "curves")))
 
@@ -166,7 +165,6 @@ def draw_loss_by_position(cfg, runs):
     figures.draw_by_position(rows, path)
 
 def draw_attention(cfg, runs):
-    """Draws one picture for each run, by default in its folder."""
     if cfg.out and len(runs) > 1:
         raise ValueError(f"out={cfg.out!r} names one picture, and there are {len(runs)} runs")
     for run in runs:
@@ -176,12 +174,7 @@ def draw_attention(cfg, runs):
         layers = figures.measure(run.model, idx, cfg.figure)
         figures.draw_attention(run, cfg.figure, layers, idx[0], cfg.heads, path)
 
-@dataclass(frozen=True)
-class Action:
-    """Something that sample.py does, and the keys that it reads. All other keys are refused."""
-    function: Callable
-    keys: tuple
-
+Action = namedtuple("Action", "function keys")  # all keys that are not listed are refused
 SAMPLING = ("prompt", "num_samples", "max_new_tokens", "temperature", "top_k", "seed", "device")
 ATTENTION = ("figure", "text", "split", "data", "out", "device")
 ACTIONS = {
@@ -221,37 +214,25 @@ def chosen_action(cfg, given):
         return choose("figure", cfg.figure, names)
     return flag
 
-def refuse_unread(cfg, given, action):
-    """Raises ValueError for a key that would do nothing, because the action does not read it."""
-    for key in sorted(given - set(ACTIONS[action].keys)):
-        raise ValueError(f"--{key} does nothing for {action}; leave it out")
-    if cfg.text and given & {"split", "data"}:
-        raise ValueError(f"text={cfg.text!r} takes the place of --split and --data; leave them out")
-
 def run_names(words):
     """Returns the names of the runs, each only once, even if it is given as both out/x and ./out/x.
     Files are left out, and a line on stderr says so, because a pattern such as out/* also finds
     tables and pictures. Raises ValueError if no run is left."""
-    names = {}
+    names = []
     for word in words:
         folder, options = results.split_options(word)
         folder = os.path.normpath(folder)
-        if os.path.basename(folder) == "ckpt.pt":
-            folder = os.path.dirname(folder) or "."
         if os.path.isfile(folder):
             print(f"left out {folder}, which is not a run directory", file=sys.stderr)
-            continue
-        name = f"{folder}@{options}" if options else folder
-        names.setdefault((os.path.realpath(folder), options), name)
+        else:
+            names.append(f"{folder}@{options}" if options else folder)
     if not names:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
-    return list(names.values())
+    return list(dict.fromkeys(names))
 
 def writable(path):
-    """Returns the path without .csv or .png, and makes its folder. This is called before anything
-    is measured, because the work would be lost if the folder could not be made."""
-    if path.endswith((".csv", ".png")):
-        path = path[:-4]
+    """Returns the path after making its folder. This is called before anything is measured, because
+    the work would be lost if the folder could not be made."""
     if not os.path.basename(path):
         raise ValueError(f"{path!r} is a folder; name a file in it, as in {path}report")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -271,20 +252,19 @@ class Run:
         self.meta = saved["meta"]
         self.step = saved["step"]
         self.data = data or self.config["data"]
-        self.trained = trained_length(saved)
+        row_length = self.meta["row_length"].get("train")
+        # tokens per sequence in training; the last token of a row is only a target
+        self.trained = row_length - 1 if row_length else self.config["block_size"]
         self.model = load_model(saved, self.folder, options).to(self.device).eval()
-        self.pe = self.model.cfg.pe
-        self.limit = self.model.limit
 
     def split(self, name):
         """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's, or if
         the run's own data set has changed, because val may now hold what the run trained on."""
         split = Split(locate(self.data), name)
-        theirs = split.meta["tokenizer"]
-        ours = self.meta["tokenizer"]
-        if theirs != ours:
-            raise ValueError(f"{split.folder} was tokenized with {theirs!r}, but the run was "
-                             f"trained with {ours!r}; prepare the data again with the run's")
+        if split.meta["tokenizer"] != self.meta["tokenizer"]:
+            raise ValueError(f"{split.folder} was tokenized with {split.meta['tokenizer']!r}, but "
+                             f"the run was trained with {self.meta['tokenizer']!r}; prepare the "
+                             "data again with the run's tokenizer")
         changed = split.changes(self.meta)
         if changed and self.data == self.config["data"]:
             raise ValueError(f"{split.folder} has changed since {self.name} was trained on it, in "
@@ -303,17 +283,20 @@ class Run:
 def load_model(saved, folder, options):
     """Returns the model of the checkpoint that was read from the folder, with the options
     "key=value,key=value". Raises ValueError for options that the weights do not allow, or that
-    would do nothing."""
+    would do nothing. Sampling and evaluation never use the Triton kernels. CoPE is therefore
+    evaluated with exact gates, even if it was trained with the kernel, which rounds them to
+    multiples of 1/2048."""
     given = {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         given[key] = config.typed(GPTConfig, key, text, option)
-    trained = saved["config"].get("rope_trained")
-    if not trained and saved["config"].get("rope_scaling") == "yarn":
-        trained = saved["config"]["block_size"]  # which YaRN used while the run trained
     # YaRN needs the trained length, which a changed block_size would no longer tell
-    changes = {"rope_trained": trained or trained_length(saved), **given}
-    model = GPT(checkpoint.model_config(saved, **changes))
+    trained = saved["config"].get("rope_trained") or saved["config"]["block_size"]
+    changes = {"rope_trained": trained, **given}
+    try:
+        model = GPT(checkpoint.model_config(saved, **changes))
+    except ValueError as error:  # such as a method that model.py no longer has
+        raise ValueError(f"{folder}: {error}") from error
     for key in given:
         method = key.partition("_")[0]  # options begin with the name of the method that reads them
         if method == "rel":
@@ -324,17 +307,9 @@ def load_model(saved, folder, options):
     checkpoint.load_weights(model, saved, folder)
     return model
 
-def trained_length(saved):
-    """Returns the number of tokens that the model read per sequence in training. The last token of
-    a row is only a target."""
-    row_length = saved["meta"]["row_length"].get("train")
-    return row_length - 1 if row_length else saved["config"]["block_size"]
-
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit("\nstopped")
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not checkpoint.ran_out_of_memory(error):
             raise  # a bug keeps its traceback

@@ -86,9 +86,8 @@ def draw_by_length(lines, path):
     for ax, ((title, metric), group) in zip(axes, groups.items()):
         draw_curves(ax, group, "length", "value", metric)
         lengths = sorted({line["length"] for line in group})
-        rotation = 90 if len(lengths) > 6 else 0  # because more labels would overlap
         ax.set_xscale("log", base=2)
-        ax.set_xticks(lengths, lengths, fontsize=8, rotation=rotation)
+        ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) > 6 else 0)
         ax.minorticks_off()
         ax.set(title=title, xlabel="length, tokens; dashed: as trained")
     save(figure, path)
@@ -152,10 +151,7 @@ def tokens_to_show(run, name, files, split):
     length = min(SHORT, run.model.cfg.block_size)
     if files:
         encode = tokenizer(run.meta).encode
-        paths = [Path(path) for path in files.split(",")]
-        texts = [encode(path.read_text(encoding="utf-8"))[:length] for path in paths]
-        if not all(texts):
-            raise ValueError(f"text={files!r} has a file without text; leave it out")
+        texts = [encode(Path(path).read_text("utf-8"))[:length] for path in files.split(",")]
         shortest = min(len(text) for text in texts)
         idx = torch.tensor([text[:shortest] for text in texts], device=run.device)
     else:
@@ -213,8 +209,8 @@ def learned_rotation(attn, x, *rest):
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
 def cope_map(attn, name, q, k, v, unrotated_q, i, j, per_key):
-    """Calls the layer's CoPE's function of this name, gates or logit_bias. Returns its result as a
-    map (H, T, T) that is nan in the future. Returns None if the layer has no CoPE."""
+    """Calls the method of this name, gates or logit_bias, of the layer's CoPE. Returns its result
+    as a map (H, T, T) that is nan in the future. Returns None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)
@@ -251,7 +247,7 @@ def draw_attention(run, name, layers, tokens, heads, path):
     text, which label a map, and heads, such as "4.3,1.2", chooses maps."""
     widths = {layer.size(-1) for layer in layers.values()}
     if len(widths) != 1:  # no layer has what the figure shows, or the layers differ in kind
-        raise ValueError(f"figure={name!r} has nothing to show of pe={run.pe!r}")
+        raise ValueError(f"figure={name!r} has nothing to show of pe={run.model.cfg.pe!r}")
     if name in MAPS:
         decode = tokenizer(run.meta).decode
         figure = draw_maps(layers, heads, [decode([token]) for token in tokens.tolist()])
@@ -259,7 +255,7 @@ def draw_attention(run, name, layers, tokens, heads, path):
         figure = draw_lines(run, layers, ("queries", "keys"))
     else:
         figure = draw_lines(run, layers, [f"head {h + 1}" for h in range(run.model.cfg.n_head)])
-        if "carope" in run.pe:
+        if "carope" in run.model.cfg.pe:
             figure.axes[0].set_yscale("log")  # of all panels, which share the axis
     figure.suptitle(f"{run.name}: {TITLES[name]}", wrap=True)
     save(figure, path)
@@ -293,6 +289,9 @@ def draw_maps(layers, heads, words):
         inches = max(1.5, min(4.5, 16 / across))
     figure, axes = panels(len(names), across, inches, inches, sharex=True, sharey=True)
     line_ends = [t for t, word in enumerate(words) if "\n" in word]
+    at = range(len(words))
+    shown = [word.replace(" ", "·").replace("\n", "↵").replace("$", r"\$") for word in words]
+    style = {"fontsize": 72 / TOKENS_PER_INCH, "fontfamily": "monospace"}  # an inch has 72 points
     for ax, name in zip(axes, names):
         image = ax.imshow(maps[name].numpy(), "Blues", vmin=0, vmax=1, interpolation="nearest")
         ax.scatter(line_ends, line_ends, 20, "crimson", marker="+", linewidths=1)
@@ -300,17 +299,10 @@ def draw_maps(layers, heads, words):
         ax.set_title(f"layer {layer}, head {head}", fontsize=8)
         ax.set_facecolor("0.9")
         if heads:
-            label_tokens(ax, words)
+            ax.set_xticks(at, shown, rotation=0 if max(map(len, words)) == 1 else 90, **style)
+            ax.set_yticks(at, shown, **style)
+            ax.tick_params(length=0, pad=1, labelbottom=True, labelleft=True)
     figure.supxlabel("key (+ marks the end of a line)", fontsize=10)
     figure.supylabel("query", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.5)
     return figure
-
-def label_tokens(ax, words):
-    """Writes each token beside its row and below its column."""
-    shown = [word.replace(" ", "·").replace("\n", "↵").replace("$", r"\$") for word in words]
-    style = {"fontsize": 72 / TOKENS_PER_INCH, "fontfamily": "monospace"}  # an inch has 72 points
-    at = range(len(words))
-    ax.set_xticks(at, shown, rotation=0 if max(map(len, words)) == 1 else 90, **style)
-    ax.set_yticks(at, shown, **style)
-    ax.tick_params(length=0, pad=1, labelbottom=True, labelleft=True)

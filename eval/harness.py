@@ -18,8 +18,8 @@ def score_tasks(runs, names, fewshot):
         if name not in manager.all_tasks and not os.path.isfile(name):
             raise ValueError(f"tasks={name!r} is neither a task of the harness nor a yaml file; "
                              "`lm-eval ls tasks` lists the tasks")
-    models = {run: Model(run.model, run.meta) for run in runs}
-    for run, model in models.items():
+    for run in runs:
+        model = Model(run.model, run.meta)
         found = lm_eval.simple_evaluate(model, tasks=names, task_manager=manager, log_samples=False,
                                         num_fewshot=fewshot or None)
         print(f"{run.name}\n{make_table(found)}", flush=True)
@@ -29,7 +29,7 @@ def score_tasks(runs, names, fewshot):
                 name += f", {found['n-shot'][task]}-shot"
             results.append(run, {**scores, "split": name, "length": model.longest})
 
-class Score(tuple):
+class Score(list):
     """The pair that the harness expects for a continuation: its log-likelihood, and whether greedy
     decoding would produce it. cbt.py also reads `tokens`, the number of tokens in it."""
 
@@ -59,32 +59,28 @@ class Model(TemplateLM):
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False):
         """Returns a Score for each request, which is (_, context tokens, target tokens)."""
-        windows = []  # (index of the request, tokens, how many of the last are targets)
-        for i, (_, context, targets) in enumerate(requests):
+        scores = []
+        windows = []  # (the request's score, tokens, how many of them at the end are targets)
+        for _, context, targets in requests:
+            score = Score((0.0, True))
+            score.tokens = len(targets)
+            scores.append(score)
             tokens = (context or [self.separator]) + targets
             for begin in range(len(tokens) - len(targets), len(tokens), self.longest):
                 end = min(begin + self.longest, len(tokens))
-                windows.append((i, tokens[max(0, end - self.longest - 1) : end], end - begin))
-        logps = [0.0 for _ in requests]
-        greedy = [True for _ in requests]
+                windows.append((score, tokens[max(0, end - self.longest - 1) : end], end - begin))
         for part in losses.batches(windows, lambda window: len(window[1])):
             tokens = torch.tensor([tokens for _, tokens, _ in part], device=self.device)
-            x = tokens[:, :-1]
             y = tokens[:, 1:].clone()
             for row, (_, _, n) in zip(y, part):
                 row[:-n] = -1  # no target
-            logits = self.model(x, y)[0].mT.float()  # (B, V, T)
+            logits = self.model(tokens[:, :-1], y)[0].mT.float()  # (B, V, T)
             loss = F.cross_entropy(logits, y, ignore_index=-1, reduction="none").cpu().double()
             right = ((logits.argmax(1) == y) | (y == -1)).all(1)
-            for (i, _, _), nats, all_right in zip(part, loss.sum(1).tolist(), right.tolist()):
-                logps[i] -= nats
-                greedy[i] &= all_right
-        found = []
-        for logp, is_greedy, (_, _, targets) in zip(logps, greedy, requests):
-            score = Score((logp, is_greedy))
-            score.tokens = len(targets)
-            found.append(score)
-        return found
+            for (score, _, _), nats, all_right in zip(part, loss.sum(1).tolist(), right.tolist()):
+                score[0] -= nats
+                score[1] &= all_right
+        return scores
 
     def generate_until(self, requests, disable_tqdm=False):
         raise ValueError("this task needs generated text, but only tasks that choose among given "

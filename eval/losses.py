@@ -1,9 +1,8 @@
 """
 Measures the losses of trained models: over a whole split (`evaluate`), beyond the trained length
 (`extrapolate`) and at each position of a long context (`by_position`). Each of the three opens the
-splits of all runs first, so that a mistake is reported before any work is done. What they measure
-is in rows, which are dicts. print_rows shows them, results.py saves them, and figures.py draws
-them.
+splits of all runs first, so that a mistake is reported before any work is done. Its results are
+dicts, called rows, which print_rows shows, results.py saves and figures.py draws.
 """
 import math
 from itertools import groupby
@@ -36,17 +35,12 @@ def scores(sums, masked):
     """Returns a dict of the loss in nats per target, the perplexity and, for a masked task, the
     percentages of wrong targets and of rows with a wrong target. sums are those of error_sums."""
     total, targets, wrong, wrong_rows, rows = sums.tolist()
-    loss = mean(total, targets)
+    loss = total / targets
     result = {"loss": loss, "ppl": perplexity(loss)}
     if masked:
         result["token_error"] = 100 * wrong / targets
         result["sequence_error"] = 100 * wrong_rows / rows
     return result
-
-def mean(total, targets):
-    if not targets:
-        raise ValueError("no token here has a target; evaluate more of them, or check the mask")
-    return total / targets
 
 def perplexity(loss):
     return math.exp(min(loss, 700))  # because a larger one would overflow
@@ -62,7 +56,7 @@ def evaluate(runs, names):
         for split in splits[run]:
             length = run.length(split)
             row = {"split": split.split, "length": length}
-            if length <= run.limit:
+            if length <= run.model.limit:
                 sums = 0
                 for starts in batches(split.windows(length), lambda start: length):
                     x, y = run.read(split, starts, length)
@@ -84,25 +78,15 @@ def extrapolate(runs, multiples, name, tokens):
         known = {}  # losses in windows of the trained length, which all multiples share
         for multiple in multiples:
             length = round(multiple * run.trained)
-            tiles = cut(texts[run], length)
+            tiles = [(begin, min(begin + length, stop))  # the last of a stretch may be shorter
+                     for start, stop in texts[run] for begin in range(start, stop, length)]
             window_loss = tiled_loss(run, splits[run], tiles, run.trained, known)
             row = {"split": f"{name} {multiple:g}x", "length": length}
-            if length <= run.limit:
+            if length <= run.model.limit:
                 row["loss"] = tiled_loss(run, splits[run], tiles, length, dict(known))
                 row["ppl"] = perplexity(row["loss"])
             row["window_loss"] = window_loss
             yield run, row
-
-def read_multiples(text):
-    """Returns the numbers of "0.5,1,2" in ascending order. Raises ValueError for anything else."""
-    try:
-        multiples = {float(word) for word in text.split(",")}
-    except ValueError:
-        multiples = {math.nan}
-    if not all(0 < multiple < math.inf for multiple in multiples):
-        raise ValueError(f"extrapolate={text!r} is not a list of positive numbers; give multiples "
-                         "of the trained length, as in --extrapolate=1,2,4,8")
-    return sorted(multiples)
 
 def stretches(split, trained, multiples, tokens):
     """Returns [(start, stop), ...] of the text to evaluate, which depends only on the split and on
@@ -130,17 +114,11 @@ def refuse_rows(split):
         raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens; extrapolation "
                          "needs a stream of text, and --evaluate takes rows")
 
-def cut(stretches, length):
-    """Cuts each (start, stop) into tiles of this length, of which the last may be shorter."""
-    return [(begin, min(begin + length, stop))
-            for start, stop in stretches for begin in range(start, stop, length)]
-
 def by_position(runs, name, tokens):
     """Returns rows of the mean loss at the positions of a context of LONGEST times the trained
-    length, in which a token sees all tokens before it. Positions are averaged in POINTS groups, and
-    the `position` of a row is the mean of its group. The segments that are read are spread evenly
-    over the split and hold about `tokens` tokens together. All runs read the same segments, but a
-    model that allows only shorter contexts reads only their beginnings."""
+    length. Positions are averaged in POINTS groups, and the `position` of a row is the mean of its
+    group. All runs read the same segments, which are spread evenly over the split and hold about
+    `tokens` tokens together. A model that allows only shorter contexts reads their beginnings."""
     splits = {run: run.split(name) for run in runs}
     context = LONGEST * max(run.trained for run in runs)
     for split in splits.values():
@@ -149,7 +127,7 @@ def by_position(runs, name, tokens):
     size = math.ceil(context / POINTS)
     rows = []
     for run in runs:
-        length = min(context, run.limit)
+        length = min(context, run.model.limit)
         starts = splits[run].windows(context, tokens // context).tolist()
         windows = [(start, start + length) for start in starts]
         found = token_losses(run, splits[run], windows)
@@ -157,12 +135,9 @@ def by_position(runs, name, tokens):
         positions = torch.arange(1.0, length + 1)
         for group, where in zip(sums.split(size, 1), positions.split(size)):
             loss, targets = group.sum(1).tolist()
-            if targets:  # a masked stream may have none here
-                rows.append({
-                    "run": run.name, "pe": run.pe, "seed": run.config["seed"], "steps": run.step,
-                    "split": name, "trained": run.trained, "position": where.mean().item(),
-                    "loss": loss / targets,
-                })
+            rows.append({"run": run.name, "pe": run.model.cfg.pe, "split": name,
+                         "trained": run.trained, "position": where.mean().item(),
+                         "loss": loss / targets})
     return rows
 
 # --- how a loss is measured -----------------------------------------------------------------------
@@ -177,7 +152,8 @@ def tiled_loss(run, split, tiles, width, known):
     sums = 0
     for window, first in views:
         sums = sums + known[window][:, first - window[0] :].double().sum(1)
-    return mean(*sums.tolist())
+    total, targets = sums.tolist()
+    return total / targets
 
 def windows(start, stop, width):
     """Yields ((begin, end), first) for windows of at most `width` tokens, in which only the targets
@@ -225,9 +201,9 @@ def print_rows(run, rows, width, with_head):
         has_errors = any("token_error" in row for row in rows)
         print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")
         print_columns("", [row["split"].split()[-1] for row in rows], width)
-    print_columns(run.name, [cell(row, "loss", run.limit) for row in rows], width)
+    print_columns(run.name, [cell(row, "loss", run.model.limit) for row in rows], width)
     if "window_loss" in rows[0]:
-        cells = [cell(row, "window_loss", run.limit) for row in rows]
+        cells = [cell(row, "window_loss", run.model.limit) for row in rows]
         print_columns(f"  seeing the last {run.trained}", cells, width)
 
 def print_columns(name, cells, width):

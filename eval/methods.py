@@ -15,8 +15,6 @@ import sys
 
 import torch
 
-sys.path.append(".")  # where model.py is, if this is run as eval/methods.py rather than with -m
-
 from eval.figures import panels, plain, save
 from model import PES, GPTConfig, scaled_dot_products
 

@@ -1,6 +1,6 @@
 """
 Stores measurements in RUN/results.jsonl and in CSV files, and makes tables of them over runs and
-seeds. Each line is a dict of one number and everything that it depends on.
+seeds. Each line of results.jsonl is a dict of one number and everything that it depends on.
 """
 import csv
 import json
@@ -41,23 +41,15 @@ def append(run, row):
     split = row["split"]
     if run.data != run.config["data"]:
         split = f"{run.data} {split}"
-    text = ""
-    for metric, value in row.items():
-        if isinstance(value, float):
-            text += json.dumps({
-                "run": run.name, "config": run.config["config"], "pe": run.pe,
-                "seed": run.config["seed"], "split": split, "trained": run.trained,
-                "length": row["length"], "metric": metric, "value": value, "steps": run.step,
-                "commit": code, "torch": torch.__version__, "machine": machine,
-            }) + "\n"
-    with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
-        file.seek(0)
-        before = file.read()
-        if before.endswith(b"}"):  # an editor has removed the end of the last line
-            text = "\n" + text
-        else:  # a kill or a full disk may have cut the last line short
-            file.truncate(before.rfind(b"\n") + 1)
-        file.write(text.encode())
+    with open(os.path.join(run.folder, "results.jsonl"), "a", encoding="utf-8") as file:
+        for metric, value in row.items():
+            if isinstance(value, float):
+                file.write(json.dumps({
+                    "run": run.name, "config": run.config["config"], "pe": run.model.cfg.pe,
+                    "seed": run.config["seed"], "split": split, "trained": run.trained,
+                    "length": row["length"], "metric": metric, "value": value, "steps": run.step,
+                    "commit": code, "torch": torch.__version__, "machine": machine,
+                }) + "\n")
 
 def commit():
     """Returns the git commit of this code, with a + if files have changed since. Outside a
@@ -72,7 +64,7 @@ def commit():
 def write_csv(path, rows):
     """Writes a list of dicts with the same keys to <path>.csv."""
     with open(path + ".csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0] if rows else [])
+        writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
     print(f"wrote {path}.csv")
@@ -80,20 +72,19 @@ def write_csv(path, rows):
 # --- what is read ---------------------------------------------------------------------------------
 
 def records(folder, name):
-    """Returns the dicts of a file of JSON lines, or none if there is no such file. If a kill or a
-    full disk has cut the last line short, it is left out. Raises ValueError for any other line that
-    is not JSON."""
+    """Returns the dicts of a file of JSON lines, or none if there is no such file. Raises
+    ValueError for a line that is not JSON, for example because a full disk has cut it short."""
     path = os.path.join(folder, name)
     found = []
     if not os.path.isfile(path):
         return found
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
                 found.append(json.loads(line))
             except ValueError:
-                if line.endswith("\n"):
-                    raise ValueError(f"{path} is damaged in line {number}; delete it") from None
+                raise ValueError(f"{path} is damaged in line {number}; delete it from the "
+                                 "file") from None
     return found
 
 def training(folders):
@@ -101,7 +92,6 @@ def training(folders):
     logs of the run directories. Raises ValueError for a log without any step."""
     found = []
     for folder in folders:
-        pe = ""  # unknown if the log has lost its first line
         rows = {}
         for line in records(folder, "log.jsonl"):
             if "config" in line:
@@ -119,25 +109,21 @@ def training(folders):
         found.extend(rows.values())
     return found
 
-def latest(names):
-    """Returns the lines of the results.jsonl of these runs that were measured at the same step as
-    the last line of the file. The name folder@options selects what was measured with these options,
-    and a folder selects everything. If a number was measured twice, the later one counts. A run
-    without results is left out with a line on stderr. Raises ValueError if no run has any."""
+def latest(folders):
+    """Returns the lines of each run's results.jsonl that were measured at the same step as its last
+    line. If a number was measured twice, the later one counts. A run without results is left out,
+    and a line on stderr says so. Raises ValueError if no run has any."""
     found = {}
-    for name in names:
-        folder, wanted = split_options(name)
+    for folder in folders:
         lines = records(folder, "results.jsonl")
-        mine = {}
+        if not lines:
+            print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
         for line in lines:
             _, options = split_options(line["run"])
             # the run may have been measured under another path
             line["run"] = f"{folder}@{options}" if options else folder
-            if wanted in ("", options) and line["steps"] == lines[-1]["steps"]:
-                mine[line["run"], line["split"], line["length"], line["metric"]] = line
-        if not mine:
-            print(f"left out {name}, which has no results; evaluate it first", file=sys.stderr)
-        found.update(mine)
+            if line["steps"] == lines[-1]["steps"]:
+                found[line["run"], line["split"], line["length"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "
                          "python sample.py RUN --evaluate=val")
@@ -146,56 +132,46 @@ def latest(names):
 # --- the report -----------------------------------------------------------------------------------
 
 def print_tables(lines):
-    """Prints a Markdown table for each config and metric."""
+    """Prints a Markdown table for each config and metric. Runs that differ only in their seed share
+    a row, and each split has a column."""
     tables = {}
     for line in lines:
         tables.setdefault((line["config"], line["metric"]), []).append(line)
     for (config, metric), table in tables.items():
+        splits = list(dict.fromkeys(line["split"] for line in table))
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")
-        print_table(table)
-
-def print_table(lines):
-    """Prints a table of lines of one config and metric. Runs that differ only in their seed share a
-    row, and each split has a column."""
-    label_of = labels(lines)
-    splits = list(dict.fromkeys(line["split"] for line in lines))
-    rows = {}  # {label: its lines}
-    for line in lines:
-        rows.setdefault(label_of[line["run"]], []).append(line)
-    table = [["run", "seeds", *splits], ["---"] * (2 + len(splits))]
-    for label, row in rows.items():
-        runs = {line["run"] for line in row}
-        cells = [label, str(len({line["seed"] for line in row}))]
-        for split in splits:
-            values = [line["value"] for line in row if line["split"] == split]
-            cells.append(spread(values))
-            if 0 < len(values) < len(runs):  # some of the runs were not evaluated here
-                cells[-1] += f" [{len(values)} of {len(runs)} runs]"
-        table.append(cells)
-    for cells in table:
-        print(f"| {' | '.join(cells)} |")
+        print(f"| run | seeds | {' | '.join(splits)} |")
+        print("| --- " * (2 + len(splits)) + "|")
+        label_of = labels(table)
+        rows = {}  # {label: its lines}
+        for line in table:
+            rows.setdefault(label_of[line["run"]], []).append(line)
+        for label, row in rows.items():
+            runs = {line["run"] for line in row}
+            cells = [label, str(len({line["seed"] for line in row}))]
+            for split in splits:
+                values = [line["value"] for line in row if line["split"] == split]
+                cells.append(spread(values))
+                if 0 < len(values) < len(runs):  # some of the runs were not evaluated here
+                    cells[-1] += f" [{len(values)} of {len(runs)} runs]"
+            print(f"| {' | '.join(cells)} |")
 
 def labels(rows):
     """Returns {run: label}, where a label holds what tells the runs apart. Runs that differ only in
     their seed have the same label: it is `pope` for both out/quickstart_pope and
-    out/quickstart_pope_seed1338. The number of steps is added if it is not the same for all."""
+    out/quickstart_pope_seed1338."""
     names = {}
-    steps = {}
+    stems = []
     for row in rows:
-        folder, _ = split_options(row["run"])
-        names[row["run"]] = re.sub(r"_seed\d+$", "", folder)
-        steps[row["run"]] = row.get("steps")  # rows of a log have none
-    common = os.path.commonprefix([names[row["run"]].removesuffix(row["pe"]) for row in rows])
-    cut = 1 + max(common.rfind("_"), common.rfind(os.sep))  # after the last whole word
-    found = {}
-    for run, name in names.items():
-        _, options = split_options(run)
-        found[run] = name[cut:]
+        folder, options = split_options(row["run"])
+        name = re.sub(r"_seed\d+$", "", folder)
+        stems.append(name.removesuffix(row["pe"]))
         if options:
-            found[run] += f" ({options.replace(',', ', ')})"
-        if len(set(steps.values())) > 1:
-            found[run] += f", {steps[run]:,} steps"
-    return found
+            name += f" ({options.replace(',', ', ')})"
+        names[row["run"]] = name
+    common = os.path.commonprefix(stems)
+    cut = 1 + max(common.rfind("_"), common.rfind(os.sep))  # after the last whole word
+    return {run: name[cut:] for run, name in names.items()}
 
 def spread(values):
     """Returns the mean ± the sample standard deviation (lowest to highest)."""

@@ -4,10 +4,6 @@
 # This page is a script. `python -m eval.walk` runs it in about two minutes on a laptop and saves
 # its pictures in `out/`, for which it needs matplotlib. An editor that supports cells (such as VS
 # Code) runs it piece by piece, and `jupytext --to notebook eval/walk.py` turns it into a notebook.
-#
-# Everything here uses `model.py` as it is. By the end you will have seen what a positional
-# encoding does to attention, why most encodings fail on long texts, how CoPE counts words, and how
-# to add a method of your own.
 
 # %%
 import math
