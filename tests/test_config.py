@@ -24,6 +24,7 @@ from sample import SampleConfig
 from train import TrainConfig
 
 CONFIGS = sorted(glob.glob("config/[a-z]*.py"))
+WITH_TABLE = [path for path in CONFIGS if "\n    flags " in open(path).read()]
 PREPARE = [importlib.import_module(f"data.{name}").prepare for name in sorted(SCRIPTS)]
 
 def build(cfg):
@@ -38,11 +39,8 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     path.write_text('"""doc"""\n_half = 2\nn_layer = 4 * _half\nlearning_rate = 1\nnorm = "b"\n')
     words = [str(path), "--norm=c d", "--data=12", "--bias=FALSE", "--max_iters=2e3", "--min_lr=1"]
     got = config.load(TrainConfig, words)
-    want = dict(config=str(path), n_layer=8, norm="c d", data="12", bias=False, max_iters=2000,
-                learning_rate=1.0, min_lr=1.0)
-    assert got == TrainConfig(**want)
-    for key, value in want.items():
-        assert type(getattr(got, key)) is type(value)
+    assert got == TrainConfig(config=str(path), n_layer=8, norm="c d", data="12", bias=False,
+                              max_iters=2000, learning_rate=1.0, min_lr=1.0)
 
 # every key of every script
 
@@ -93,14 +91,10 @@ def test_help_prints_every_key_with_its_comment(cls, capsys):
 
 # the commands of the config files
 
-@pytest.mark.parametrize("path", CONFIGS)
+@pytest.mark.parametrize("path", WITH_TABLE)
 def test_commands_of_a_config(path, capsys):
     """`python -m config FILE`: each row of its tables and each seed makes a model and has a run
     directory of its own."""
-    if "\n    flags " not in open(path).read():
-        with pytest.raises(ValueError, match="has no table"):
-            config_main([path])
-        return
     config_main([path])
     lines = capsys.readouterr().out.splitlines()
     directories = set()
@@ -141,7 +135,7 @@ DOCUMENTED = CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + ["README.md", "conf
 
 @pytest.mark.parametrize("path", DOCUMENTED)
 def test_documented_commands_parse(path):
-    """Their keys and data sets exist, and their model can be built."""
+    """Their keys and data sets exist, their values are possible, and their model can be built."""
     found = list(commands(open(path).read()))
     assert found or path == "data/shards.py"
     for script, words in found:
@@ -150,7 +144,8 @@ def test_documented_commands_parse(path):
         if any(word in "".join(words) for word in ("NAME", "...", "RUN", "$", "{")):
             continue
         if script == "train.py":
-            cfg = config.load(TrainConfig, words)
+            words = [word for word in words if "init_from" not in word]  # there is no such run here
+            cfg = train.read_config(words)
             name, _, text = cfg.data.partition("@")
             if os.sep not in name and name != "input":  # what its script and the classes make of it
                 options(importlib.import_module(f"data.{name}").prepare, text)

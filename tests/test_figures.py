@@ -43,7 +43,6 @@ def record(monkeypatch, *names):
     (dict(pe="carope,nope,expe+rope", norm="rmsnorm", bias=False), [0, 2]),
     (dict(pe="rope", rope_fraction=0.5), [0, 1, 2]),
     (dict(pe="pope"), [0, 1, 2]),
-    (dict(pe="pope,nope", pope_mu="identity"), [0, 2]),
 ])
 def test_norms(options, layers, monkeypatch):
     """The figure shows the magnitudes of q and k at each frequency, in the layers that rotate them,
@@ -63,12 +62,11 @@ def test_norms(options, layers, monkeypatch):
                 n = round(4 * net.cfg.rope_fraction)  # pairs that rotate
                 want = np.hypot(y[:, :n], y[:, n : 2 * n])
             else:
-                want = np.log(1 + np.exp(y)) if net.cfg.pope_mu == "softplus" else np.abs(y)
+                want = np.log(1 + np.exp(y))
             assert got[i][side].numpy() == pytest.approx(want.mean(0), rel=1e-4)
 
 @torch.no_grad()
 @pytest.mark.parametrize("options, layers", [
-    (dict(pe="cope"), [0, 1, 2]),
     (dict(pe="rope,cope+rope", cope_npos=5, cope_shared=False), [1]),
     (dict(pe="cope,nope", cope_gates="values", cope_scale_z=True, norm="rmsnorm"), [0, 2]),
     (dict(pe="cope_alibi", cope_slopes="learned"), [0, 1, 2]),
@@ -90,37 +88,7 @@ def test_maps(options, layers, monkeypatch):
             assert np.isnan(got[future]).all() and want[~future].std() > 0.001
             assert np.abs(got - want)[~future].max() < 1e-3
 
-# curves
-
-def lines_of(config, values):
-    """Yields lines of results.jsonl for values {run: {(split, length): {metric: value}}}."""
-    for run, splits in values.items():
-        pe = next(pe for pe in ("pope", "rope", "learned") if pe in run)
-        for (split, length), metrics in splits.items():
-            for metric, value in metrics.items():
-                yield dict(run=run, config=config, pe=pe, split=split, trained=16, length=length,
-                           metric=metric, value=value, steps=9)
-
-def test_curves_of_seeds_and_methods(drawn):
-    """Each label has a curve in its method's colour: the mean of its seeds, in a band from the
-    lowest to the highest. Labels hold only what differs."""
-    losses = {"x_pope": [2.0, 3.0], "x_pope_seed2": [4.0, 4.0], "x_rope": [5.0, 7.0],
-              "x_rope@rope_factor=2": [1.0, 1.0], "x_learned": [6.0]}
-    values = {run: {(f"val {n}x", 16 * n): dict(loss=y) for n, y in enumerate(found, 1)}
-              for run, found in losses.items()}
-    figures.draw_by_length(list(lines_of("config/x.py", values)), "x")
-    (ax,) = drawn[0].axes
-    lines = [line for line in ax.lines if not line.get_label().startswith("_")]
-    found = [(line.get_label(), line.get_color(), line.get_linestyle(), line.get_xydata().tolist())
-             for line in lines]
-    colors = figures.COLORS
-    assert found == [
-        ("pope", colors["pope"], "-", [[16, 3], [32, 3.5]]),
-        ("rope", colors["rope"], "-", [[16, 5], [32, 7]]),
-        ("rope (rope_factor=2)", colors["rope"], "--", [[16, 1], [32, 1]]),
-        ("learned", colors["learned"], "-", [[16, 6]])]
-    bands = [set(map(tuple, band.get_paths()[0].vertices.tolist())) for band in ax.collections]
-    assert any({(16, 2), (16, 4), (32, 3), (32, 4)} <= band for band in bands)
+# curves and pictures
 
 def test_a_panel_for_each_set_of_lengths(drawn):
     """Losses, errors, and errors at two kinds of questions have their own panels. A whole split is
@@ -132,8 +100,9 @@ def test_a_panel_for_each_set_of_lengths(drawn):
         ("config/lookup_small.py", "token_error", {"content": 8, "content_x2": 16}),
         ("config/lookup_small.py", "token_error", {"position": 8, "position_x2": 16}),
     ):
-        values = {(split, T): {metric: 10.0 + T} for split, T in splits.items()}
-        lines += lines_of(config, dict(x_pope=values))
+        for split, length in splits.items():
+            lines.append(dict(run="x_pope", config=config, pe="pope", split=split, trained=16,
+                              length=length, metric=metric, value=10.0 + length, steps=9))
     figures.draw_by_length(lines, "x")
     axes = [ax for ax in drawn[0].axes if ax.get_visible()]
     assert [ax.get_title() for ax in axes] == [
@@ -164,7 +133,7 @@ def test_help_draws_no_methods():
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "python -m eval.methods" in printed and "wrote" not in printed
 
-# what the rotations have learned, and positions in bfloat16
+# what the rotations have learned
 
 @torch.no_grad()
 def test_learned_rotation():
@@ -179,10 +148,3 @@ def test_learned_rotation():
     for c in range(4):
         want = (f**c).mean(0) * 10000 ** (c / 4)
         assert got[0][:, c].numpy() == pytest.approx(want, rel=1e-4)
-
-def test_positions_that_stay_apart_in_bfloat16():
-    for name, growth in (("expe", lambda i, c: (i + c) / 1000),
-                         ("exqpe", lambda i, c: c / 1000 + (i - c + 3) // 3 / 16)):
-        values = [[growth(i, c) for c in range(3)] for i in range(2000)]
-        written = {tuple(row) for row in torch.tensor(values).bfloat16().tolist()}
-        assert methods.positions_apart(name, 3, 1 / 1000, T=2000) == len(written)

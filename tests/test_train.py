@@ -6,10 +6,10 @@ import json
 import math
 import multiprocessing
 import os
-import pickle
 import random
 import re
 import resource
+import runpy
 import shutil
 import signal
 import socket
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 import types
-import zipfile
 from functools import partial
 from unittest.mock import MagicMock
 
@@ -26,6 +25,7 @@ import pytest
 import torch
 from conftest import SIGNALS, TINY, contents, fails
 
+import config
 import train
 from checkpoint import load_weights, model_config, read
 from data.shards import Split, Writer
@@ -169,35 +169,28 @@ def test_losses_by_hand(seed, request, tmp_path):
         if val.rows:
             assert [got["token_error"], got["sequence_error"]] == pytest.approx(errors)
 
-@pytest.mark.parametrize("ranks, micro_batch", [(1, 3), (2, 1)])
-def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch):
-    """One step against Adam's formula on PyTorch's gradients: clipping, warm-up, decay groups, and
-    a loss divided by the targets of the whole batch, of which each row has another number."""
+@pytest.mark.parametrize("ranks, micro_batch, clip", [(1, 3, 0.01), (2, 1, 100.0)])
+def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch, clip):
+    """One step against PyTorch's AdamW on the gradients of the whole batch, of which each row has
+    another number of targets: clipping, warm-up, decay and betas."""
     flags = ["--max_iters=1", "--dropout=0.0", "--warmup_iters=3", "--weight_decay=50.0",
-             "--grad_clip=0.01", "--beta1=0.8", "--beta2=0.9", "--seed=7", "--log_interval=1",
+             f"--grad_clip={clip}", "--beta1=0.8", "--beta2=0.9", "--seed=7",
              f"--micro_batch={micro_batch}"]
     after = run(rows, tmp_path / "a", *flags, ranks=ranks)
     torch.manual_seed(7)
     net = GPT(model_config(after))
     x, y = (torch.from_numpy(a) for a in Split(rows, "train").batch(0, 4, 16, 7))
-    loss = net(x, y)[1]
-    loss.backward()
-    assert losses(tmp_path / "a")[0][1] == pytest.approx(loss.item(), abs=1e-5)
-    norm = math.sqrt(sum((p.grad.double() ** 2).sum().item() for p in net.parameters()))
-    lr = 1e-2 / 4
-
-    def decays(name, p):
-        return p.dim() == 2 and "delta" not in name
-
-    groups = sorted(net.named_parameters(), key=lambda named: not decays(*named))  # decaying first
-    for (name, p), state in zip(groups, after["optimizer"]["state"].values(), strict=True):
-        g = p.grad * (0.01 / norm)
-        assert torch.allclose(state["exp_avg"], 0.2 * g, 1e-3, 1e-8)
-        assert torch.allclose(state["exp_avg_sq"], 0.1 * g * g, 1e-3, 1e-12)
-        decay = 50 if decays(name, p) else 0
-        want = (p * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)).detach()
-        want = want.clamp(-2 * math.pi, 0) if "delta" in name else want
-        assert (after["model"][name] - want).abs().max() < 1e-4, name
+    net(x, y)[1].backward()
+    optimizer = net.configure_optimizers(50.0, 1e-2 / 4, (0.8, 0.9), "cpu")
+    torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+    optimizer.step()
+    net.clamp_parameters()
+    for name, weight in net.state_dict().items():
+        assert (after["model"][name] - weight).abs().max() < 1e-4, name
+    moments = [each["state"].values() for each in (after["optimizer"], optimizer.state_dict())]
+    for got, want in zip(*moments, strict=True):
+        assert torch.allclose(got["exp_avg"], want["exp_avg"], 1e-3, 1e-8)
+        assert torch.allclose(got["exp_avg_sq"], want["exp_avg_sq"], 1e-3, 1e-12)
 
 def test_dropout_differs_by_step_and_process(tmp_path):
     """The text is one token and the learning rate 0, so only dropout makes losses differ. Two
@@ -230,10 +223,9 @@ def slow_evaluation():
     (signal.SIGINT, 4, "Ctrl-C ends it at once"),
 ])
 def test_signals_during_an_evaluation(stream, tmp_path, number, interval, last_words):
-    """A signal stops the evaluation after its batch and leaves a checkpoint, also at a step without
-    one. The signal may come many times, because a scheduler signals all processes and torchrun
-    passes its own on. Only a second Ctrl-C ends the run at once, and if the step has a checkpoint,
-    then it is written before the evaluation."""
+    """A signal stops the evaluation after its batch and leaves a checkpoint, even if none is due.
+    It may come many times, because a scheduler signals all processes and torchrun passes its own
+    on. Only a second Ctrl-C ends the run at once, and a checkpoint that is due is there by then."""
     out, printed = tmp_path / "a", tmp_path / "printed"
     run(stream, out, "--max_iters=2")
     words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--resume=True", "--eval_batches=8",
@@ -258,8 +250,8 @@ def close_terminal():
 def test_interrupted_at_random_moments(stream, tmp_path, numbers, ranks):
     """A run is interrupted by signals to one of its processes, and resumed each time. It must end
     as an uninterrupted run does. SIGKILL leaves no time to tidy up, so the checkpoint must be
-    complete at every moment. Before SIGHUP, nobody can read what the run prints. Nobody else may
-    train in its directory. A kill may have left half a line in the log and half a checkpoint."""
+    complete at every moment, and a kill may have left half a line in the log. Before SIGHUP, nobody
+    can read what the run prints."""
     out = tmp_path / "cut"
     printed = tmp_path / "printed"
     dice = random.Random(0)
@@ -302,16 +294,10 @@ import os, signal, sys
 sys.modules["fcntl"] = None
 from conftest import TINY, write_stream
 del signal.SIGHUP, os.O_DIRECTORY
-
-def open_file(path, *rest, real=os.open, **named):
-    if os.path.isdir(path):
-        raise PermissionError(13, "Permission denied", path)
-    return real(path, *rest, **named)
-
-os.open = open_file
 import sample
 import train
 
+del os.open  # nothing here needs it, except to open a directory
 write_stream("data/toy")
 for steps in (2, 4):
     train.main(["--data=data/toy", "--out_dir=run", *TINY, "--resume=True", f"--max_iters={steps}"])
@@ -364,11 +350,10 @@ def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, differ
 def test_speed_in_bfloat16(rows, tmp_path, monkeypatch, capsys):
     """By a clock that goes on by a second at every look: three looks in a step with an evaluation,
     two of which measure the evaluation, and one for a log line. Tokens per second and MFU count the
-    11 targets of a row of 12. The first line has no speed, because the first step may include a
-    compilation. The parameters stay float32."""
+    11 targets of a row of 12. The first line has no speed, because the first step may compile."""
     clock = types.SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr(train, "time", clock)
-    monkeypatch.setattr(train, "PEAK_FLOPS", {"cpu": 1e9})
+    monkeypatch.setattr(train, "PEAK_FLOPS", {"cp": 1.0, "cpu": 1e9})  # only whole words count
     checkpoint = run(rows, tmp_path / "a", "--max_iters=6", "--log_interval=2", "--eval_interval=1",
                      "--dtype=bfloat16")
     assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
@@ -468,36 +453,15 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
     assert contents(out)["ckpt.pt"] == before
 
 def test_last_words_under_torchrun(tmp_path, monkeypatch):
-    """torchrun shows the first line that a process writes to its file. A bug waits before it is
-    raised, because it may only be the loss of another process."""
+    """A bug waits before it is raised, because it may only be the loss of another process. Only a
+    mistake is reported, with the time, and torchrun prints the first report."""
     report = tmp_path / "report"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
     monkeypatch.setattr(time, "sleep", int)
     with pytest.raises(RuntimeError, match="connection lost"):
         train.last_words(RuntimeError("connection lost"))
     assert not report.exists() and train.last_words(ValueError("a mistake")) == 1
-    told = json.loads(report.read_text())
-    assert told["message"] == "ValueError: a mistake" and told["timestamp"] > 0
-
-def test_damaged_checkpoints(stream, tmp_path):
-    """A flipped bit, a file cut short or another file: one line, and the file is left alone."""
-    out = tmp_path / "a"
-    run(stream, out, "--max_iters=2")
-    path = out / "ckpt.pt"
-    dice = random.Random(0)
-    words = [f"--data={stream}", *TINY, f"--out_dir={out}", "--resume=True", "--max_iters=2"]
-    raw = path.read_bytes()
-    damages = [b"", raw[:-1], pickle.dumps(dict(step=1))]
-    with zipfile.ZipFile(path) as file:
-        tensors = [name for name in file.namelist() if file.getinfo(name).file_size > 500]
-        for name in dice.sample(tensors, 4):
-            flipped = bytearray(raw)
-            flipped[raw.index(file.read(name)) + dice.randrange(500)] ^= 1 << dice.randrange(8)
-            damages.append(bytes(flipped))
-    for damaged in damages:
-        path.write_bytes(damaged)
-        line = fails("train.py", *words)
-        assert "is damaged or not a checkpoint" in line and path.read_bytes() == damaged
+    assert json.loads(report.read_text())["timestamp"] > 0
 
 def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
     """It lacks keys added since, and holds some that are gone or have another name."""
@@ -509,19 +473,11 @@ def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
     again = run(stream, tmp_path / "a", "--max_iters=4", "--resume=True")
     assert same(again, run(stream, tmp_path / "b", "--max_iters=4"))
 
-def test_peaks_of_known_gpus():
-    assert train.peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
-    assert train.peak_flops("NVIDIA RTX A1000") is None
-
-def test_ctrl_c_before_training_ends_a_shell_loop():
-    code = """
-import config, runpy, sys
-def load(*_):
-    raise KeyboardInterrupt
-config.load = load
-sys.argv = ["train.py", "config/quickstart.py"]
-runpy.run_path("train.py", run_name="__main__")
-"""
-    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    assert ended.returncode == -signal.SIGINT
-    assert ended.stderr == "interrupted before training; run the same command again\n"
+def test_ctrl_c_before_training_ends_a_shell_loop(monkeypatch, capsys):
+    ended_by = []
+    monkeypatch.setattr(config, "load", MagicMock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(signal, "raise_signal", ended_by.append)
+    monkeypatch.setattr(sys, "argv", ["train.py", "config/quickstart.py"])
+    runpy.run_path("train.py", run_name="__main__")
+    assert ended_by == [signal.SIGINT] and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert capsys.readouterr().err == "interrupted before training; run the same command again\n"
