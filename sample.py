@@ -52,7 +52,7 @@ class SampleConfig:
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
     heads: str = ""  # gates, positions: heads to show, "4.3,1.2" (layer 4, head 3, ...); empty: all
     report: str = ""  # write <report>.csv, and <report>.png of the curves over length
-    out: str = ""  # figure: write <out>.png; empty: in the run's folder, or out/ for several runs
+    out: str = ""  # figure: write <out>.png; empty: in the run's folder, or out/ if runs share it
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
 
 def main(argv):
@@ -132,8 +132,8 @@ def extrapolate(cfg, runs):
     show_and_save(runs, losses.extrapolate(runs, multiples, cfg.split, cfg.eval_tokens))
 
 def show_and_save(runs, measured):
-    """Saves each row as soon as it is measured, because measuring the next one may take long and be
-    interrupted. Prints the rows of a run together, since they share a line."""
+    """Saves each row as soon as it is measured, because measuring the next one may take a long time
+    and be interrupted. Prints the rows of a run together, since they share a line."""
     width = max(24, max(len(run.name) for run in runs))
     for run, pairs in groupby(measured, itemgetter(0)):
         rows = []
@@ -291,7 +291,7 @@ def load_model(saved, folder, options):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         given[key] = config.typed(GPTConfig, key, text, option)
-    # YaRN needs the trained length, which a changed block_size would no longer tell
+    # YaRN needs the trained length, which a changed block_size would no longer give
     trained = saved["config"].get("rope_trained") or saved["config"]["block_size"]
     changes = {"rope_trained": trained, **given}
     try:

@@ -1,4 +1,4 @@
-"""The Children's Book Test as questions and scores. cbt.yaml says how it is done."""
+"""The Children's Book Test as questions and scores. cbt.yaml describes the task and its rule."""
 import re
 
 QUOTES = (("`` ", '"'), (" ''", '"'), ("` ", "'"), ("-LRB- ", "("), (" -RRB-", ")"))

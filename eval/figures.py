@@ -164,7 +164,7 @@ def tokens_to_show(run, name, files, split):
 @torch.no_grad()
 def measure(model, idx, name):
     """Returns {layer: what the figure of this name shows of it}, averaged over the texts idx
-    (B, T), for the layers that have it."""
+    (B, T). Layers that have nothing to show are left out."""
     layers = {}
 
     def add(attn, args):
@@ -236,18 +236,19 @@ MEASURES = {  # functions of an Attention, its input and the arguments of its `t
 }
 TITLES = {
     "frequency": "magnitude of q and k at each frequency, mean over heads",
-    "rotation": "PoPE's delta, or CARoPE's mean frequencies over those at the start",
+    "rotation": "PoPE's delta, or CARoPE's mean frequencies divided by those at the start",
     "gates": "gates, how much of each key a query counts",
     "positions": "attention from position alone, the largest weight of each query set to 1",
 }
 MAPS = ("gates", "positions")  # the others are lines over frequencies
 
 def draw_attention(run, name, layers, tokens, heads, path):
-    """Writes a picture of what `measure` returned to <path>.png. tokens (T,) are those of the first
+    """Writes to <path>.png a picture of what `measure` returned. tokens (T,) are those of the first
     text, which label a map, and heads, such as "4.3,1.2", chooses maps."""
     widths = {layer.size(-1) for layer in layers.values()}
     if len(widths) != 1:  # no layer has what the figure shows, or the layers differ in kind
-        raise ValueError(f"figure={name!r} has nothing to show of pe={run.model.cfg.pe!r}")
+        raise ValueError(f"figure={name!r} has nothing to show of pe={run.model.cfg.pe!r}, "
+                         "or its layers differ in kind")
     if name in MAPS:
         decode = tokenizer(run.meta).decode
         figure = draw_maps(layers, heads, [decode([token]) for token in tokens.tolist()])

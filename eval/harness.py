@@ -83,7 +83,7 @@ class Model(TemplateLM):
         return scores
 
     def generate_until(self, requests, disable_tqdm=False):
-        raise ValueError("this task needs generated text, but only tasks that choose among given "
-                         "answers are scored here")
+        raise ValueError("this task needs generated text or the likelihood of whole documents, but "
+                         "only tasks with given answers are scored here")
 
     loglikelihood_rolling = generate_until

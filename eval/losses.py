@@ -106,13 +106,13 @@ def stretches(split, trained, multiples, tokens):
         if length > size:
             raise ValueError(f"extrapolate={multiple:g} needs {length} tokens, but a stretch of "
                              f"{split.folder} has {size}; use a smaller multiple, or "
-                             f"--eval_tokens={STRETCHES * length} if the split has as many")
+                             f"--eval_tokens={STRETCHES * length} if the split has that many")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
 def refuse_rows(split):
     if split.rows:
-        raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens; extrapolation "
-                         "needs a stream of text, and --evaluate takes rows")
+        raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens, but this "
+                         "needs a stream of text; use --evaluate for rows")
 
 def by_position(runs, name, tokens):
     """Returns rows of the mean loss at the positions of a context of LONGEST times the trained
@@ -168,8 +168,8 @@ def windows(start, stop, width):
 
 @torch.no_grad()
 def token_losses(run, split, windows):
-    """Returns {(begin, end): tensor (2, end - begin)} of these windows. It holds the loss of each
-    token in nats, and a 1 where the token has a target."""
+    """Returns {(begin, end): tensor (2, end - begin)} for these windows. Each tensor holds the loss
+    of each token in nats, and a 1 where the token has a target."""
     found = {}
     for part in batches(sorted(windows), lambda window: window[1] - window[0]):
         begins = [begin for begin, _ in part]
@@ -195,8 +195,8 @@ def batches(items, length):
 # --- how rows are printed -------------------------------------------------------------------------
 
 def print_rows(run, rows, width, with_head):
-    """Prints a line for the run, whose name has this width, with a column for each row. After
-    extrapolation, a second line has the window_loss. The head says what the numbers are."""
+    """Prints a line for the run, whose name is padded to this width, with a column for each row.
+    After extrapolation, a second line has the window_loss. The head says what the numbers are."""
     if with_head:
         has_errors = any("token_error" in row for row in rows)
         print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")

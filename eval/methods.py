@@ -80,8 +80,8 @@ def draw_effects(path):
     save(figure, path)
 
 def positions_apart(name, l, theta, T=8192):
-    """Returns how many of T positions differ in at least one of the l values that expe or exqpe
-    writes in bfloat16 (ExPE section 2.3)."""
+    """Returns how many different vectors of l values expe or exqpe writes for T positions in
+    bfloat16 (ExPE section 2.3)."""
     pe = PES[name](GPTConfig(n_head=1, n_embd=l, expe_l=l, expe_theta=theta))
     x = torch.zeros(1, T, l, dtype=torch.bfloat16)
     written, _ = pe.inputs(x, x, torch.arange(T))

@@ -77,7 +77,7 @@ def write_csv(path, rows):
 # --- what is read ---------------------------------------------------------------------------------
 
 def records(folder, name):
-    """Returns the dicts of a file of JSON lines, or none if there is no such file. Raises
+    """Returns the dicts of a file of JSON lines, or an empty list if there is no such file. Raises
     ValueError for a line that is not JSON, for example because a full disk has cut it short."""
     path = os.path.join(folder, name)
     found = []

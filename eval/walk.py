@@ -90,12 +90,12 @@ figure.savefig("out/walk_logits.png", dpi=150)
 # Five small models learn to predict the next byte of `model.py` itself, in pieces of 64 bytes.
 # Then they read pieces of 512 bytes. The picture shows the loss at each position.
 #
-# Beyond 64, RoPE gets worse, because the pairs that rotate slowly reach angles that no training
-# example contained, and nothing has taught the model what such a logit means. PoPE meets new angles
-# as well. ALiBi does not suffer, because it gives distant keys almost no weight. CoPE's positions
-# are counts that end at npos - 1, so it meets no new ones. These models are tiny, have one seed
-# each and read the file that they were trained on, so look at what happens at the dashed line
-# rather than at the order of the curves.
+# Beyond 64, RoPE gets worse, because the pairs of entries that rotate slowly reach angles that no
+# training example contained, and nothing has taught the model what logits at such angles mean. PoPE
+# meets new angles as well. ALiBi does not suffer, because it gives distant keys almost no weight.
+# CoPE's positions are counts that end at npos - 1, so it meets no new ones. These models are tiny,
+# have one seed each and read the file that they were trained on, so look at what happens at the
+# dashed line rather than at the order of the curves.
 
 # %%
 text = torch.tensor(list(open(model.__file__, "rb").read()))
@@ -117,7 +117,7 @@ def train(name, steps=300):
 
 @torch.no_grad()
 def loss_by_position(gpt, length=512):
-    """Returns the loss in nats at each position (length,), the mean over 64 pieces of the text."""
+    """Returns the loss in nats at each position (length,), averaged over 64 pieces of the text."""
     starts = torch.linspace(0, len(text) - length - 1, 64).long()[:, None]
     piece = text[starts + torch.arange(length + 1)]
     logits, _ = gpt(piece[:, :-1], piece[:, 1:])
