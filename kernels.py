@@ -1,6 +1,6 @@
 """
 An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory. (Only
-the backward pass of CoPE keeps something that grows with T^2: two sums for 64 keys at a time.)
+CoPE's backward pass keeps something that grows with T^2: two sums per query for every 64 keys.)
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
 to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over vectors
@@ -32,7 +32,7 @@ T = 1024 and gates near 1/2, the gradient of the gates is off by 0.2%, and by 2 
 second sum. (CoPE, which adds up dS along the row, stores what rounding removed from O instead.)
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + b), where the bias b depends on how
-many of the keys j to i the query counts. z_i = q_i e has npos entries, the bias at every integer.
+many of the keys j to i the query counts. z_i = q_i e has the biases at the npos integer positions.
 
     g_ij = sigmoid(S_ij)                      the gate, of S without bias, or gate_q.gate_k/sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
@@ -73,7 +73,7 @@ and six keys whose dS sum to 0:
 
 The kernels see this row in tiles of keys and carry the sums from one tile to the next. With two
 tiles of three keys, these are the sums, in the order of the passes and with the names of the code,
-which counts in units of 1/2048 of a gate:
+which counts in units of 1/2048 of a gate, so that 1.75 here is 3584 there:
 
     pass                   keys     before the tile                after the tile
     attention_forward      3 .. 5   units_right 0                  units_right 1.75
@@ -91,8 +91,8 @@ Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz.
 
 Three parts. Once all rows of a tile of queries have counted to npos - 1, which is checked after
 every second tile of keys, the keys further left all have the bias z_i[npos - 1], and there CoPE is
-plain attention. If nothing is counted, everything left of the mask is plain as well. These are the
-keys that the tile of queries i0 .. i0 + M - 1 sees, and the walks over them:
+plain attention. Without CoPE, nothing is counted, and everything left of the mask is plain. These
+are the keys that the tile of queries i0 .. i0 + M - 1 sees, and the walks over them:
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
@@ -118,7 +118,7 @@ floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of 
 sums are exact, although two passes may still round one gate to neighbouring units. Gradients ignore
 the rounding. With T = 1024, npos = 64 and a z of standard deviation 8, it changes o by 0.7%, dz by
 1.1% and the gates' gradients by 7 to 15%, where bfloat16 in PyTorch costs 5%, 8% and 32 to 38%. All
-are smaller with a smaller z. The kernels do not decode, and model.py does so with exact gates.
+these errors shrink with z. The kernels do not decode; model.py does that, with exact gates.
 
 No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
@@ -341,9 +341,9 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     every row is saturated, and then the remaining keys from left to right, as plain attention.
 
     Fills saved: o; lse (B, H, T), the log-sum-exp of each row in base 2; and if it counts,
-    o_residual, what rounding removed from o, because dz and dg would add up errors of rowsum(dO *
-    O); units_total (B, H, T), each row's sum of gates; and saturated (B H, tiles), the number of
-    plain keys."""
+    o_residual, what rounding removed from o, because dz and dg would otherwise add up the errors
+    of rowsum(dO * O); units_total (B, H, T), each row's sum of gates; and saturated (B H, tiles),
+    the number of plain keys."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -369,7 +369,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
         row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # units counted over the keys to the right
-        # 1 takes all tiles under the mask; 0 takes CHUNK to its left at a time, until rows are done
+        # 1 takes the tiles under the mask; 0 takes CHUNK at a time until all rows are saturated
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
             while (remaining > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
@@ -398,7 +398,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                                                               weight_sum, acc)
                 remaining = stop
         last = last_bias(z_pairs, row, NPOS, q_tile.dtype)
-        row_max -= last  # of all remaining keys; weights are now relative to 2^row_max without it
+        row_max -= last  # the bias of all remaining keys, which s and row_max leave out from here
         bounds = (0, remaining, remaining)
 
     # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
@@ -468,7 +468,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     end = tl.cdiv(tl.minimum(tile * M + M, T), N)
     bounds = (0, diagonal, diagonal, end)  # of the parts PLAIN, COUNTED and MASKED
     if COUNTS:
-        tl.static_assert(QUERIES % M == 0, "all M queries stopped counting at the same key")
+        tl.static_assert(QUERIES % M == 0, "all M queries must stop counting at the same key")
         tl.static_assert(KEYS % N == 0, "carried sums are stored at whole tiles")
         z_pairs += bh * T * NPOS
         run_ends += slot * T * NPOS * 2
@@ -508,7 +508,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                     gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
-                # attention_backward_kv needs a tile's first dp_left and, written last, units_right
+                # attention_backward_kv needs dp_left before, and units_right after, a tile of KEYS
                 table = tables + n // (KEYS // N) * T + i
                 tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
@@ -577,7 +577,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
     if key_bias is not None:
         bias_tile = load_bias(key_bias, bh, j, T)
     if COUNTS:
-        tl.static_assert(QUERIES % M == 0, "all M queries stopped counting at the same key")
+        tl.static_assert(QUERIES % M == 0, "all M queries must stop counting at the same key")
         tl.static_assert(N == KEYS, "attention_backward_q stores the sums of such tiles")
         z_pairs += bh * T * NPOS
         saturated += bh * tl.cdiv(T, QUERIES)
@@ -589,7 +589,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
 
     for part in tl.static_range(2, -1, -1 if COUNTS else -2):  # MASKED, COUNTED, PLAIN
         # PLAIN and COUNTED both go through the later tiles of attention_forward, and skip those of
-        # the other kind, by an empty range of queries. MASKED, or without CoPE, there is one range
+        # the other kind by an empty range. In MASKED, or without CoPE, one range is enough
         first_range, last_range = 0, 1
         if COUNTS and part != MASKED:
             first_range, last_range = i_unmasked // QUERIES, tl.cdiv(T, QUERIES)
@@ -677,7 +677,7 @@ TILES = {
 }
 
 def is_small(device):
-    """Returns True for GPUs such as the RTX 4090 with 100 KB of shared memory (an A100: 164)."""
+    """Returns True for GPUs with 100 KB of shared memory, like the RTX 4090 (an A100 has 164)."""
     small = (8, 6), (8, 9), (12, 0), (12, 1)  # compute capabilities
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in small
 
@@ -750,7 +750,7 @@ def kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs):
 def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: Optional[Tensor],
                gate_q: Optional[Tensor], gate_k: Optional[Tensor], seed: Tensor,
                dropout: float) -> list[Tensor]:
-    """Returns o, what the backward pass needs besides (see attention_forward), and z_pairs."""
+    """Returns o, what else the backward pass needs (see attention_forward), and z_pairs."""
     results = fake_forward(q, k, v, key_bias, z)
     if z is not None:
         results[-1] = pack(z)
@@ -844,17 +844,17 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
             raise ValueError(f"{name} is {tuple(x.shape)} {x.dtype}; it must be {shape} {dtype}")
     if not 16 <= d <= 128 or not d <= D <= 2 * d:
         raise ValueError(f"q and k have width {D}, and v has width {d}; choose 16 to 128 for v, "
-                         "and for q and k at least that and at most twice as much")
+                         "and for q and k at least the width of v and at most twice that")
     if z is not None and npos < 2:
         raise ValueError(f"z is {tuple(z.shape)}; it must have 2 columns or more")
     missing = [name for name in ("z", "gate_q", "gate_k") if given[name] is None]
     if missing and (gate_q is not None or gate_k is not None):
-        raise ValueError(f"gates of their own need {' and '.join(missing)} as well; give all three")
+        raise ValueError(f"gates with logits of their own need {' and '.join(missing)} as well")
     if B * H > 65535:
         raise ValueError(f"{B} sequences of {H} heads are more than the 65535 heads that a launch "
                          "can hold; use fewer sequences at a time")
-    # Offsets into a head: of inputs; of o and the gradients, which hold heads of a token side by
-    # side; of run_ends; and of the tables of carried sums
+    # Offsets into a head must stay below 2^31 in the inputs, in o and the gradients (which hold the
+    # heads of a token side by side), in run_ends and in the tables of carried sums
     steps = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None] + [D * H]
     if npos:
         steps += [2 * npos, math.ceil(T / KEYS)]
@@ -867,7 +867,7 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
     q, k      (B, H, T, D) after any rotation, in float16 or bfloat16 (or float32 for tests)
     v         (B, H, T, d), 16 <= d <= 128, and d <= D <= 2d, as PoPE's q and k have width 2d
     key_bias  (B, H, T) in float32 is added to the logits of each key, as in ALiBi and FoX
-    z         (B, H, T, npos), npos >= 2, turns CoPE on: q @ e, of the q before rotation
+    z         (B, H, T, npos), npos >= 2, turns CoPE on; it is q @ e, with the q before rotation
     gate_q    (B, H, T, d), and gate_k likewise: the gates are sigmoids of gate_q.gate_k / sqrt(d).
               Without them they are sigmoids of the layer's own logits, as in Listing 1
     dropout   the fraction of attention weights that are set to 0, drawn anew by every call"""

@@ -16,7 +16,7 @@ from config.copy_small import *  # noqa: F403
 
 data = "strings@task=reversed_addition,longest=2,train=192000"
 block_size = 8
-expe_theta = 1 / 16  # 1 / (2 block_size), as in ExPE's small models
+expe_theta = 1 / 16  # 1 / (2 block_size), as in expe_35m.py
 
 batch_size = 64
 max_iters = 3000

@@ -22,7 +22,7 @@ norm = "rmsnorm"
 bias = False
 tie = False
 base = 100.0
-expe_theta = 1 / 48  # 1 / (2 block_size), as in ExPE's small models
+expe_theta = 1 / 48  # 1 / (2 block_size), as in expe_35m.py
 
 batch_size = 32
 max_iters = 1500

@@ -39,7 +39,7 @@ block_size = 512
 dropout = 0.1
 tie = False
 expe_l = 24
-expe_theta = 1 / 1024  # 1 / (2 m), m = 512 the trained length
+expe_theta = 1 / 1024  # 1 / (2 m), where m = 512 is the trained length
 
 batch_size = 512
 micro_batch = 64

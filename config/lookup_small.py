@@ -18,7 +18,7 @@ from config.copy_small import *  # noqa: F403
 
 data = "lookup@train=160000"
 block_size = 15
-expe_theta = 1 / 30  # 1 / (2 block_size), as in ExPE's small models
+expe_theta = 1 / 30  # 1 / (2 block_size), as in expe_35m.py
 
 batch_size = 64
 max_iters = 2500

@@ -22,7 +22,7 @@ block_size = 33
 norm = "rmsnorm"
 bias = False
 tie = False
-expe_theta = 1 / 64  # about 1 / (2 block_size), as in ExPE's small models
+expe_theta = 1 / 64  # about 1 / (2 block_size), as in expe_35m.py
 
 batch_size = 32
 max_iters = 400

@@ -1,4 +1,4 @@
-"""FineWeb's documents of 4000 tokens or more, for ExPE's small models (ExPE, 3.1 and 4.1).
+"""FineWeb's documents of 4000 tokens or more, for ExPE's 35M models (ExPE, 3.1 and 4.1).
 
     python -m data.fineweb                   # streams the corpus until it has 700M tokens
     python -m data.fineweb --tokens=7000000  # a trial

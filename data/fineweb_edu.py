@@ -5,10 +5,10 @@ r"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: 9.8B train, 0.1B val, 0.1B 
     python -m data.fineweb_edu --tokenizer=mistralai/Mistral-Small-Instruct-2409 \
         --out=data/fineweb_edu_mistral
 
-CARoPE trains on this corpus with GPT-2's tokenizer. ExPE's large models use Mistral's, which has
-32,768 tokens and terms of use that you must accept on the hub. A shard has 1e8 tokens. The first
-shard is val and the second is test, and both have ExPE's size (section 3.2). End-of-text precedes
-each document.
+CARoPE trains on this corpus with GPT-2's tokenizer. ExPE's 135M and 342M models use Mistral's,
+which has 32,768 tokens and terms of use that you must accept on the hub. A shard has 1e8 tokens.
+The first shard is val and the second is test, and both have ExPE's size (section 3.2). End-of-text
+precedes each document.
 """
 from data import command
 from data.text import hub, texts, write_documents

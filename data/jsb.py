@@ -61,7 +61,7 @@ def prepare(folder, length: int = 2048, source: str = None):
                     tokens, mask = rows(keys, length)
                     writer.write(split, tokens, mask)
         except (ValueError, KeyError, TypeError):  # it is not JSON, or it holds something else
-            raise ValueError(f"{path} does not hold the chorales; take {URL}") from None
+            raise ValueError(f"{path} does not hold the chorales; download {URL}") from None
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
 
 if __name__ == "__main__":

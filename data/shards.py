@@ -125,7 +125,7 @@ class Split:
         return x, y
 
     def changes(self, meta):
-        """Returns the keys of `meta`, which a run has kept, that have other values in this set."""
+        """Returns the keys of `meta`, as a run has kept it, whose values differ in this set."""
         return [key for key, value in meta.items() if self.meta.get(key) != value]
 
     def _draw_order(self, seed, epoch):
@@ -153,7 +153,7 @@ class Split:
         return targets
 
     def _gather(self, arrays, starts, length):
-        """Returns int64 (n, length), the `length` values that follow each start. `arrays` are the
+        """Returns int64 (n, length), the `length` values from each start on. `arrays` are the
         shards of a split, and a window may begin in one and end in another."""
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist()):

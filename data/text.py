@@ -6,7 +6,7 @@
 
 The text must be UTF-8. In a folder, files and folders whose names begin with a dot are skipped. The
 last tenth of each file (or another fraction, --val) is for validation, and the rest is for
-training. End-of-text follows each of the two parts. A file may be larger than the memory, because
+training. End-of-text follows each of the two parts. A file may be larger than memory, because
 it is tokenized in pieces, each of which ends with a line.
 
 Tokenizing a corpus uses all cores. If it is interrupted, the same command resumes it. A corpus that
@@ -51,7 +51,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     shortest: documents of fewer tokens are left out.
     origin: what else the corpus depends on, by name.
 
-    meta.json, which is saved with each shard, has the number of documents that have been read of
+    meta.json, which is saved with each shard, has the number of documents that have been read from
     each part, as `documents`. A rerun skips these, so its files are identical, byte for byte. The
     arguments are there as `settings`, because a rerun must have the same ones.
     """

@@ -1,4 +1,4 @@
-"""WikiText-103: 28,000 good articles, 100M words (Merity et al. 2017; CoPE, section 5.5).
+"""WikiText-103: 28,000 Wikipedia articles, 100M words (Merity et al. 2017; CoPE, section 5.5).
 
     python -m data.wikitext103
     python -m data.wikitext103 --limit=100  # a trial with the first 100 sections of each split

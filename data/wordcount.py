@@ -5,13 +5,13 @@ and appendix E)
     python -m data.wordcount --join=3    # WordCount-hard: three stories per example
     python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # a folder of *.txt
 
-This needs `pip install nltk`, and `datasets` for TinyStories. An example is a prompt, its answer,
+This needs `pip install nltk`, and `datasets` for TinyStories. An example is a prompt and its answer
 
     [INST] {story} How many times word '{w}' mentioned in the last '{k}' sentences? [/INST] 3
 
-and end-of-text. Only the answer and end-of-text carry loss. The word w is the most common one of
-the story, k is uniform in [1, number of sentences], and nltk's PunktSentenceTokenizer() finds the
-sentences.
+followed by end-of-text. Only the answer and end-of-text carry loss. The word w is the most common
+one of the story, k is uniform in [1, number of sentences], and nltk's PunktSentenceTokenizer()
+finds the sentences.
 
 The paper leaves three things open. We compare words in lower case. Of equally common words we take
 the first. A row of train has as many whole examples as fit, and then padding, whereas a row of val
@@ -87,7 +87,7 @@ def start_worker(*state):
     worker = state
     parent = multiprocessing.parent_process()
 
-    # otherwise a worker would wait forever if its parent is killed, and the set would stay locked
+    # otherwise a worker would wait forever if its parent were killed, and the set would stay locked
     def end_with_parent():
         parent.join()
         os._exit(1)
@@ -144,7 +144,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
         raise ValueError(f"stories={stories!r} has {len(order)} stories, which are too few for one "
-                         f"example of {join} for training and one for validation; name more")
+                         f"example of {join} for training and one for validation; give more")
     val_stories = max(len(order) // 100, join)
     end = encoding.eot_token
     left_out = 0
@@ -167,7 +167,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     with Writer(folder) as writer, workers(*state) as pool:
         val = list(examples(order[:val_stories]))  # in memory, to know the longest
         if not val:
-            raise ValueError(f"no example fits into length={length} tokens; take more")
+            raise ValueError(f"no example fits into length={length} tokens; increase it")
         longest = max(len(example.tokens) for example in val)
         ks = collections.Counter(example.k for example in val)
         frequent = [f"k{k}" for k in sorted(ks) if ks[k] >= FEWEST]
