@@ -18,7 +18,7 @@ n_embd = 128
 block_size = 128
 norm = "rmsnorm"
 bias = False
-expe_theta = 1 / 256  # 1 / (2 block_size), as in ExPE's small models
+expe_theta = 1 / 256  # 1 / (2 block_size), as in expe_35m.py
 
 batch_size = 8
 max_iters = 1600
