@@ -13,8 +13,9 @@ Weights & Biases, or None).
 import contextlib
 import os
 import re
+import traceback
 import zipfile
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import torch
 
@@ -48,10 +49,13 @@ def write(run, checkpoint):
         if isinstance(error, RuntimeError) and error.__context__:
             reason = error.__context__  # torch.save reports a full disk only there
         then = "start again, because there is no earlier checkpoint"
-        if os.path.exists(path):
+        if exists(run):
             then = "resume from the previous checkpoint with --resume=True"
         raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); free "
                       f"some space, then {then}") from error
+
+def exists(run):
+    return os.path.exists(os.path.join(run, "ckpt.pt"))
 
 def read(run, device="cpu"):
     """Returns the checkpoint of a run directory, with its tensors on the device. Raises ValueError
@@ -83,6 +87,14 @@ def ran_out_of_memory(error):
     words = "allocate memory|out of memory|size calculation overflowed"
     return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
 
+def is_bug(error):
+    """Returns whether a traceback is needed, because no `raise` of this project explains the
+    error. Such a ValueError comes from an operation, as in `a, b = 1, 2, 3`."""
+    if isinstance(error, ValueError):
+        line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+        return not line.startswith("raise")
+    return isinstance(error, RuntimeError) and not ran_out_of_memory(error)
+
 def model_config(checkpoint, **changes):
     """Returns the GPTConfig of a checkpoint, with these changes. Options that were added since it
     was saved get their defaults."""
@@ -101,8 +113,12 @@ def load_weights(model, checkpoint, run):
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        first = str(error).split("\n")[1].strip()
-        raise ValueError(f"{run} holds another architecture: {first}") from error
+        given = asdict(model.cfg)
+        differ = [f"{key}={value!r}, not {given[key]!r}"
+                  for key, value in asdict(model_config(checkpoint)).items() if value != given[key]]
+        first = str(error).split("\n")[1].strip()  # which says more if the code has changed
+        reason = "; ".join(differ) or first
+        raise ValueError(f"{run} holds another architecture: {reason}") from error
     # A tensor that several layers share has several names, and only the last copy survives. So
     # these copies must not differ in the checkpoint
     for name, tensor in model.state_dict().items():
@@ -129,7 +145,7 @@ def open_log(run):
     file.seek(0)
     records = file.read()
     length = records.rfind(b"\n") + 1
-    if not os.path.exists(os.path.join(run, "ckpt.pt")):
+    if not exists(run):
         if b'"ended"' in records or os.path.exists(os.path.join(run, "results.jsonl")):
             raise ValueError(f"{run} holds the records of a run whose ckpt.pt is gone; delete the "
                              "directory, or write elsewhere with --out_dir=...")

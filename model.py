@@ -655,9 +655,9 @@ class RoPE(PE):
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 def most_precise_dtype(x):
-    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox add up a number per
-    token, so small errors would accumulate. Both compute x W in this dtype, because NVIDIA's GPUs
-    may round the inputs of a float32 product to TF32."""
+    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox compute x W in this
+    dtype, because NVIDIA's GPUs may round the inputs of a float32 product to TF32, and both methods
+    add up the results over all tokens, which would add up those errors too."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 class CARoPE(PE):

@@ -312,8 +312,8 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (ValueError, ImportError, OSError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not checkpoint.ran_out_of_memory(error):
-            raise  # a bug keeps its traceback
+        if checkpoint.is_bug(error):
+            raise
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
         if isinstance(error, ModuleNotFoundError):
             line += f"; try pip install {error.name}"

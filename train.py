@@ -95,7 +95,7 @@ def main(argv):
     torch.manual_seed(cfg.seed)
     torch.set_float32_matmul_precision("highest" if cfg.dtype == "float32" else "high")
     raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
-    if cfg.init_from:
+    if cfg.init_from and not checkpoint.exists(cfg.out_dir):
         load_origin(raw_model, cfg, train)
     optimizer = raw_model.configure_optimizers(
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
@@ -223,7 +223,13 @@ def read_config(argv):
         raise ValueError("nothing to train; try python train.py config/quickstart.py, or --help")
     cfg = config.load(TrainConfig, argv)
     if cfg.init_from:  # parsed again, with the model options of that run as defaults
-        origin = model_config(checkpoint.read(cfg.init_from))
+        run = cfg.init_from
+        own = cfg.out_dir or default_directory(cfg)
+        if cfg.resume and checkpoint.exists(own):
+            run = own  # which has the same options, and the origin may be gone by now
+        origin = model_config(checkpoint.read(run))
+        # YaRN needs the trained length, which a larger block_size would no longer tell
+        origin.rope_trained = origin.rope_trained or origin.block_size
         cfg = config.load(TrainConfig, argv, **asdict(origin))
     check(cfg)
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
@@ -376,8 +382,7 @@ def load_run(cfg, model, optimizer, train, processes):
     """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns step,
     best, config and wandb from it, or their initial values for a new run."""
     state = dict(step=0, best=None, config={}, wandb=None)
-    path = os.path.join(cfg.out_dir, "ckpt.pt")
-    if os.path.exists(path):
+    if checkpoint.exists(cfg.out_dir):
         if not cfg.resume:
             raise ValueError(f"{cfg.out_dir} already holds a run; resume it with --resume=True, or "
                              "write elsewhere with --out_dir=...")
@@ -580,12 +585,11 @@ def last_words(error):
     """Returns the argument of sys.exit after an error. An expected error becomes one line. A bug is
     raised again, because its traceback is needed."""
     line = f"{type(error).__name__}: {error}".partition("\n")[0]
-    is_bug = isinstance(error, RuntimeError)
+    is_bug = checkpoint.is_bug(error)
     if isinstance(error, ModuleNotFoundError):
         line += f"; try pip install {error.name}"
     if checkpoint.ran_out_of_memory(error):
         line = f"out of memory ({line}); try a smaller --micro_batch or model"
-        is_bug = False
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints the first that is written
     if is_bug and report:
         # This error may only mean that another process failed. That one reports the cause, and

@@ -33,7 +33,7 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
             else:
                 must_redraw = None
             for start in range(0, rows, BLOCK):
-                random = rng(seed, number << 32 | start)
+                random = rng(seed, (number << 32) + start)
                 draw = functools.partial(generate, random, **options)
                 tokens, loss = draw(BLOCK)
                 if must_redraw is not None and not redraw(tokens, loss, draw, must_redraw):

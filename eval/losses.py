@@ -33,8 +33,11 @@ def error_sums(model, x, y):
 
 def scores(sums, masked):
     """Returns a dict of the loss in nats per target, the perplexity and, for a masked task, the
-    percentages of wrong targets and of rows with a wrong target. sums are those of error_sums."""
+    percentages of wrong targets and of rows with a wrong target. sums are those of error_sums.
+    Raises ValueError if there was no target."""
     total, targets, wrong, wrong_rows, rows = sums.tolist()
+    if not targets:
+        raise ValueError("no target to evaluate carries loss; evaluate more, or check the mask")
     loss = total / targets
     result = {"loss": loss, "ppl": perplexity(loss)}
     if masked:

@@ -51,7 +51,8 @@ def append(run, row):
                 "commit": code, "torch": torch.__version__, "machine": machine,
             }) + "\n"
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
         if file.read() not in (b"", b"\n"):  # a full disk has cut the last line short
             lines = "\n" + lines
         file.write(lines.encode())

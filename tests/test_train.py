@@ -378,13 +378,20 @@ def test_learning_rate_schedules():
 # what a run starts from, says and keeps
 
 def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
-    """From step 0. It takes the model's options, unless they are given, and no others."""
+    """From step 0. It takes the model's options, unless they are given, and no others. The length
+    that the model was trained at, which YaRN asks for, is not the new one. Once there is a
+    checkpoint, the origin may go."""
     first = run(stream, tmp_path / "a", "--max_iters=3")
-    train.main([f"--data={stream}", f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'b'}",
-                "--block_size=24", "--device=cpu", "--eval_batches=1", "--max_iters=0"])
+    words = [f"--data={stream}", f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'b'}",
+             "--block_size=24", "--device=cpu", "--eval_batches=1"]
+    train.main([*words, "--max_iters=0"])
     tuned = read(str(tmp_path / "b"))
-    got = [tuned["config"][key] for key in ("pe", "block_size", "dropout", "batch_size")]
-    assert same(first, tuned) and tuned["step"] == 0 and got == ["pope", 24, 0.1, 16]
+    keys = "pe", "block_size", "rope_trained", "dropout", "batch_size"
+    assert [tuned["config"][key] for key in keys] == ["pope", 24, 16, 0.1, 16]
+    assert same(first, tuned) and tuned["step"] == 0
+    shutil.rmtree(tmp_path / "a")
+    train.main([*words, "--max_iters=1", "--resume=True"])
+    assert read(str(tmp_path / "b"))["step"] == 1
 
 def test_runs_have_directories_of_their_own(stream, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -453,14 +460,25 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
     assert contents(out)["ckpt.pt"] == before
 
 def test_last_words_under_torchrun(tmp_path, monkeypatch):
-    """A bug waits before it is raised, because it may only be the loss of another process. Only a
-    mistake is reported, with the time, and torchrun prints the first report."""
+    """A bug waits before it is raised, because it may only be the loss of another process. A failed
+    operation is a bug too. Only a mistake is reported, with the time, and torchrun prints the first
+    report."""
+    def last_words(bug):
+        try:
+            bug()
+        except (ValueError, RuntimeError) as error:
+            return train.last_words(error)
+
+    def mistake():
+        raise ValueError("a mistake")
+
     report = tmp_path / "report"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
     monkeypatch.setattr(time, "sleep", int)
-    with pytest.raises(RuntimeError, match="connection lost"):
-        train.last_words(RuntimeError("connection lost"))
-    assert not report.exists() and train.last_words(ValueError("a mistake")) == 1
+    for bug, words in ((lambda: torch.ones(2) @ torch.ones(3), "size"), (lambda: int("x"), "int")):
+        with pytest.raises((ValueError, RuntimeError), match=words):
+            last_words(bug)
+    assert not report.exists() and last_words(mistake) == 1
     assert json.loads(report.read_text())["timestamp"] > 0
 
 def test_a_checkpoint_of_an_earlier_version(stream, tmp_path):
