@@ -26,11 +26,16 @@ try:
 except ImportError:  # on Windows, so nothing there keeps two processes out of one directory
     fcntl = None
 
-def write(run, checkpoint):
+def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
     either the old one or the new one. Raises OSError if the file cannot be written, for example
-    because the disk is full."""
+    because the disk is full, and ValueError if `log`, the file from open_log, is no longer in the
+    directory. It was moved or deleted then, and another run may have begun at its place."""
     path = os.path.join(run, "ckpt.pt")
+    at = os.path.join(run, "log.jsonl")
+    if not os.path.exists(at) or not os.path.samestat(os.stat(at), os.fstat(log.fileno())):
+        raise ValueError(f"{run} was moved or deleted while this run trained in it, so step "
+                         f"{checkpoint['step']} is not saved; resume from where it is now")
     part = path + ".tmp"
     try:
         with open(part, "wb") as file:
@@ -67,6 +72,8 @@ def read(run, device="cpu"):
             hint = f"name its directory, {os.path.dirname(run) or '.'}"
         elif run == "resume":
             hint = "to resume a run, repeat its command with --resume=True"
+        elif run == "scratch":
+            hint = "leave it out to begin with random weights"
         elif run.startswith("gpt2"):
             hint = "GPT-2's weights do not fit this model, so name a run of train.py"
         raise ValueError(f"{run!r} is not a directory with a ckpt.pt; {hint}")
@@ -75,12 +82,16 @@ def read(run, device="cpu"):
             damaged = file.testzip()  # torch.load does not compare the checksums
         if damaged:
             raise zipfile.BadZipFile
-        return torch.load(path, map_location=device, weights_only=True)
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
+        if not {"model", "optimizer", "step", "config", "meta"} <= set(checkpoint):
+            raise KeyError  # for example, it is nanoGPT's
+        return checkpoint
     except Exception as error:  # its type depends on which bytes are wrong
         if isinstance(error, PermissionError) or ran_out_of_memory(error):
             raise  # the file may be good
-        raise ValueError(f"{path} is damaged or not a checkpoint ({type(error).__name__}); train "
-                         "the run again with another --out_dir") from error
+        raise ValueError(f"{path} is damaged or not a checkpoint of this train.py "
+                         f"({type(error).__name__}); train the run again with another "
+                         "--out_dir") from error
 
 def ran_out_of_memory(error):
     """Returns whether this is an error by which Python or PyTorch reports a lack of memory."""
@@ -129,7 +140,7 @@ def load_weights(model, checkpoint, run):
 def open_log(run):
     """Makes the run directory and opens its log.jsonl to append records, in bytes. The file stays
     locked until this process ends, because a second process would overwrite the checkpoint of the
-    first. Raises ValueError if another process has the lock, or if the directory holds the records
+    first. Raises ValueError if another process has the lock, or if the directory holds the results
     of a run whose checkpoint is gone."""
     os.makedirs(run, exist_ok=True)
     file = open(os.path.join(run, "log.jsonl"), "ab+")
@@ -143,14 +154,10 @@ def open_log(run):
             pass  # this file system has no locks
     # A full disk may have cut the last line short, and the next record would be glued to it
     file.seek(0)
-    records = file.read()
-    length = records.rfind(b"\n") + 1
-    if not exists(run):
-        if b'"ended"' in records or os.path.exists(os.path.join(run, "results.jsonl")):
-            raise ValueError(f"{run} holds the records of a run whose ckpt.pt is gone; delete the "
-                             "directory, or write elsewhere with --out_dir=...")
-        length = 0  # a run that failed before its first checkpoint starts again
-    file.truncate(length)
+    file.truncate(file.read().rfind(b"\n") + 1)
+    if os.path.exists(os.path.join(run, "results.jsonl")) and not exists(run):
+        raise ValueError(f"{run} holds the results of a run whose ckpt.pt is gone; delete the "
+                         "directory, or write elsewhere with --out_dir=...")
     return file
 
 def pick_device(kind, index=0):

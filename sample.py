@@ -133,14 +133,18 @@ def extrapolate(cfg, runs):
 
 def show_and_save(runs, measured):
     """Saves each row as soon as it is measured, because measuring the next one may take a long time
-    and be interrupted. Prints the rows of a run together, since they share a line."""
+    and be interrupted. Prints the rows of a run together, since they share a line, even if they
+    could not be saved."""
     width = max(24, max(len(run.name) for run in runs))
+    head = []
     for run, pairs in groupby(measured, itemgetter(0)):
         rows = []
-        for _, row in pairs:
-            results.append(run, row)
-            rows.append(row)
-        losses.print_rows(run, rows, width, with_head=run is runs[0])
+        try:
+            for _, row in pairs:
+                rows.append(row)
+                results.append(run, row)
+        finally:
+            head = losses.print_rows(run, rows, width, head)
 
 def score_tasks(cfg, runs):
     from eval import harness  # needs lm-eval, which the other actions do without
@@ -284,9 +288,9 @@ class Run:
 def load_model(saved, folder, options):
     """Returns the model of the checkpoint that was read from the folder, with the options
     "key=value,key=value". Raises ValueError for options that the weights do not allow, or that
-    would do nothing. Sampling and evaluation never use the Triton kernels. CoPE is therefore
-    evaluated with exact gates, even if it was trained with the kernel, which rounds them to
-    multiples of 1/2048."""
+    belong to methods that the run lacks. Sampling and evaluation never use the Triton kernels. CoPE
+    is therefore evaluated with exact gates, even if it was trained with the kernel, which rounds
+    them to multiples of 1/2048."""
     given = {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")

@@ -107,13 +107,13 @@ def main(argv):
     best = state["best"]
     x, y = get_batch(step)
     length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
-    log.start(cfg, state["wandb"], length)
+    log.start(cfg, state["wandb"], length, step)
 
     def save():
         if processes.rank == 0:
             checkpoint.write(cfg.out_dir, dict(
                 model=raw_model.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                config=asdict(cfg), meta=train.meta, best=best, wandb=log.wandb_id))
+                config=asdict(cfg), meta=train.meta, best=best, wandb=log.wandb_id), log.file)
 
     # the model that runs
     dtype = choose_dtype(cfg, device)
@@ -434,8 +434,8 @@ def check_agreement(cfg, train, step, processes):
 
 class Log:
     """A run's records: the lines of log.jsonl, which also go to Weights & Biases if wandb_project
-    is set. Steps that were taken after the last checkpoint appear again if the run is resumed. Only
-    one process writes. In the others, record does nothing."""
+    is set. Steps that were taken after the last checkpoint appear again if the run is resumed, and
+    all of them if it starts over. Only one process writes. In the others, record does nothing."""
 
     def __init__(self, cfg, processes):
         self.writes = processes.rank == 0
@@ -444,9 +444,10 @@ class Log:
         self.wandb_run = None
         self.wandb_id = None
 
-    def start(self, cfg, wandb_id, length):
-        """Records the settings, and opens the W&B run, or continues the one with this id."""
-        self.record(config=asdict(cfg), length=length, device=self.device_name,
+    def start(self, cfg, wandb_id, length, step):
+        """Records the settings and the first step, and opens the W&B run, or continues the one with
+        this id."""
+        self.record(config=asdict(cfg), from_step=step, length=length, device=self.device_name,
                     torch=torch.__version__)
         if self.writes and cfg.wandb_project:
             import wandb
@@ -457,8 +458,12 @@ class Log:
 
     def record(self, **values):
         if self.writes:
-            self.file.write(json.dumps(values).encode() + b"\n")
-            self.file.flush()
+            try:
+                self.file.write(json.dumps(values).encode() + b"\n")
+                self.file.flush()
+            except OSError as error:
+                raise OSError(f"{self.file.name} could not be written ({error}); free some space, "
+                              "then resume with --resume=True") from error
         if self.wandb_run and "step" in values:
             step = values.pop("step")
             split = values.pop("split", "step")  # "train" may be a split that is evaluated

@@ -57,7 +57,7 @@ def main(argv):
     if len(argv) != 1:
         raise ValueError("name one config file, such as config/cope_flip_flop.py; see --help")
     config.assignments(argv[0])  # raises ValueError if there is no such file
-    with open(argv[0], encoding="utf-8") as file:
+    with open(argv[0], encoding="utf-8-sig") as file:
         docstring = ast.get_docstring(ast.parse(file.read())) or ""
     commands = [command(argv[0], flags) for flags in runs(docstring)]
     if not commands:

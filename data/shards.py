@@ -22,6 +22,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import time
 import zlib
 from pathlib import Path
@@ -58,8 +59,11 @@ class Split:
         if not path.exists():
             command = command_for(folder)
             raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command}")
-        self.meta = json.loads(path.read_text(encoding="utf-8"))
-        known = sorted({split_of(name) for name in self.meta["shards"]})
+        try:
+            self.meta = json.loads(path.read_text(encoding="utf-8"))
+            known = sorted({split_of(name) for name in self.meta["shards"]})
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} is damaged; {self.write_again}") from None
         if split not in known:
             raise ValueError(f"{folder} has no split {split!r}; it has: {', '.join(known)}; change "
                              "--eval_splits, --evaluate or --split")
@@ -282,18 +286,24 @@ class Writer(contextlib.AbstractContextManager):
         except OSError:
             raise ValueError(f"{self.folder} holds other files; move them, or choose another "
                              "folder with --out") from None
-        if "settings" in self.meta and (self.unfinished / "meta.json").exists():
-            self.meta.update(self._read_meta(self.unfinished))
-            for name, count in self.meta["shards"].items():
-                self.written[split_of(name)] += count
-        for path in self.unfinished.glob(f"*_{6 * '[0-9]'}.*"):
+        for path in self.unfinished.iterdir():
+            if not re.fullmatch(r"(meta\.json|.+_\d{6}\.(bin|loss))(\.tmp)?", path.name):
+                raise ValueError(f"{path} is in the way; move it, or choose another folder with "
+                                 "--out")
+        if (self.unfinished / "meta.json").exists():
+            meta = self._read_meta(self.unfinished)
+            if "settings" in self.meta:
+                self.meta.update(meta)
+        for name, count in self.meta["shards"].items():
+            self.written[split_of(name)] += count
+        for path in self.unfinished.glob("*_*"):
             if path.with_suffix(".bin").name not in self.meta["shards"]:
                 path.unlink()
 
     def _read_meta(self, folder):
         """Returns the content of meta.json. Raises ValueError if the set has other settings."""
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        ours = self.meta["settings"]
+        ours = self.meta.get("settings", {})
         theirs = meta.get("settings", {})
         keys = sorted(ours.keys() | theirs.keys())
         changed = [key for key in keys if ours.get(key) != theirs.get(key)]

@@ -153,6 +153,8 @@ def tokens_to_show(run, name, files, split):
         encode = tokenizer(run.meta).encode
         texts = [encode(Path(path).read_text("utf-8"))[:length] for path in files.split(",")]
         shortest = min(len(text) for text in texts)
+        if not shortest:
+            raise ValueError(f"text={files!r} names an empty file; leave it out")
         idx = torch.tensor([text[:shortest] for text in texts], device=run.device)
     else:
         split = run.split(split)

@@ -197,17 +197,23 @@ def batches(items, length):
 
 # --- how rows are printed -------------------------------------------------------------------------
 
-def print_rows(run, rows, width, with_head):
+def print_rows(run, rows, width, head):
     """Prints a line for the run, whose name is padded to this width, with a column for each row.
-    After extrapolation, a second line has the window_loss. The head says what the numbers are."""
-    if with_head:
-        has_errors = any("token_error" in row for row in rows)
-        print("wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)")
-        print_columns("", [row["split"].split()[-1] for row in rows], width)
+    After extrapolation, a second line has the window_loss. Before them come two lines that say what
+    the numbers are, unless they are `head`, those of the run before. Returns them."""
+    if not rows:
+        return head
+    has_errors = any("token_error" in row for row in rows)
+    above = ["wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)",
+             *(row["split"].split()[-1] for row in rows)]
+    if above != head:
+        print(above[0])
+        print_columns("", above[1:], width)
     print_columns(run.name, [cell(row, "loss", run.model.limit) for row in rows], width)
     if "window_loss" in rows[0]:
         cells = [cell(row, "window_loss", run.model.limit) for row in rows]
         print_columns(f"  seeing the last {run.trained}", cells, width)
+    return above
 
 def print_columns(name, cells, width):
     columns = "".join(f" {text:>18}" for text in cells)

@@ -100,8 +100,9 @@ def training(folders):
     for folder in folders:
         rows = {}
         for line in records(folder, "log.jsonl"):
-            if "config" in line:
+            if "config" in line:  # the run begins, resumes or starts over
                 pe = line["config"]["pe"]
+                rows = {step: row for step, row in rows.items() if step <= line["from_step"]}
             if "step" not in line:
                 continue
             step = line.pop("step")

@@ -52,8 +52,11 @@ MISTAKES = [
     ("train.py --init_from=gpt2", ["GPT-2's weights do not fit this model"]),
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),
     ("train.py --out_dir={run}", ["{run} already holds a run; resume it with --resume=True"]),
-    ("train.py --out_dir={gone}", ["{gone} holds the records of a run whose ckpt.pt is gone"]),
-    ("train.py --out_dir={flipped} --resume=True", ["ckpt.pt is damaged or not a checkpoint ("]),
+    ("train.py --out_dir={gone}", ["{gone} holds the results of a run whose ckpt.pt is gone"]),
+    ("train.py --data={cut}", ["meta.json is damaged; delete {cut} and write it again"]),
+    ("train.py --init_from={nano}", ["not a checkpoint of this train.py (KeyError)"]),
+    ("train.py --init_from=scratch", ["leave it out to begin with random weights"]),
+    ("train.py --out_dir={flipped} --resume=True", ["ckpt.pt is damaged or not a checkpoint of"]),
     ("train.py --out_dir={run} --resume=True --n_layer=3", ["with n_layer=2, not 3; keep it"]),
     ("train.py --out_dir={run} --resume=True --data={moved}/stream", ["in tokenizer; to fine-"]),
     ("train.py --out_dir={run} --resume=True --data={renamed}", ["in name; ", "init_from={run}"]),
@@ -82,6 +85,8 @@ MISTAKES = [
     ("data/flip_flop.py --length=4 --train=999 --out={moved}/x", ["val=1000: hardly any row is"]),
     ("data/flip_flop.py --out={set}", ["{set} is complete", "delete it"]),
     ("data/flip_flop.py --out={moved}", ["{moved} holds other files; move them"]),
+    ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
+    ("data/flip_flop.py --out={moved}/corpus", ["corpus.part was written from another source"]),
     ("data/text.py", ["no text was named", "--source="]),
     ("data/text.py {text}", ["has no value", "write --source={text}"]),
     ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),
@@ -115,6 +120,13 @@ def places(stream, rows, tmp_path_factory):
     path.write_bytes(path.read_bytes().replace(b"batch_size", b"batch_sizd"))
     (folder / "gone").mkdir()
     (folder / "gone" / "log.jsonl").write_text('{"ended": 2}\n')
+    (folder / "gone" / "results.jsonl").touch()
+    for name in ("cut", "nano", "moved/corpus.part", "moved/half.part"):
+        (folder / name).mkdir()
+    (folder / "cut" / "meta.json").write_text('{"shards": ')
+    torch.save({"model": {}, "config": {}}, folder / "nano" / "ckpt.pt")  # as nanoGPT's
+    (folder / "moved" / "corpus.part" / "meta.json").write_text('{"settings": {"sha256": "a"}}')
+    (folder / "moved" / "half.part" / "notes.txt").write_text("of somebody else")
     (folder / "torn").mkdir()
     (folder / "torn" / "results.jsonl").write_text('{}\n{"run": "to{"run": "torn"}\n{}\n')
     (folder / "lookup.txt").write_text("a text")

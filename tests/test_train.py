@@ -29,6 +29,7 @@ import config
 import train
 from checkpoint import load_weights, model_config, read
 from data.shards import Split, Writer
+from eval import results
 from model import GPT
 
 # Each process is forked from a server that has imported torch but not used it, so it starts at once
@@ -499,3 +500,32 @@ def test_ctrl_c_before_training_ends_a_shell_loop(monkeypatch, capsys):
     runpy.run_path("train.py", run_name="__main__")
     assert ended_by == [signal.SIGINT] and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert capsys.readouterr().err == "interrupted before training; run the same command again\n"
+
+def test_a_run_that_was_moved_saves_no_more(stream, tmp_path, monkeypatch):
+    """Otherwise it would overwrite the checkpoint of a run that has begun at its old place."""
+    out, evaluate = tmp_path / "a", train.evaluate
+
+    def move_and_replace(*rest):
+        monkeypatch.setattr(train, "evaluate", evaluate)
+        out.rename(tmp_path / "moved")
+        run(stream, out, "--max_iters=1", "--seed=2")
+        return evaluate(*rest)
+
+    monkeypatch.setattr(train, "evaluate", move_and_replace)
+    with pytest.raises(ValueError, match="was moved or deleted .* so step 3 is not saved"):
+        run(stream, out, "--max_iters=3")
+    assert read(str(out))["config"]["seed"] == 2
+
+def test_a_run_that_starts_over(stream, tmp_path):
+    """It keeps the log of a run that failed before its first checkpoint, whose steps do not count
+    in pictures."""
+    out = tmp_path / "a"
+    run(stream, out, "--max_iters=9", "--log_interval=1")
+    (out / "ckpt.pt").unlink()
+    before = log(out)
+    run(stream, out, "--max_iters=4", "--log_interval=1", "--seed=2")
+    assert log(out)[: len(before)] == before
+    rows = results.training([str(out)])
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert {row["step"]: row["loss"] for row in rows if "loss" in row} == {
+        record["step"]: record["loss"] for record in log(out)[len(before) :] if "lr" in record}
