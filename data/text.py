@@ -30,7 +30,7 @@ import numpy as np
 
 from data import command, locate
 from data.shards import Writer
-from data.tokenizer import load_encoding
+from data.tokenizer import load_encoding, with_checksum
 from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
 CORES = os.cpu_count() or 1
@@ -55,6 +55,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     each part, as `documents`. A rerun skips these, so its files are identical, byte for byte. The
     arguments are there as `settings`, because a rerun must have the same ones.
     """
+    tokenizer = with_checksum(tokenizer)
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
         raise ValueError(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, but uint16 holds "

@@ -3,6 +3,8 @@
     python -m data.text --source=input.txt --tokenizer=gpt2     # or bytes, or any other
 """
 import functools
+import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +24,13 @@ def tokenizer(meta):
     if isinstance(meta["tokenizer"], str):
         return of_text(load_encoding(meta["tokenizer"]))
     return of_symbols(meta["tokenizer"]["symbols"])
+
+def with_checksum(name):
+    """Returns the name of a tokenizer, and for a file that of its content as well, as in
+    "tokenizer.json#5f3a9c01", because the file may change after data were written with it."""
+    if not name.endswith(".json"):
+        return name
+    return f"{name}#{zlib.crc32(Path(name).read_bytes()):08x}"
 
 def of_text(encoding):
     def decode(ids):
@@ -50,7 +59,7 @@ def load_encoding(name):
     """Returns a tiktoken.Encoding of this name, or an object with the same methods. Raises
     ValueError if it cannot be loaded, or ImportError if this needs the package tokenizers."""
     try:
-        if "/" in name or name.endswith(".json"):
+        if "/" in name or ".json" in name:
             return HubEncoding(name)
         if name == "bytes":  # ids 0 to 255 are the bytes
             ranks = {bytes([i]): i for i in range(256)}
@@ -78,8 +87,11 @@ class HubEncoding:
     def __init__(self, name):
         from tokenizers import Tokenizer
 
-        if name.endswith(".json"):
-            self.inner = Tokenizer.from_file(name)
+        path = name.partition("#")[0]
+        if path.endswith(".json"):
+            if name not in (path, with_checksum(path)):
+                raise ValueError(f"{path} has changed since data were written with it")
+            self.inner = Tokenizer.from_file(path)
         else:
             self.inner = Tokenizer.from_pretrained(name)
         self.inner.no_truncation()

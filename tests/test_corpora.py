@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,13 @@ def test_a_tokenizer_file(vocabulary, tmp_path):
         want += [*encoding.encode_ordinary(text), 1]
     assert np.fromfile(tmp_path / "set" / "train_000000.bin", "<u2").tolist() == want
     meta = Split(tmp_path / "set", "train").meta
-    assert (meta["tokenizer"], meta["separator"], meta["vocab_size"]) == (vocabulary, 1, 400)
+    assert (meta["tokenizer"], meta["separator"], meta["vocab_size"]) == (
+        f"{vocabulary}#{zlib.crc32(Path(vocabulary).read_bytes()):08x}", 1, 400)
+
+    changed = tmp_path / "tokenizer.json"  # after data were written with it
+    changed.write_text(Path(vocabulary).read_text() + " ")
+    with pytest.raises(ValueError, match="tokenizer.json has changed since data were written"):
+        tokenizer({"tokenizer": meta["tokenizer"].replace(vocabulary, str(changed))})
 
 # the scripts
 
