@@ -256,9 +256,10 @@ def examples(folder, split):
 
 @pytest.mark.parametrize("options, join, length, val, train", [
     (dict(length=700), 1, 700, 20, 1980), (dict(join=3), 3, 4096, 6, 660)])
-def test_answers(stories, tmp_path, options, join, length, val, train):
+def test_answers(stories, tmp_path, capsys, options, join, length, val, train):
     how = dict(stories=stories, tokenizer="bytes", **options)
     wordcount.prepare(tmp_path / "set", **how)
+    assert f"{2000 // join - val - train} examples are left out" in capsys.readouterr().out
     wordcount.prepare(tmp_path / "again", **how)
     assert contents(tmp_path / "again") == contents(tmp_path / "set")
     questions = {split: examples(tmp_path / "set", split) for split in ("val", "train")}
@@ -280,7 +281,7 @@ def test_answers(stories, tmp_path, options, join, length, val, train):
         if example in questions["val"]:
             by_k[f"k{k}"].append(example)
     assert len(told) == len(set(told)) == 2000 // join * join  # no story is told twice
-    assert meta["sentences"] == lengths
+    assert meta["sentences"] == lengths and sum(meta["words"].values()) == lengths.total()
     # a split of its own for each k with ten examples of val
     names = {name.rpartition("_")[0] for name in meta["shards"]}
     assert "k1" in names or join == 3

@@ -439,6 +439,8 @@ def test_a_loss_that_is_not_finite(stream, tmp_path, more):
     assert f"{out / 'ckpt.pt'} is the last checkpoint" in line
     after = read(str(out))
     assert after["step"] == 3 and same(before, after)
+    line = fails("train.py", *words, f"--out_dir={tmp_path / 'b'}", "--checkpoint_interval=99")
+    assert "there is no checkpoint yet" in line
 
 # disks, memory and files
 
