@@ -109,11 +109,8 @@ def is_bug(error):
 def model_config(checkpoint, **changes):
     """Returns the GPTConfig of a checkpoint, with these changes. Options that were added since it
     was saved get their defaults."""
-    options = dict(checkpoint["config"])
-    if "pope_softplus" in options:  # older checkpoints hold a bool instead of pope_mu
-        options["pope_mu"] = "softplus" if options["pope_softplus"] else "identity"
     names = {field.name for field in fields(GPTConfig)}
-    options = {name: value for name, value in options.items() if name in names}
+    options = {name: value for name, value in checkpoint["config"].items() if name in names}
     options.update(changes)
     return GPTConfig(**options)
 

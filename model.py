@@ -98,7 +98,6 @@ class GPTConfig:
     expe_S: float = 0.0  # S, added to every value
     expe_theta: float = 1 / 2048  # expe: step per position and per dimension; exqpe: per dimension
     expe_theta2: float = 1 / 16  # exqpe: step of the one dimension that grows at each position
-    expe_v: bool = False  # write positions into the input of the values too
     expe_once: bool = False  # only before the first block, rather than in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
     expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: start as above
@@ -142,10 +141,10 @@ class PE(nn.Module):
         pass, on the first layer's instance."""
         return x
 
-    def inputs(self, x_qk, x_v, pos):
-        """Returns what the q, k projection and the v projection read. Both arguments start as the
-        attention's input (B, T, C)."""
-        return x_qk, x_v
+    def inputs(self, x, pos):
+        """Returns the input x (B, T, C) of the projection to q and k, changed or not. The values
+        are always computed from what the attention got."""
+        return x
 
     def rotate(self, q, k, x, angles, cache):
         """Returns q and k with positions encoded in them, so that q.k depends on positions. q and
@@ -233,12 +232,12 @@ class Attention(nn.Module):
 
     def encode(self, x, pos, angles, cache):
         """Calls the hooks that act on all tokens at once. Returns the arguments of `textbook`."""
-        x_qk = x_v = x
+        x_qk = x
         for pe in self.pes:
-            x_qk, x_v = pe.inputs(x_qk, x_v, pos)  # only expe and exqpe change anything
+            x_qk = pe.inputs(x_qk, pos)  # only expe and exqpe change anything
         q, k = self.c_qk(x_qk).chunk(2, -1)
         q, k = split_heads(q, self.H), split_heads(k, self.H)  # (B, H, T, d)
-        v = split_heads(self.c_v(x_v), self.H)
+        v = split_heads(self.c_v(x), self.H)
         unrotated_q = q
         for name, pe in zip(self.names, self.pes):
             # only rope, carope and pope change anything, and a layer has at most one of them
@@ -1034,13 +1033,8 @@ class ExPE(PE):
     def embed(self, x, pos):
         return self.overwrite(x, pos) if self.cfg.expe_once else x
 
-    def inputs(self, x_qk, x_v, pos):
-        if self.cfg.expe_once:
-            return x_qk, x_v
-        x_qk = self.overwrite(x_qk, pos)
-        if self.cfg.expe_v:
-            x_v = x_qk
-        return x_qk, x_v
+    def inputs(self, x, pos):
+        return x if self.cfg.expe_once else self.overwrite(x, pos)
 
 class ExQPE(ExPE):
     """`exqpe`: ExPE with the values S + theta_1 c + theta_2 n_c, where n_c is how many of the

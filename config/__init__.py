@@ -51,10 +51,9 @@ def load(cls, argv, **given):
     if "--help" in argv or "-h" in argv:
         show(usage(cls))
         sys.exit()
-    for word, next_word in zip(argv, [*argv[1:], "--"]):
+    for word in argv:
         if word.startswith("--") and "=" not in word:
-            raise ValueError(f"flag {word!r} has no value; write {word}="
-                             + suggested_value(cls, word, next_word))
+            raise ValueError(f"flag {word!r} has no value; write {word}=VALUE, without a space")
     files = [word for word in argv if not word.startswith("--")]
     if len(files) > 1:
         raise ValueError(f"expected one config file, got {' '.join(files)}; "
@@ -72,14 +71,6 @@ def load(cls, argv, **given):
         if key == "config":
             raise ValueError(f"give the config file without a flag: {text}, not {word}")
     return cls(**values)
-
-def suggested_value(cls, flag, next_word):
-    """Returns the value that was probably meant, for a flag that has none."""
-    if type_and_range(cls, flag[2:], flag)[0] is bool:
-        return "True"
-    if next_word.startswith("--"):
-        return "..."
-    return next_word
 
 def assignments(path):
     """Returns {name: value} of what a config file assigns, except names that begin with _."""

@@ -1,4 +1,4 @@
-"""Copy, reverse, add, parity: trained on short strings, tested on longer ones (after Kazemnejad et
+"""Copying and adding: trained on short strings, tested on longer ones (after Kazemnejad et
 al. 2023, "The Impact of Positional Encoding on Length Generalization in Transformers").
 
     python -m data.strings                                         # copy, up to 20 letters
@@ -10,12 +10,10 @@ letters, digits or bits are uniform as well, so short questions occur many times
 
 task                n                    a row
 copy                letters              hello=hello
-reverse             letters              hello=olleh
 addition            digits per number    067+958=1025    the sum has n + 1 digits, so it may begin
                                                          with zeros
 reversed_addition   digits per number    067+958=5201    the units come first, so that a carry is
                                                          known before it is needed
-parity              bits                 10110=1         1 if the number of ones is odd
 
 No row of another split is in train. Train may have all of the short questions, and val then has
 hardly any, because it draws such a row again. A task with fewer than 2^20 questions, such as sums
@@ -41,9 +39,6 @@ FEW_QUESTIONS = 2**20  # a task with fewer questions holds some of them out of t
 def copy(text):
     return text, text
 
-def reverse(text):
-    return text, text[::-1]
-
 def addition(digits):
     n = len(digits) // 2
     a, b = digits[:n], digits[n:]
@@ -54,17 +49,12 @@ def reversed_addition(digits):
     question, answer = addition(digits)
     return question, answer[::-1]
 
-def parity(bits):
-    return bits, str(bits.count("1") % 2)
-
 # for each task: the symbols to draw from, how many of them to draw per unit of n, and the function
 # that makes a question and its answer from them
 TASKS = {
     "copy": (string.ascii_lowercase, 1, copy),
-    "reverse": (string.ascii_lowercase, 1, reverse),
     "addition": (string.digits, 2, addition),
     "reversed_addition": (string.digits, 2, reversed_addition),
-    "parity": ("01", 1, parity),
 }
 
 def generate(rng, rows, task, shortest, longest):

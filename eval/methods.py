@@ -48,7 +48,7 @@ def effect(name, first):
     k = torch.randn(C) + liked[None]
     without = scaled_dot_products(q, k, C)
     j = torch.arange(T)
-    q, k = (pe.inputs(pe.embed(y, j), y, j)[0][:, None] for y in (q, k))  # (1, 1, T, C)
+    q, k = (pe.inputs(pe.embed(y, j), j)[:, None] for y in (q, k))  # (1, 1, T, C)
     rotated_q, k = pe.rotate(q, k, x, pe.angles(x, j), {})
     logits = scaled_dot_products(rotated_q, k, C)
     bias = pe.logit_bias(q, logits, j[:, None], j, pe.per_key(x, k, k, {}))
@@ -84,8 +84,7 @@ def positions_apart(name, l, theta, T=8192):
     bfloat16 (ExPE section 2.3)."""
     pe = PES[name](GPTConfig(n_head=1, n_embd=l, expe_l=l, expe_theta=theta))
     x = torch.zeros(1, T, l, dtype=torch.bfloat16)
-    written, _ = pe.inputs(x, x, torch.arange(T))
-    return len(written[0].unique(dim=0))
+    return len(pe.inputs(x, torch.arange(T))[0].unique(dim=0))
 
 def draw_positions_apart(path):
     """Draws a curve over l for each method and theta, in <path>.png."""

@@ -4,6 +4,7 @@ seeds. Each line of results.jsonl is a dict of one number and everything that it
 """
 import csv
 import json
+import math
 import os
 import platform
 import re
@@ -102,7 +103,8 @@ def training(folders):
         for line in records(folder, "log.jsonl"):
             if "config" in line:  # the run begins, resumes or starts over
                 pe = line["config"]["pe"]
-                rows = {step: row for step, row in rows.items() if step <= line["from_step"]}
+                begin = line.get("from_step", math.inf)
+                rows = {step: row for step, row in rows.items() if step <= begin}
             if "step" not in line:
                 continue
             step = line.pop("step")

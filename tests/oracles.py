@@ -312,14 +312,12 @@ def attention(cfg, params, i, x, pos):
     d = C // cfg.n_head
     prefix = f"h.{i}.attn."
     pes = methods(cfg, params, i)
-    x_qk = x_v = x
+    x_qk = x
     for name, p in pes:
         if name in OVERRIDE and not cfg.expe_once:
             x_qk = override(cfg, name, p, x_qk, pos)
-            if cfg.expe_v:
-                x_v = override(cfg, name, p, x_v, pos)
     qk = linear(cfg, params, prefix + "c_qk", x_qk)
-    v_all = linear(cfg, params, prefix + "c_v", x_v)
+    v_all = linear(cfg, params, prefix + "c_v", x)
 
     y = np.zeros((T, C))
     for h in range(cfg.n_head):

@@ -23,7 +23,7 @@ MISTAKES = [
     # the command line
     ("train.py", ["nothing to train; try python train.py config/quickstart.py"]),
     ("train.py --n_layers=3", ["unknown key 'n_layers' in --n_layers=3", "mean 'n_layer'?"]),
-    ("train.py --compile", ["'--compile' has no value; write --compile=True"]),
+    ("train.py --compile", ["'--compile' has no value; write --compile=VALUE"]),
     ("train.py --n_layer=1.5", ["n_layer='1.5' in --n_layer=1.5 is not of type int"]),
     ("train.py --batch_size=0", ["batch_size=0 in --batch_size=0", "use 1 <= batch_size < 9"]),
     ("train.py quickstart", ["no config file 'quickstart'", "mean config/quickstart.py?"]),

@@ -204,7 +204,6 @@ HUB = {  # (data set, configuration): its splits
     ("HuggingFaceFW/fineweb-edu", "sample-10BT"): {"train": TEXTS},
     ("Skylion007/openwebtext", None): {"train": TEXTS},
     ("emozilla/pg19-test", None): {"test": BOOKS},
-    ("roneneldan/TinyStories", None): {"train": TEXTS[:250], "validation": TEXTS[250:]},
     # the hub has "" for the files' empty lines
     ("Salesforce/wikitext", "wikitext-103-raw-v1"): {
         split: ["" if line == " \n" else line for line in lines] for split, lines in WIKI.items()},
@@ -220,7 +219,6 @@ CORPORA = [  # a script, its options, what it must write, and how, as `check` ta
     # the first 0.0005 of datasets' order, rounded up, are the test part
     ("openwebtext", {}, {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
     ("pg19", dict(limit=30), {"test": BOOKS[:30]}, {}),
-    ("tinystories", dict(limit=30), {"val": TEXTS[250:280], "train": TEXTS[:30]}, {}),
     ("wikitext103", dict(limit=30),
      {"train": SECTIONS["train"][:30], "val": SECTIONS["validation"][:30],
       "test": SECTIONS["test"][:30]}, dict(separator=None)),

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import math
 
-import numpy as np
 import oracles
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernels
 import model
 from checkpoint import load_weights, pick_device
-from eval.losses import error_sums, scores
 from model import GPT, PES, GPTConfig
 
 SMALL = dict(block_size=16, vocab_size=19, n_layer=2, n_head=4, n_embd=32)
@@ -52,8 +50,7 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "cope_mlp-small": dict(pe="cope_mlp", cope_npos=4, cope_mlp_width=8, cope_scale_z=True),
     "cope_alibi-geometric": dict(pe="cope_alibi", cope_slopes="geometric", cope_m0=0.3),
     "cope_alibi-learned": dict(pe="cope_alibi", cope_slopes="learned"),
-    "expe-values": dict(pe="expe", expe_v=True, expe_l=5, expe_S=0.5, expe_theta=0.1,
-                        expe_scale=0.5),
+    "expe-scaled": dict(pe="expe", expe_l=5, expe_S=0.5, expe_theta=0.1, expe_scale=0.5),
     "expe-once": dict(pe="expe", expe_once=True),
     "expe-same": dict(pe="expe", expe_same=True, expe_theta=0.1),
     "expe-learned": dict(pe="expe", expe_learned="init"),
@@ -488,42 +485,12 @@ def test_hard_attention_has_the_gradient_of_the_softmax():
     for a, b in zip(got, (*soft, hard.mT @ up)):
         assert error(a, b) < 1e-12
 
-def test_error_sums_against_a_count_by_hand():
-    net, idx = build("rope"), tokens(5, 9, seed=3)
-    targets = tokens(5, 9, seed=4)
-    targets[0, 2:] = targets[1, ::2] = targets[2] = -1  # row 2 has no target, and is a batch alone
-    logits = full(net, idx).double()
-    targets[3] = logits[3].argmax(-1)  # a row that is right
-    loss, n, wrong, wrong_rows = 0.0, 0, 0, 0
-    for row in range(5):
-        errors = 0
-        for t in range(9):
-            y, z = int(targets[row, t]), logits[row, t].tolist()
-            if y != -1:
-                n += 1
-                loss += math.log(sum(map(math.exp, z))) - z[y]
-                errors += int(np.argmax(z)) != y
-        wrong += errors
-        wrong_rows += errors > 0
-    parts = slice(2), slice(2, 3), slice(3, 5)
-    sums = sum(error_sums(net, idx[part], targets[part]) for part in parts)
-    assert sums.tolist() == [pytest.approx(loss, rel=1e-5), n, wrong, wrong_rows, 4]
-    ppl = pytest.approx(math.exp(loss / n), rel=1e-4)
-    assert scores(sums, masked=False) == dict(loss=sums[0].item() / n, ppl=ppl)
-    found = scores(sums, masked=True)
-    assert found["token_error"] == 100 * wrong / n
-    assert found["sequence_error"] == 100 * wrong_rows / 4  # row 2 asks nothing
-
-def test_loss_ignores_masked_targets():
+def test_what_a_model_returns():
+    """By default, the logits of all tokens with targets, and those of the last token without."""
     net, idx = build("rope"), tokens(2, 16)
-    targets = idx.roll(-1, 1)
-    targets[0, 3:] = -1
-    logits, loss = net(idx, targets)
-    logp = logits.double().log_softmax(-1)
-    terms = [-logp[b, t, targets[b, t]].item() for b, t in (targets >= 0).nonzero().tolist()]
-    assert abs(loss.item() - sum(terms) / len(terms)) < 1e-5
+    logits, loss = net(idx, idx)
     assert net(idx, torch.full_like(idx, -1))[1] == 0  # no target at all
-    none, same = net(idx, targets, return_logits=False)
+    none, same = net(idx, idx, return_logits=False)
     assert none is None and same == loss
     last, none = net(idx)
     assert none is None and torch.allclose(last, logits[:, -1:], atol=1e-5)

@@ -146,13 +146,6 @@ def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
         title, text = capsys.readouterr().out.splitlines()
         assert title.endswith("sample 1, which ends at 16 tokens") and len(text.split()) == n
 
-def test_ids_that_the_data_lack_are_not_shown(stream, tmp_path, capsys):
-    """A model with a larger vocab_size draws them before it has learned anything."""
-    run = str(tmp_path / "a")
-    train.main([f"--data={stream}", f"--out_dir={run}", *TINY, "--max_iters=0", "--vocab_size=999"])
-    sample.main([run, "--device=cpu"])
-    assert capsys.readouterr().out.count("\n--- ") == 2
-
 def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
     """Each answer comes after the right tokens before it, and sequence_error counts the rows with a
     wrong one. These rows are shorter than in training, and their padding is not shown."""

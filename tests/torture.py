@@ -4,7 +4,7 @@ Ends training in ways that take minutes or a disk of its own, and checks that no
     python tests/torture.py    needs the right to mount
 
 Training is interrupted 40 times by kills and by signals, with one and with two processes, as in
-tests/test_train.py. Then its disk is filled, and made read-only.
+tests/test_train.py. Then its disk is filled.
 """
 import os
 import shutil
@@ -43,10 +43,6 @@ def try_disks(small, data):
     assert status == 1 and "No space left on device" in line and "\n" not in line, line
     assert (out / "ckpt.pt").read_bytes() == before
     (small / "filler").unlink()
-    subprocess.run(["mount", "-o", "remount,ro", small], check=True)
-    status, line = train(*words, "--max_iters=20")
-    assert status == 1 and "Read-only file system" in line and "\n" not in line, line
-    subprocess.run(["mount", "-o", "remount,rw", small], check=True)
     assert train(*words, "--max_iters=20") == (0, "")
     assert checkpoint.read(str(out))["step"] == 20
 
@@ -60,5 +56,5 @@ if __name__ == "__main__":
             try_disks(small, data)
         finally:
             subprocess.run(["umount", small])
-    print("a full disk and a read-only one: one line each, and nothing lost")
+    print("a full disk: one line, and nothing lost")
     sys.exit(pytest.main(["-q", "tests/test_train.py", "-k", "random_moments"]))
