@@ -74,7 +74,7 @@ class GPTConfig:
     pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
     pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
     # relative
-    rel_capped: bool = False  # distances from block_size on get the last vector rather than none
+    relative_capped: bool = False  # distances from block_size on get the last vector, not none
     # t5
     t5_buckets: int = 32  # number of buckets; half of them hold one distance each
     t5_max_distance: int = 128  # all distances from here on share the last bucket
@@ -764,7 +764,7 @@ class Relative(PE):
         B, H = q.shape[:2]
         index = distance.clamp(0, R - 1).expand(B, H, -1, -1)  # (B, H, t, s)
         bias = z.gather(-1, index)
-        if not self.cfg.rel_capped:
+        if not self.cfg.relative_capped:
             bias = bias.masked_fill(distance >= R, 0.0)
         return bias
 

@@ -304,8 +304,6 @@ def load_model(saved, folder, options):
         raise ValueError(f"{folder}: {error}") from error
     for key in given:
         method = key.partition("_")[0]  # options begin with the name of the method that reads them
-        if method == "rel":
-            method = "relative"
         if method in PES and not any(isinstance(part, PES[method]) for part in model.modules()):
             raise ValueError(f"{key} in {folder}@{options} does nothing, because "
                              f"pe={model.cfg.pe!r} has no {method}; leave it out")

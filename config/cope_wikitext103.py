@@ -20,7 +20,8 @@ CoPE Tables 6 and 9 and Figures 3, 4 and 7, Wikitext-103: perplexity per GPT-2 t
 Figure 3 (left) is validation perplexity at 1024 to 2560 tokens, here on the whole split:
 
     python sample.py out/cope_wikitext103_{cope,relative} \
-        out/cope_wikitext103_relative@rel_capped=True --extrapolate=1,1.5,2,2.5 --eval_tokens=300000
+        out/cope_wikitext103_relative@relative_capped=True \
+        --extrapolate=1,1.5,2,2.5 --eval_tokens=300000
     python sample.py out/cope_wikitext103_{cope,relative} --report=out/figure3
 
 For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs that take the same

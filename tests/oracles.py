@@ -146,7 +146,7 @@ def relative_bias(q, a, cfg):
     R = cfg.block_size
 
     def term(i, j):
-        if i - j >= R and not cfg.rel_capped:
+        if i - j >= R and not cfg.relative_capped:
             return 0.0
         return q[i] @ a[min(i - j, R - 1)] / math.sqrt(q.shape[1])
 

@@ -33,7 +33,7 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "pope-relu": dict(pe="pope", pope_mu="relu"),
     "pope-no-softplus": dict(pe="pope", pope_mu="identity"),
     "relative-short": dict(pe="relative", block_size=5),
-    "relative-capped": dict(pe="relative", block_size=5, rel_capped=True),
+    "relative-capped": dict(pe="relative", block_size=5, relative_capped=True),
     "t5-coarse": dict(pe="t5", t5_buckets=8, t5_max_distance=13),
     "alibi-12-heads": dict(pe="alibi", n_head=12, n_embd=48),
     "alibi-8-of-12-heads": dict(pe="alibi", alibi_fraction=0.66, n_head=12, n_embd=48),

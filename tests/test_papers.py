@@ -124,7 +124,7 @@ def test_defaults_of_the_papers():
     assert (cfg.cope_npos, cfg.cope_gates) == (64, "keys")
     assert (cfg.cope_scale_z, cfg.cope_shared) == (False, True)
     assert (cfg.expe_l, cfg.expe_S, cfg.expe_theta, cfg.expe_theta2) == (0, 0, 2**-11, 2**-4)
-    assert (cfg.t5_buckets, cfg.t5_max_distance, cfg.rel_capped) == (32, 128, False)
+    assert (cfg.t5_buckets, cfg.t5_max_distance, cfg.relative_capped) == (32, 128, False)
 
 @pytest.mark.parametrize("content, position", [(1.0, 0.3), (4.0, 0.7), (40.0, 1.0)])
 def test_position_apart_from_content_loses_the_last_x(content, position):
