@@ -30,7 +30,7 @@ def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
     either the old one or the new one. Raises OSError if the file cannot be written, for example
     because the disk is full, and ValueError if `log`, the file from open_log, is no longer in the
-    directory. It was moved or deleted then, and another run may have begun at its place."""
+    directory, because that was moved or deleted and another run may have begun in its place."""
     path = os.path.join(run, "ckpt.pt")
     at = os.path.join(run, "log.jsonl")
     if not os.path.exists(at) or not os.path.samestat(os.stat(at), os.fstat(log.fileno())):
@@ -135,7 +135,7 @@ def load_weights(model, checkpoint, run):
                              "model")
 
 def open_log(run):
-    """Makes the run directory and opens its log.jsonl to append records, in bytes. The file stays
+    """Makes the run directory and opens its log.jsonl in binary mode, to append records. It stays
     locked until this process ends, because a second process would overwrite the checkpoint of the
     first. Raises ValueError if another process has the lock, or if the directory holds the results
     of a run whose checkpoint is gone."""

@@ -4,7 +4,7 @@ CoPE's backward pass keeps something that grows with T^2: two sums per query for
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
 to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over vectors
-of width 2d. PyTorch rotates them, because kernels for that saved only 13 bytes per element of q.
+of width 2d. PyTorch rotates them: kernels for that saved only 13 bytes of memory per entry of q.
 
 Attention. i is a query, j and t are keys, d is the width of v. dX is the gradient of the loss with
 respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
@@ -398,7 +398,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                                                               weight_sum, acc)
                 remaining = stop
         last = last_bias(z_pairs, row, NPOS, q_tile.dtype)
-        row_max -= last  # the bias of all remaining keys, which s and row_max leave out from here
+        row_max -= last  # the bias of all remaining keys, left out of s and row_max from here on
         bounds = (0, remaining, remaining)
 
     # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
@@ -460,7 +460,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
         o_tile += load(o_residual, bh, H, i, T, DV).to(tl.float32)
     row_do_o = tl.sum(o_tile * do_tile.to(tl.float32), 1)
     tl.store(do_dot_o + bh * T + i, row_do_o, mask=valid)
-    row_lse = tl.load(lse + bh * T + i, mask=valid, other=float("inf"))  # past T weights are 0
+    row_lse = tl.load(lse + bh * T + i, mask=valid, other=float("inf"))  # past T, weights are 0
     plain_offset = -row_lse  # what is added to s before exp2 where nothing is counted
     acc = tl.zeros((M, triton.next_power_of_2(D)), tl.float32)
     ds_row_sum = tl.zeros((M,), tl.float32)
@@ -862,7 +862,7 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
 
 def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
-    """Causal attention with logits q.k / sqrt(d), differentiable in all tensors. Returns o like v.
+    """Causal attention with logits q.k / sqrt(d), differentiable in all tensors. o has v's shape.
 
     q, k      (B, H, T, D) after any rotation, in float16 or bfloat16 (or float32 for tests)
     v         (B, H, T, d), 16 <= d <= 128, and d <= D <= 2d, as PoPE's q and k have width 2d

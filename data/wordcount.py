@@ -17,7 +17,7 @@ The paper leaves three things open. We compare words in lower case. Of equally c
 the first. A row of train has as many whole examples as fit, and then padding, whereas a row of val
 has one example, so that its sequence error is the fraction of wrong answers.
 
-splits   train, val (1% of the stories); k1, k2, ...: the examples of val that ask for the last k
+splits   train, val (1% of the stories); k1, k2, ...: the examples of val that ask about the last k
          sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
          their number of sentences and by their number of words (Figure 8)
 options  stories: a folder of text files instead of TinyStories; <|endoftext|> separates the stories
@@ -78,7 +78,7 @@ def workers(*state):
         yield pool
     except concurrent.futures.BrokenExecutor:
         raise OSError("a worker process was killed, as happens when memory runs out; free some and "
-                      "give the same command again") from None
+                      "run the same command again") from None
     finally:
         pool.shutdown(cancel_futures=True)
 
