@@ -63,8 +63,8 @@ def test_parameters_of_the_papers(name, flags, printed):
     assert f"{parameters(load(name, *flags)) / unit:.{digits}f}" == printed[:-1]
 
 def test_tables_of_cope():
-    """In section 5.7, 4 layers have 64 positions of 2048. The released code for counting has 513
-    positions in each layer."""
+    """In section 5.7, 4 layers have 64 positions of width 2048. The released code for counting has
+    513 positions in each layer."""
     cope, rope = parameters(load("cope_1b4")), parameters(load("cope_1b4", "--pe=rope"))
     assert cope - rope == 4 * 64 * 2048
     relative = parameters(load("cope_counting", "--pe=relative"))
