@@ -3,7 +3,7 @@
     python tests/bench.py                     a table, and then each of its lines as JSON
     python tests/bench.py --only=pope,fox     only lines whose names contain one of these
     python tests/bench.py --sweep             other tiles for each kernel, with registers and spills
-    python tests/bench.py --dry               tiny sizes on a CPU, with PyTorch for the kernels
+    python tests/bench.py --dry               tiny sizes on a CPU, with PyTorch instead of kernels
 
 There are three kinds of lines. `step` is a whole training step of a GPT of 124M parameters, eager
 and compiled. `attention` is attention by itself, forward and with its backward pass, in kernels.py
@@ -116,7 +116,7 @@ def steps(bench):
 
 # --- attention by itself --------------------------------------------------------------------------
 # All lines of a method get the operands of the same layer of model.py, which Attention.textbook
-# explains. Its q and k are already rotated, so only the lines `step` include rotations
+# explains. Its q and k are already rotated, so only the `step` lines include rotations
 
 NEVER_SATURATED = "cope, never saturated"  # the most expensive case, in which all keys are counted
 
@@ -230,7 +230,7 @@ def flash_attn(bench, layer, T):
 
     def attend(q, k, v, *_):
         slopes = None
-        if layer.bias_pes:  # only of ALiBi
+        if layer.bias_pes:  # only ALiBi has one here
             slopes = layer.bias_pes[0].slopes(q).flatten()
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes).transpose(1, 2)
@@ -265,8 +265,8 @@ def attentions(bench):
 # --- the kernels one by one, and other tiles ------------------------------------------------------
 
 def capture(bench, name, T, launches):
-    """Appends (kernel, grid, arguments, options) of each launch of forward and backward pass. They
-    have run, unless this is dry, so their arguments are those of a real step."""
+    """Appends (kernel, grid, arguments, options) of each launch in the forward and backward passes.
+    Except in a dry run, the kernels have run, so their arguments are those of a real step."""
     layer, operands = random_layer(bench, name, T)
     launch = kernels.launch
 

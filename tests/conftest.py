@@ -2,8 +2,8 @@
 would be saved, and what a script ends with."""
 import os
 
-# The models are tiny, so more threads would only wait for each other. Set before torch is imported;
-# the processes that tests start inherit it
+# The models are tiny, so more threads would only wait for each other. This is set before torch is
+# imported, and the processes that tests start inherit it
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import runpy
@@ -30,8 +30,8 @@ def own_signal_handlers():
         signal.signal(number, handler)
 
 def write_stream(folder, fraction=None):
-    """Writes a stream of 5000 tokens with a pattern to learn. If a fraction is given, then only so
-    many of them carry loss."""
+    """Writes a stream of 5000 tokens with a pattern to learn. If a fraction is given, then only
+    that share of them carries loss."""
     rng = np.random.default_rng(0)
     writer = Writer(folder)
     for split, n in (("train", 5000), ("val", 600)):

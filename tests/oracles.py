@@ -153,10 +153,10 @@ def relative_bias(q, a, cfg):
     return causal(len(q), term)
 
 def t5_bucket(n, cfg):
-    """Raffel et al. 2020, section 2.1, causal: half of the buckets hold one distance each, the rest
-    grow logarithmically. With E exact ones of B and the distance M: floor(log(n/E) / log(M/E) *
-    (B - E)) more. This is computed in integers, because a rounded logarithm may miss a bucket's
-    edge."""
+    """Raffel et al. 2020, section 2.1, causal: half of the buckets hold one distance each, and the
+    rest grow logarithmically. If E of the B buckets are exact and M is t5_max_distance, n >= E is
+    in bucket E + floor(log(n/E) / log(M/E) * (B - E)), or in the last one. This is computed in
+    integers, because a rounded logarithm may miss a bucket's edge."""
     B = cfg.t5_buckets
     E = B // 2
     M = cfg.t5_max_distance
@@ -250,7 +250,7 @@ def override(cfg, name, p, x, pos):
     return (expe if name == "expe" else exqpe)(x, pos, cfg, *values)
 
 def embed(cfg, params, idx, pos):
-    """Token embeddings, and each method that acts on them once, however many layers name it."""
+    """Token embeddings. Each method that acts on them acts once, however many layers name it."""
     x = np.array([params["wte.weight"][token] for token in idx])
     done = set()
     for i in range(cfg.n_layer):
@@ -278,7 +278,7 @@ def score(cfg, name, p, h, x, pos, q, k):
     return dots(q, k)
 
 def bias(cfg, name, p, h, x, q, v, scores):
-    """What a method adds to head h's scores, (T, T). q is not rotated, the scores may be."""
+    """What a method adds to head h's scores, (T, T). q is unrotated, even if the scores are not."""
     T, H, d = len(x), cfg.n_head, q.shape[1]
     if name == "relative":
         return relative_bias(q, p("a"), cfg)
@@ -290,7 +290,7 @@ def bias(cfg, name, p, h, x, q, v, scores):
     if name == "fox":
         return fox_bias(x, p("W")[:, h], p("b")[h])
 
-    if cfg.cope_gates == "values":  # CoPE section 4: v or W_g x in the place of k
+    if cfg.cope_gates == "values":  # CoPE section 4: v or W_g x in place of k
         scores = dots(q, v)
     if cfg.cope_gates == "sep-keys":
         separate = x @ p("W_g.weight").T + (p("W_g.bias") if cfg.bias else 0)

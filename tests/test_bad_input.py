@@ -1,5 +1,5 @@
 """Mistakes on the command lines of all scripts. Each ends with one line that names the value and
-the mend, and leaves every file as it was."""
+the remedy, and leaves every file as it was."""
 import builtins
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ MISSING = "cuda" if torch.backends.mps.is_available() else "mps"  # no machine h
 
 # A command, and what its line must contain. {name} is a path of the fixture `places`. For train.py,
 # the words here change a complete command, see `failure`. A word in capitals sets an environment
-# variable, as in a shell.
+# variable, as in a shell
 
 MISTAKES = [
     # the command line
@@ -124,7 +124,7 @@ def places(stream, rows, tmp_path_factory):
     for name in ("cut", "nano", "moved/corpus.part", "moved/half.part"):
         (folder / name).mkdir()
     (folder / "cut" / "meta.json").write_text('{"shards": ')
-    torch.save({"model": {}, "config": {}}, folder / "nano" / "ckpt.pt")  # as nanoGPT's
+    torch.save({"model": {}, "config": {}}, folder / "nano" / "ckpt.pt")  # like nanoGPT's
     (folder / "moved" / "corpus.part" / "meta.json").write_text('{"settings": {"sha256": "a"}}')
     (folder / "moved" / "half.part" / "notes.txt").write_text("of somebody else")
     (folder / "torn").mkdir()
@@ -139,7 +139,7 @@ def places(stream, rows, tmp_path_factory):
         path.stem: path for path in folder.iterdir()}
 
 def failure(command, places, monkeypatch):
-    """The line that a command fails with, in an empty folder. Training would otherwise succeed."""
+    """The line that a command fails with, in an empty folder. Without a mistake, train.py works."""
     monkeypatch.chdir(places["empty"])
     monkeypatch.setattr("data.__file__", "data.py")  # sets without a path are located here
     words = [word.format(**places) for word in command.split()]
@@ -153,7 +153,7 @@ def failure(command, places, monkeypatch):
 
 @pytest.mark.parametrize("command, parts", MISTAKES, ids=str)
 def test_bad_input(command, parts, places, monkeypatch):
-    """One line tells the mistake, and nothing is written."""
+    """One line names the mistake, and nothing is written."""
     before = contents(places["set"].parent)
     line = failure(command, places, monkeypatch)
     for part in parts:

@@ -1,5 +1,5 @@
 """The configurator and the config files: what they may say, and that every key has an effect. The
-errors for what they may not say stand in test_bad_input.py."""
+errors for all other input are in test_bad_input.py."""
 import dataclasses
 import glob
 import importlib
@@ -52,7 +52,7 @@ def refused(function, key, value):
     assert "\n" not in line and key in line and value in line
 
 def test_wrong_words_are_refused():
-    """An unknown key, what is not a number although the key is one, and what is not a choice."""
+    """An unknown key, a value that is no number where one is needed, and one that is no choice."""
     for cls, main in ((TrainConfig, train.main), (SampleConfig, sample.main)):
         refused(main, "n_layers", "1")
         for field in dataclasses.fields(cls):
@@ -69,7 +69,7 @@ def test_wrong_words_are_refused():
 
 def test_every_key_is_read():
     """A flag that nothing reads would be ignored without a word. For sample.py, test_sample.py
-    tells which actions read a key."""
+    checks which actions read a key."""
     source = open("model.py").read() + open("train.py").read()
     for field in dataclasses.fields(TrainConfig):
         assert re.search(rf"cfg\.{field.name}\b", source), f"nothing reads {field.name}"
@@ -101,7 +101,7 @@ def test_commands_of_a_config(path, capsys):
     for line in lines:
         cfg = config.load(TrainConfig, shlex.split(line)[2:])
         directories.add(cfg.out_dir)
-        if "seed" not in line:  # a seed changes nothing of the model
+        if "seed" not in line:  # a seed changes nothing about the model
             build(cfg)
     assert len(directories) == len(lines)
     if path == "config/cope_flip_flop.py":
@@ -147,7 +147,7 @@ def test_documented_commands_parse(path):
             words = [word for word in words if "init_from" not in word]  # there is no such run here
             cfg = train.read_config(words)
             name, _, text = cfg.data.partition("@")
-            if os.sep not in name and name != "input":  # what its script and the classes make of it
+            if os.sep not in name and name != "input":  # neither of these names a script
                 options(importlib.import_module(f"data.{name}").prepare, text)
             build(cfg)
         if script == "sample.py":

@@ -33,7 +33,7 @@ def document(i):
 TEXTS = [document(i) for i in range(300)]
 
 def corpus_of(parts):
-    """The function that write_documents takes, of {part: its texts}."""
+    """The function that write_documents takes, for the corpus {part: its texts}."""
     return lambda: {part: lambda skip, texts=texts: texts[skip:] for part, texts in parts.items()}
 
 def check(folder, parts, shard_tokens=100_000_000, separator="after", tokens=None, shortest=0):
@@ -111,7 +111,7 @@ def drawn_corpus(seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_killed_corpus_resumes_with_the_same_files(tmp_path, seed):
-    """The files are right, and no saved shard is written again."""
+    """The files are right, and no shard that was saved is forgotten."""
     parts, how = drawn_corpus(seed)
     corpus = corpus_of(parts)
     write_documents(tmp_path / "whole", corpus, "bytes", **how)
@@ -138,7 +138,7 @@ def test_a_killed_corpus_resumes_with_the_same_files(tmp_path, seed):
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
-    """A byte-level tokenizer.json, trained here. Its end is </s>, as Llama's."""
+    """A byte-level tokenizer.json, trained here. Its end-of-text token is </s>, as in Llama's."""
     tokenizers = pytest.importorskip("tokenizers")
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -196,7 +196,7 @@ SECTIONS = {}  # a section begins with a line that looks like a heading
 for split, lines in WIKI.items():
     SECTIONS[split] = re.split("(?m)^(?= = )", "".join(lines))
 BOOKS = ["".join(TEXTS[i : i + 8]) for i in range(0, 300, 8)]  # of about 4000 tokens
-NEW_ORDER = np.random.default_rng(2357).permutation(300)  # as nanoGPT's
+NEW_ORDER = np.random.default_rng(2357).permutation(300)  # like nanoGPT's
 SHUFFLED = [TEXTS[i] for i in NEW_ORDER]
 HUB = {  # (data set, configuration): its splits
     ("allenai/c4", "en"): {"train": TEXTS[60:], "validation": TEXTS[:60]},
@@ -216,7 +216,7 @@ CORPORA = [  # a script, its options, what it must write, and how, as `check` ta
     ("fineweb_edu", dict(limit=90), {"val": TEXTS[:90]},
      dict(separator="before", shard_tokens=9000,
           tokens={"val": 9000, "test": 9000, "train": None})),
-    # the first 0.0005 of datasets' order, rounded up, are the test part
+    # `datasets` shuffles the texts, and the first 0.0005, rounded up, are its test part, our val
     ("openwebtext", {}, {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
     ("pg19", dict(limit=30), {"test": BOOKS[:30]}, {}),
     ("wikitext103", dict(limit=30),
@@ -282,7 +282,7 @@ def test_a_long_text_needs_as_much_memory_as_a_short_one(tmp_path, monkeypatch):
     small = functools.partial(write_documents, shard_tokens=50_000)
     monkeypatch.setattr(text_corpora, "write_documents", small)
     peaks = []
-    for size in (10_000, 300_000, 2_000_000):  # the first loads what is missing
+    for size in (10_000, 300_000, 2_000_000):  # the first run also loads modules
         (tmp_path / "text").write_text("some words of a line\n" * (size // 21))
         tracemalloc.start()
         text_corpora.prepare(tmp_path / str(size), source=str(tmp_path / "text"))

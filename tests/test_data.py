@@ -24,7 +24,7 @@ LARGEST_CHUNK = 90  # the most tokens or rows that the fixture `drawn` writes at
 
 @pytest.fixture(scope="module", params=range(10))
 def drawn(request, tmp_path_factory):
-    """A set of random splits, which are written in turn, in chunks of random sizes. `splits` has
+    """A set of random splits, which are written in interleaved chunks of random sizes. `splits` has
     the tokens, the mask and the row_length of each. The tokens and the mask are (n,) if row_length
     is 0, and (n, row_length) otherwise. The mask is None in a set without masks."""
     folder = tmp_path_factory.mktemp("drawn") / "set"
@@ -179,7 +179,7 @@ def test_writer_refuses_tokens_that_do_not_fit(tmp_path, tokens, part):
     assert not (tmp_path / "a").exists()
 
 def test_a_full_disk_is_one_line(tmp_path):
-    """What was saved is in the unfinished folder, and nothing of it gets into the next set."""
+    """What was saved is in the unfinished folder, and none of it gets into the next set."""
     how = dict(length=64, train=2000, val=9, sparse=9)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))  # a larger file does not fit

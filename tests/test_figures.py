@@ -91,7 +91,7 @@ def test_maps(options, layers, monkeypatch):
 # curves and pictures
 
 def test_a_panel_for_each_set_of_lengths(drawn):
-    """Losses, errors, and errors at two kinds of questions have their own panels. A whole split is
+    """Losses, errors, and errors on two kinds of questions have their own panels. A whole split is
     left out of the losses, because its windows differ."""
     lines = []
     for config, metric, splits in (

@@ -31,7 +31,7 @@ def chunks(values, n):
 # JSB
 
 def chorales(path, steps):
-    """Writes random pieces of so many steps, {split: [steps, ...]}, and returns the pieces."""
+    """Writes random pieces with these numbers of steps, {split: [steps, ...]}, and returns them."""
     rng = random.Random(0)
     pieces = {}
     for split, lengths in steps.items():
@@ -66,7 +66,7 @@ def test_jsb_holds_every_pitch_once_in_order(tmp_path, length):
         assert chunks(loss, length + 1) == masks
 
 def test_download_is_whole_or_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # so it is tmp_path/downloads
+    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # so downloads are in tmp_path
     remote = tmp_path / "Jsb16thSeparated.json"
     monkeypatch.setattr(jsb, "URL", remote.as_uri())
     out = tmp_path / "out"
@@ -165,7 +165,7 @@ def fasta(numbers, width=70, end="\n"):
 CHROMOSOMES = range(1, 25)
 
 def spelled(window):
-    """Returns the words of a window. The text between two N is cut into words of six letters, and
+    """Returns the words of a window. The text between two Ns is cut into words of six letters, and
     the letters that are left over are words of their own."""
     words = []
     for text in re.split("(N)", re.sub("[^ACGT]", "N", window.upper())):
@@ -240,7 +240,7 @@ EXAMPLE = re.compile(r"\[INST\] (.*?) How many times word '(.*?)' mentioned in t
 
 def examples(folder, split):
     """Returns the story, the word, k and the answer of every example of a split. Only the answers
-    and the ends carry loss."""
+    and the end-of-text tokens after them carry loss."""
     data = Split(folder, split)
     decode = tokenizer({"tokenizer": "bytes"}).decode
     x, y = data.read(data.windows(data.row_length - 1), data.row_length - 1)
@@ -282,7 +282,7 @@ def test_answers(stories, tmp_path, capsys, options, join, length, val, train):
             by_k[f"k{k}"].append(example)
     assert len(told) == len(set(told)) == 2000 // join * join  # no story is told twice
     assert meta["sentences"] == lengths and sum(meta["words"].values()) == lengths.total()
-    # a split of its own for each k with ten examples of val
+    # each k with at least ten examples in val has a split of its own
     names = {name.rpartition("_")[0] for name in meta["shards"]}
     assert "k1" in names or join == 3
     assert names == {"val", "train"} | {k for k in by_k if len(by_k[k]) >= 10}

@@ -37,7 +37,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 on_gpu = [pytest.mark.gpu, needs_gpu]
 
 def devices(interpreted, gpu):
-    """Returns (device, case, dtype) of both. The interpreter computes bfloat16 wrongly."""
+    """Returns (device, case, dtype) for the CPU and the GPU. The interpreter errs in bfloat16."""
     found = [("cpu", case, "float16") for case in interpreted]
     for case in gpu:
         for dtype in ("float16", "bfloat16"):
@@ -75,7 +75,7 @@ def interpreters(n):
 
 @pytest.fixture(scope="module")
 def run():
-    """run(device, check, *args) calls check(*args), on the CPU in the interpreter."""
+    """run(device, check, *args) calls check(*args), in the interpreter if the device is the CPU."""
     with interpreters(1) as executor:
         def call(device, check, *args):
             if device == "cuda":
@@ -101,7 +101,7 @@ def size(x):
     """Returns the root mean square and the largest absolute value."""
     return x.square().mean().sqrt().item(), x.abs().max().item()
 
-# --- the two snippets of assembly, first on a GPU -------------------------------------------------
+# --- the two snippets of assembly, to be tested first on a GPU ------------------------------------
 
 def assembly(table, at, words, x, y, mask, pairs):
     lane = kernels.tl.arange(0, 128)
@@ -113,7 +113,7 @@ def assembly(table, at, words, x, y, mask, pairs):
 @needs_gpu
 @pytest.mark.skipif(EMULATED, reason="the emulator runs no assembly")
 def test_assembly_loads_and_stores_the_same():
-    """Both are held against PyTorch's indexing. All other GPU tests rely on them."""
+    """Both are compared with PyTorch's indexing. All other GPU tests rely on them."""
     torch.manual_seed(0)
     table = torch.randint(-2**31, 2**31, (1000,), dtype=torch.int32, device="cuda")
     at = torch.randint(1000, (128,), dtype=torch.int32, device="cuda")
@@ -132,7 +132,7 @@ def equation(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None,
              mask=None):
     """Textbook attention with logits in float32 at least. z: CoPE's Listing 1. forget (B, H, T):
     logits of FoX's gates. slope: ALiBi's m. units: gates are multiples of 1 / units. mask: the
-    weights that dropout keeps, times what it scales them by."""
+    factors by which dropout multiplies the weights, 0 for those that it drops."""
     wide = torch.promote_types(q.dtype, torch.float32)
     T = q.size(2)
     scale = v.size(3) ** -0.5  # PoPE makes q and k twice as wide
@@ -192,8 +192,8 @@ CASES = {
     "CoPE + PoPE": dict(T=130, d=32, D=64, npos=16),
     "CoPE + FoX, large table": dict(T=130, d=32, npos=256, biases="fox"),
 }
-# The kernel's float32 sigmoid and the oracle's in float64 sometimes round to neighbours: 5e-5 at
-# most here, and 3e-4 of the largest value. One run of keys missing in dz would cost 1e-2
+# The kernel's float32 sigmoid and the oracle's in float64 sometimes round to neighbours. Here this
+# costs up to 5e-5 of the rms and 3e-4 of the largest value. A run of keys missing in dz costs 1e-2
 FLIPS, FLIPS_MAX = 2e-4, 2e-3
 
 def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype="float32",
@@ -230,7 +230,7 @@ def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype
     return x, slope, do
 
 def check_case(case, dtype, device="cpu"):
-    """The kernel is held against the equations in float64, in which CoPE's gates are rounded too.
+    """The kernel is compared with the equations in float64, in which CoPE's gates are rounded too.
     Its error may be a multiple of that of dense attention, whose gates are not rounded."""
     torch.manual_seed(700 + list(CASES).index(case))
     x, slope, do = inputs(**CASES[case], dtype=dtype, device=device)
@@ -292,7 +292,7 @@ def test_heads_at_a_time(run):
 
 def test_the_example_of_the_docstring():
     """Autograd reproduces the row of six keys at the top of kernels.py, and the sums that its two
-    tiles of three keys carry are those of the parts."""
+    tiles of three keys carry are partial sums of that row."""
     number = r"-?\d*\.?\d+"
     rows = re.findall(rf"^    (\w+) +((?:{number} +)*{number})(?:  .*)?$", kernels.__doc__, re.M)
     row = {name: torch.tensor([float(x) for x in xs.split()]).double() for name, xs in rows}
@@ -369,10 +369,10 @@ def check_dropout(case, dtype, device="cpu"):
         mask = dropout_mask(x)
     check_mask(mask)
     mine = results(dropped, x, do)
-    assert same(mine, results(dropped, x, do)), "a seed gave other bits"
+    assert same(mine, results(dropped, x, do)), "the same seed gave other bits"
     torch.manual_seed(8)
     with torch.no_grad():
-        assert not kernel(**x, share=SHARE).equal(kernel(**x, share=SHARE)), "one mask"
+        assert not kernel(**x, share=SHARE).equal(kernel(**x, share=SHARE)), "two masks are equal"
     scaled = mask.double() / (1 - SHARE)
     exact = results(partial(equation, units=2048, mask=scaled), double(x), do)
     for name, want in exact.items():
@@ -423,7 +423,7 @@ def tiny_gpt(pe, **options):
     return net
 
 def check_model(pe, cope_gates):
-    """Holds a model with kernels against one without, in its logits and gradients and compiled."""
+    """Compares logits and gradients with and without kernels, and the loss with a compiled one."""
     torch._dynamo.reset()  # it keeps the graphs of 8 models
     net = tiny_gpt(pe, cope_gates=cope_gates)
     idx = torch.randint(11, (2, 40))
@@ -508,7 +508,7 @@ def test_without_triton():
 
 # --- compiled ahead of time -----------------------------------------------------------------------
 
-# Bytes that one program may have, and all programs of a multiprocessor, which each take 1 KB more
+# Bytes of shared memory for a program. Each takes 1 KB more, and a multiprocessor has 1 KB more
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 # Bytes of registers that a thread may spill to memory, by chip and width of v. Narrower tiles spill
 # less, but take more instructions per pair of query and key, even with those of the spills counted
@@ -610,7 +610,7 @@ def test_the_benchmark_outlives_a_kernel_that_fails(monkeypatch):
 # --- wrong input ----------------------------------------------------------------------------------
 
 def meta(T=9, d=32, B=1, H=2, stride=None):
-    """A tensor of this shape without memory; stride: from a token to the next."""
+    """A tensor of this shape without memory; stride: from one token to the next."""
     x = torch.empty(B, H, T, d, device="meta")
     return x if stride is None else x.as_strided(x.shape, (0, d, stride, 1))
 
@@ -621,7 +621,7 @@ def meta(T=9, d=32, B=1, H=2, stride=None):
     ("own need z as well", {}, dict(gate_q=meta(), gate_k=meta())),
     ("width 130;", dict(d=130), {}),
     ("32768 sequences of 2 heads", dict(B=32768), {}),
-    # offsets of 32 bits, in q and in run_ends
+    # offsets of more than 32 bits, in q and in run_ends
     ("^2097152 tokens", dict(T=2**21, stride=1024), {}),
     ("^1000 tokens", dict(T=1000), dict(z=meta(T=1000, d=2**21)))])
 def test_errors_of_arguments(words, x, changed):

@@ -55,8 +55,8 @@ def logps(net, context, targets):
     return found, right
 
 def by_hand(net, context, continuation):
-    """Returns the sum, and whether all are the most probable. Spaces before the continuation belong
-    to it, as in the harness."""
+    """Returns the sum of the targets' log-probabilities, and whether all are the most probable.
+    Spaces before the continuation belong to it, as in the harness."""
     before, targets = context.rstrip(), (context + continuation)[len(context.rstrip()) :]
     p, right = logps(net, list(before.encode()) or [256], list(targets.encode()))
     return sum(p), all(right)

@@ -99,7 +99,7 @@ def expected(net, idx, start=0):
     return torch.from_numpy(oracles.gpt(net.cfg, params, idx.numpy(), start))
 
 def error(got, want):
-    """The largest, relative to the largest value."""
+    """The largest error, relative to the largest value."""
     return ((got - want).abs().max() / want.abs().max().clamp(min=1)).item()
 
 @EVERY
@@ -192,7 +192,7 @@ def test_one_graph_serves_many_lengths(pe):
 
 @pytest.mark.parametrize("pe", ["fox", "cope+rope"])
 def test_compiled_decoding(pe):
-    """One token at a time, of which no four chunks can be made."""
+    """A few tokens at a time, which are too few for four chunks."""
     torch._dynamo.reset()
     net, idx = build("nope", pe=pe, n_layer=1), tokens(2, 6)
     compiled, cache = torch.compile(net, backend="eager"), net.new_cache()
@@ -200,7 +200,7 @@ def test_compiled_decoding(pe):
         got = [compiled(token, token, cache)[0] for token in idx.split([3, 1, 2], 1)]
     assert error(torch.cat(got, 1), full(net, idx)) < 1e-5
 
-@pytest.mark.parametrize("device, backend", [  # to machine code takes a CPU a minute
+@pytest.mark.parametrize("device, backend", [  # compiling to machine code takes a CPU a minute
     ("cpu", "aot_eager_decomp_partition"),
     pytest.param("cuda", "inductor", marks=[pytest.mark.gpu, pytest.mark.skipif(
         not torch.cuda.is_available(), reason="no GPU")])])
@@ -242,7 +242,7 @@ def test_dense_attention_holds_one_chunk_of_queries(case):
     ("cope+carope", {"k", "v", "phi"}),
 ])
 def test_what_the_cache_holds(pe, names):
-    """Keys and values, and what else a PE needs. Keys before rotation are not kept."""
+    """Keys and values, and whatever else a PE needs. Keys before rotation are not kept."""
     net = gpt(pe=pe)
     cache = net.new_cache()
     full(net, tokens(1, 8), cache)
@@ -385,7 +385,7 @@ def test_pope_delta_is_bounded_but_never_frozen():
 
 @pytest.mark.parametrize("pe", ["rope", "carope", "pope"])
 def test_phases_are_float32_in_a_bfloat16_model(pe):
-    """Bfloat16 has 8 bits: position 4001 would be 4000, and RoPE's first pair off by a radian."""
+    """Bfloat16 has 8 significant bits: 4001 would be 4000, and RoPE's first pair a radian off."""
     encoding, n = build(pe).bfloat16().h[0].attn.pes[0], 4001
     T = n if pe == "carope" else 1  # CARoPE adds up RoPE's frequencies, as x = 0
     q, x = torch.ones(1, 4, T, 8).bfloat16(), torch.zeros(1, T, 32).bfloat16()
@@ -447,7 +447,7 @@ def test_dropout_on_embeddings_and_both_branches():
 
 @EVERY
 def test_matrices_decay_and_tables_do_not(case):
-    """As GPT-2 is trained: matrices and embeddings decay; biases, norms, a PE's tables do not."""
+    """As GPT-2 is trained: matrices and embeddings decay; biases, norms and PEs' tables do not."""
     net = gpt(**CASES[case])
     groups = net.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu").param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
@@ -486,7 +486,7 @@ def test_hard_attention_has_the_gradient_of_the_softmax():
         assert error(a, b) < 1e-12
 
 def test_what_a_model_returns():
-    """By default, the logits of all tokens with targets, and those of the last token without."""
+    """By default, the logits of all tokens if there are targets, or else of the last token."""
     net, idx = build("rope"), tokens(2, 16)
     logits, loss = net(idx, idx)
     assert net(idx, torch.full_like(idx, -1))[1] == 0  # no target at all

@@ -63,8 +63,8 @@ def test_parameters_of_the_papers(name, flags, printed):
     assert f"{parameters(load(name, *flags)) / unit:.{digits}f}" == printed[:-1]
 
 def test_tables_of_cope():
-    """In section 5.7, 4 layers have 64 positions of 2048. The released code for counting has 513
-    positions in each layer."""
+    """In section 5.7, 4 layers have 64 positions of width 2048. The released code for counting has
+    513 positions in each layer."""
     cope, rope = parameters(load("cope_1b4")), parameters(load("cope_1b4", "--pe=rope"))
     assert cope - rope == 4 * 64 * 2048
     relative = parameters(load("cope_counting", "--pe=relative"))
@@ -131,7 +131,7 @@ def test_position_apart_from_content_loses_the_last_x(content, position):
     """CoPE section 3.1. A row is x y..y x y..y. Where logits are a content term, larger by Delta
     (content) for an x than for a y, plus a position term that falls by at least delta (position)
     per token, the last x gets less attention than the last y once it is more than Delta / delta
-    tokens back. CoPE counts the x alone and finds the last one at any distance, if its gates are
+    tokens back. CoPE counts only the x and finds the last one at any distance, if its gates are
     sharp."""
     T, cfg = 80, GPTConfig(n_head=1, n_embd=2, block_size=80, cope_npos=4)
     q = torch.tensor([[[[2**0.5, 0.0]]]])  # q.a / sqrt(d) is the first entry of a

@@ -1,4 +1,4 @@
-"""The tables of eval/README.md, held against eval/results.csv, and config/README.md's against
+"""The tables of eval/README.md, compared with eval/results.csv, and config/README.md's with
 eval/small.csv, which `sample.py --report` writes."""
 import collections
 import csv
@@ -58,7 +58,7 @@ def cell(values, decimals):
 
 @pytest.mark.parametrize("config", TABLES)
 def test_table(config):
-    """The rows of a config's table come in the order of the last length, the best first."""
+    """The rows of a config's table are sorted by the result at the last length, the best first."""
     columns, decimals = TABLES[config]
     rows = []
     for pe, values in read("results", config).items():

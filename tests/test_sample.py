@@ -147,7 +147,7 @@ def test_learned_writes_as_many_tokens_as_fit(runs, capsys):
         assert title.endswith("sample 1, which ends at 16 tokens") and len(text.split()) == n
 
 def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
-    """Each answer comes after the right tokens before it, and sequence_error counts the rows with a
+    """The model sees the right tokens before each answer, and sequence_error counts the rows with a
     wrong one. These rows are shorter than in training, and their padding is not shown."""
     tokens = tokens_of(rows, "train", 64, 12)[:, :10]
     masks = np.fromfile(f"{rows}/train_000000.loss", "u1").reshape(64, 12)[:, :10]

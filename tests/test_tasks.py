@@ -143,7 +143,7 @@ def strings(split, row, task, longest, **_):
 SOLVERS = dict(flip_flop=flip_flop, selective_copy=selective_copy, counting=counting,
                indirect_indexing=indirect_indexing, recall=recall, lookup=lookup, strings=strings)
 
-# A task, its options and the beginning of a hash of its shards. Published results were trained on
+# A task, its options and the beginning of a hash of its shards. Published runs were trained on
 # such bytes, so these must never change
 SETS = [
     ("flip_flop", dict(length=64, train=1500, val=20, sparse=20, dense=20), "f2e1a268138a62d7"),

@@ -1,6 +1,6 @@
 """train.py and checkpoint.py: a run that is stopped, resumed or divided over processes is the same
-run, no way to end it loses it, and its numbers are those that a sum by hand gives. What is refused
-before training stands in test_bad_input.py."""
+run, no way of ending it loses it, and its numbers are those that a sum by hand gives. What is
+refused before training is in test_bad_input.py."""
 import itertools
 import json
 import math
@@ -67,8 +67,8 @@ def losses(out):
     return steps, [record for record in records if "split" in record]
 
 def start(printed, words, ranks=1, setup=int):
-    """Starts processes that train together, as torchrun does. RANK in a word is their number. Their
-    output is appended to the file `printed`."""
+    """Starts processes that train together, as torchrun does. RANK in a word becomes the
+    number of each process. Their output is appended to the file `printed`."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -94,7 +94,7 @@ def child(printed, words, setup, environ):
 def wait_for(condition, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "the condition was never met"
         time.sleep(0.02)
 
 # the same run, for settings that a seed draws
@@ -172,8 +172,8 @@ def test_losses_by_hand(seed, request, tmp_path):
 
 @pytest.mark.parametrize("ranks, micro_batch, clip", [(1, 3, 0.01), (2, 1, 100.0)])
 def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch, clip):
-    """One step against PyTorch's AdamW on the gradients of the whole batch, of which each row has
-    another number of targets: clipping, warm-up, decay and betas."""
+    """One step against PyTorch's AdamW on the gradients of the whole batch, whose rows have
+    different numbers of targets: clipping, warm-up, decay and betas."""
     flags = ["--max_iters=1", "--dropout=0.0", "--warmup_iters=3", "--weight_decay=50.0",
              f"--grad_clip={clip}", "--beta1=0.8", "--beta2=0.9", "--seed=7",
              f"--micro_batch={micro_batch}"]
@@ -194,7 +194,7 @@ def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch, clip):
         assert torch.allclose(got["exp_avg_sq"], want["exp_avg_sq"], 1e-3, 1e-12)
 
 def test_dropout_differs_by_step_and_process(tmp_path):
-    """The text is one token and the learning rate 0, so only dropout makes losses differ. Two
+    """The text is one repeated token and the learning rate is 0, so only dropout makes losses differ. Two
     processes with the same dropout would have the mean loss of one with half the batch."""
     writer = Writer(tmp_path / "data")
     for split in ("train", "val"):
@@ -349,9 +349,9 @@ def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, differ
 # numbers
 
 def test_speed_in_bfloat16(rows, tmp_path, monkeypatch, capsys):
-    """By a clock that goes on by a second at every look: three looks in a step with an evaluation,
-    two of which measure the evaluation, and one for a log line. Tokens per second and MFU count the
-    11 targets of a row of 12. The first line has no speed, because the first step may compile."""
+    """By a clock that advances a second each time it is read: three times in a step with an
+    evaluation, two of which measure it, and once for a log line. Tokens per second and MFU count
+    the 11 targets of a row of 12. The first line has no speed, as the first step may compile."""
     clock = types.SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr(train, "time", clock)
     monkeypatch.setattr(train, "PEAK_FLOPS", {"cp": 1.0, "cpu": 1e9})  # only whole words count
@@ -367,7 +367,7 @@ def test_speed_in_bfloat16(rows, tmp_path, monkeypatch, capsys):
     assert re.search("step 4/6 .* left 0:00:05\n", capsys.readouterr().out)
 
 def test_learning_rate_schedules():
-    """At the steps 0 and 3 of the warm-up, at its end, between, half-way and at the end."""
+    """At steps 0 and 3 of the warm-up, at its end, soon after that, half-way and at the end."""
     cosine = 0.1 + 0.9 * (1 + math.cos(math.pi / 5)) / 2
     for schedule, *after in (("linear", 0.82, 0.55, 0.1), ("cosine", cosine, 0.55, 0.1),
                              ("constant", 1, 1, 1)):
@@ -417,7 +417,7 @@ def test_wandb(stream, tmp_path, monkeypatch):
         (0, "val/loss", "val/ppl"), (1, "step/loss", "step/lr"), (1, "val/loss", "val/ppl")]
 
 def test_what_changes_on_resuming(stream, tmp_path, capsys):
-    """It is named, and used from there on. The best of other evaluations does not compare."""
+    """It is named, and used from there on. A best loss from other evaluations is dropped."""
     run(stream, tmp_path / "a", "--max_iters=2", "--weight_decay=0.1")
     after = run(stream, tmp_path / "a", "--max_iters=5", "--weight_decay=0.5", "--beta1=0.8",
                 "--learning_rate=3", "--eval_batches=1", "--resume=True")
@@ -463,7 +463,7 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
     assert contents(out)["ckpt.pt"] == before
 
 def test_last_words_under_torchrun(tmp_path, monkeypatch):
-    """A bug waits before it is raised, because it may only be the loss of another process. Only a
+    """A bug is raised after a wait, because it may only mean that another process failed. Only a
     mistake is reported, with the time, and torchrun prints the first report."""
     report = tmp_path / "report"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))

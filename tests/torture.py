@@ -3,8 +3,8 @@ Ends training in ways that take minutes or a disk of its own, and checks that no
 
     python tests/torture.py    needs the right to mount
 
-Training is interrupted 40 times by kills and by signals, with one and with two processes, as in
-tests/test_train.py. Then its disk is filled.
+First the disk of a run is filled. Then training is interrupted as in tests/test_train.py: 40 times
+each by kills, by signals, and by signals with two processes.
 """
 import os
 import shutil
@@ -26,7 +26,7 @@ import checkpoint  # noqa: E402
 
 
 def train(*words):
-    """Returns the exit status of a training, and what it wrote to stderr."""
+    """Returns the exit status of a training run, and what it wrote to stderr."""
     done = subprocess.run([sys.executable, "train.py", *words], stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE, text=True)
     return done.returncode, done.stderr.strip()
