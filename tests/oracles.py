@@ -141,7 +141,7 @@ def pope_scores(q, k, pos, delta, cfg):
 # --- biases on the scaled score; q is never rotated -----------------------------------------------
 
 def relative_bias(q, a, cfg):
-    """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Longer distances have no term,
+    """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Other distances have no term,
     or that of the last a if capped."""
     R = cfg.block_size
 

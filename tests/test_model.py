@@ -117,7 +117,7 @@ def test_forward_equals_the_equations(case):
 @EVERY
 @torch.no_grad()
 def test_shift_of_all_positions(case):
-    """Changes what the equations say it changes: nothing for relative methods."""
+    """It changes the logits as the equations do: not at all for relative methods."""
     net, idx, pos = build(case, block_size=64), tokens(2, 12), torch.arange(29, 41)
     x = net.wte(idx)
     angles = {name: pe.angles(x, pos) for name, pe in net.first_instance.items()}

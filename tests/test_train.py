@@ -194,7 +194,7 @@ def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch, clip):
         assert torch.allclose(got["exp_avg_sq"], want["exp_avg_sq"], 1e-3, 1e-12)
 
 def test_dropout_differs_by_step_and_process(tmp_path):
-    """The text is one repeated token and the learning rate is 0, so only dropout makes losses differ. Two
+    """All tokens are equal and the learning rate is 0, so only dropout makes losses differ. Two
     processes with the same dropout would have the mean loss of one with half the batch."""
     writer = Writer(tmp_path / "data")
     for split in ("train", "val"):
