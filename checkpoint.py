@@ -101,9 +101,11 @@ def ran_out_of_memory(error):
 def is_bug(error):
     """Returns whether a traceback is needed, because no `raise` of this project explains the
     error. Such a ValueError comes from an operation, as in `a, b = 1, 2, 3`."""
-    if isinstance(error, ValueError):
-        line = traceback.extract_tb(error.__traceback__)[-1].line or ""
-        return not line.startswith("raise")
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):  # of a text file
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        here = os.path.dirname(os.path.abspath(__file__))
+        is_ours = os.path.abspath(last.filename).startswith(here)
+        return not (is_ours and last.line.startswith("raise"))
     return isinstance(error, RuntimeError) and not ran_out_of_memory(error)
 
 def model_config(checkpoint, **changes):

@@ -5,10 +5,10 @@ Trains a GPT on one device, or on many under torchrun:
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, divided up
 
 A step's batch depends only on (seed, step), so a run that was stopped and resumed is the same run
-as an uninterrupted one. With a different number of processes, only dropout and rounding differ. On
-SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and stops. A further Ctrl-C ends it
-at once, without saving. The same command with --resume=True resumes it. Under torchrun, the step
-and the save must take less than its shutdown_timeout, 30 seconds by default.
+as an uninterrupted one. With three or more processes, rounding may differ, and with a different
+number of them, dropout too. On SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and
+stops. A further Ctrl-C ends it at once, without saving. The same command with --resume=True resumes
+it. Under torchrun, the step and the save must take less than its shutdown_timeout (30 seconds).
 
 main() is the whole training run, from top to bottom. The functions that it calls follow it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
@@ -224,9 +224,8 @@ def read_config(argv):
     cfg = config.load(TrainConfig, argv)
     if cfg.init_from:  # parsed again, with the model options of that run as defaults
         run = cfg.init_from
-        own = cfg.out_dir or default_directory(cfg)
-        if cfg.resume and checkpoint.exists(own):
-            run = own  # which has the same options, and the origin may be gone by now
+        if cfg.resume and cfg.out_dir and checkpoint.exists(cfg.out_dir):
+            run = cfg.out_dir  # which has the same options, and the origin may be gone by now
         origin = model_config(checkpoint.read(run))
         # YaRN needs the trained length, which a larger block_size would no longer tell
         origin.rope_trained = origin.rope_trained or origin.block_size

@@ -78,6 +78,8 @@ def prepare(folder, task: str = "copy", longest: int = 20, train: int = 100_000,
             test: int = 1000, seed: int = 0):
     if task not in TASKS:
         raise ValueError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
+    if longest < 2:
+        raise ValueError(f"longest={longest} must be at least 2, so that x1.5 is longer")
     ends = {"x1.5": longest * 3 // 2, "x2": 2 * longest, "x3": 3 * longest, "x4": 4 * longest}
     alphabet, drawn, _ = TASKS[task]
     questions = sum(len(alphabet) ** (drawn * n) for n in range(1, longest + 1))

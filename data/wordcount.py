@@ -40,7 +40,7 @@ import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import CORES, hub, load_encoding
+from data.text import CORES, hub, load_encoding, with_checksum
 
 FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
@@ -140,6 +140,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
         corpus = read_folder(stories)
     else:
         corpus = hub("roneneldan/TinyStories", split="train")
+    tokenizer = with_checksum(tokenizer)
     encoding = load_encoding(tokenizer)
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:

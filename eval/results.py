@@ -85,7 +85,7 @@ def records(folder, name):
     found = []
     if not os.path.isfile(path):
         return found
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 found.append(json.loads(line))
@@ -104,7 +104,7 @@ def training(folders):
             if "config" in line:  # the run begins, resumes or starts over
                 pe = line["config"]["pe"]
                 begin = line.get("from_step", math.inf)
-                rows = {step: row for step, row in rows.items() if step <= begin}
+                rows = {step: row for step, row in rows.items() if begin and step <= begin}
             if "step" not in line:
                 continue
             step = line.pop("step")
@@ -168,8 +168,9 @@ def print_tables(lines):
 def labels(rows):
     """Returns {run: label}, where a label holds what tells the runs apart. Runs that differ only in
     their seed have the same label: it is `pope` for both out/quickstart_pope and
-    out/quickstart_pope_seed1338."""
+    out/quickstart_pope_seed1338. If their method or steps differ as well, the label says so."""
     names = {}
+    kinds = {}  # {name: {run: its method and steps}}
     stems = []
     for row in rows:
         folder, options = split_options(row["run"])
@@ -178,9 +179,14 @@ def labels(rows):
         if options:
             name += f" ({options.replace(',', ', ')})"
         names[row["run"]] = name
+        kinds.setdefault(name, {})[row["run"]] = f" ({row['pe']}, {row.get('steps')} steps)"
     common = os.path.commonprefix(stems)
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))  # after the last whole word
-    return {run: name[cut:] for run, name in names.items()}
+    found = {}
+    for run, name in names.items():
+        differ = len(set(kinds[name].values())) > 1
+        found[run] = name[cut:] + (kinds[name][run] if differ else "")
+    return found
 
 def spread(values):
     """Returns the mean ± the sample standard deviation (lowest to highest)."""

@@ -107,17 +107,6 @@ def test_commands_of_a_config(path, capsys):
     if path == "config/cope_flip_flop.py":
         assert len(lines) == 10 * 3 + 7 * 3  # ten rows with three seeds; seven by three with one
 
-def test_commands_of_an_own_config(tmp_path, capsys):
-    """It need not set pe, and a paragraph of its docstring may be blank."""
-    path = tmp_path / "own.py"
-    path.write_text('"""\n\n  \n\nflags\n--n_layer=2\n--pe=rope\n"""\n')
-    config_main([str(path)])
-    assert capsys.readouterr().out.splitlines() == [
-        f"python train.py {path} --n_layer=2 --out_dir=out/own_n_layer=2",
-        f"python train.py {path} --pe=rope --out_dir=out/own_rope"]
-    config_main(["--help"])
-    assert "prints the commands" in capsys.readouterr().out.lower()
-
 def commands(text):
     """The commands of a text, (script, words): indented or fenced lines that start python."""
     for line in text.replace("\\\n", " ").splitlines():

@@ -255,6 +255,12 @@ def test_report(tmp_path, monkeypatch, capsys):
     band = set(map(tuple, ax.collections[0].get_paths()[0].vertices.tolist()))
     assert band >= {(8, 1), (8, 6), (16, 2), (16, 3)}
 
+def test_runs_of_one_name_that_differ_in_more_than_their_seed():
+    rows = [dict(run=f"out/x_pope{seed}", pe="pope", steps=steps)
+            for seed, steps in (("", 9), ("_seed2", 9), ("_seed3", 5))]
+    labels = results.labels(rows)
+    assert list(labels.values()) == ["pope (pope, 9 steps)"] * 2 + ["pope (pope, 5 steps)"]
+
 # runs and actions
 
 def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):

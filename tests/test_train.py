@@ -485,6 +485,7 @@ def test_ctrl_c_before_training_ends_a_shell_loop(monkeypatch, capsys):
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(config, "load", lambda *_: int("a bug"))
+    monkeypatch.setattr(sys, "argv", ["script", "config/quickstart.py"])
     for script in ("train.py", "sample.py"):
         with pytest.raises(ValueError, match="a bug"):
             runpy.run_path(script, run_name="__main__")
@@ -511,9 +512,10 @@ def test_a_run_that_starts_over(stream, tmp_path):
     run(stream, out, "--max_iters=9", "--log_interval=1")
     (out / "ckpt.pt").unlink()
     before = log(out)
-    run(stream, out, "--max_iters=4", "--log_interval=1", "--seed=2")
+    run(stream, out, "--max_iters=4", "--log_interval=1", "--pe=rope")
     assert log(out)[: len(before)] == before
     rows = results.training([str(out)])
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert {row["pe"] for row in rows} == {"rope"}
     assert {row["step"]: row["loss"] for row in rows if "loss" in row} == {
         record["step"]: record["loss"] for record in log(out)[len(before) :] if "lr" in record}

@@ -31,8 +31,7 @@ def train(*words):
                           stderr=subprocess.PIPE, text=True)
     return done.returncode, done.stderr.strip()
 
-def try_disks(small, data):
-    """small is a folder on a disk of 1 MB."""
+def try_disks(small, data):  # small is a folder on a disk of 1 MB
     out = small / "run"
     words = [f"--data={data}", *TINY, "--checkpoint_interval=5", "--eval_interval=1000000",
              f"--out_dir={out}", "--resume=True"]
