@@ -227,7 +227,7 @@ def read_config(argv):
         if cfg.resume and cfg.out_dir and checkpoint.exists(cfg.out_dir):
             run = cfg.out_dir  # which has the same options, and the origin may be gone by now
         origin = model_config(checkpoint.read(run))
-        # YaRN needs the trained length, which a larger block_size would no longer tell
+        # YaRN needs the trained length, which block_size no longer gives once it is increased
         origin.rope_trained = origin.rope_trained or origin.block_size
         cfg = config.load(TrainConfig, argv, **asdict(origin))
     check(cfg)
@@ -434,7 +434,7 @@ def check_agreement(cfg, train, step, processes):
 class Log:
     """A run's records: the lines of log.jsonl, which also go to Weights & Biases if wandb_project
     is set. Steps that were taken after the last checkpoint appear again if the run is resumed, and
-    all of them if it starts over. Only one process writes. In the others, record does nothing."""
+    all steps do if it starts over. Only one process writes. In the others, record does nothing."""
 
     def __init__(self, cfg, processes):
         self.writes = processes.rank == 0

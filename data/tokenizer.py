@@ -26,7 +26,7 @@ def tokenizer(meta):
     return of_symbols(meta["tokenizer"]["symbols"])
 
 def with_checksum(name):
-    """Returns the name of a tokenizer, and for a file that of its content as well, as in
+    """Returns the name of a tokenizer, followed by a checksum if it is a file, as in
     "tokenizer.json#5f3a9c01", because the file may change after data were written with it."""
     if not name.endswith(".json"):
         return name

@@ -96,7 +96,7 @@ def start_worker(*state):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
 
 def work(groups):
-    """Returns the examples of groups of stories, given by the numbers of the stories (n, join)."""
+    """Returns the examples of groups of stories. groups (n, join) holds indices into the corpus."""
     corpus, tokenizer, sentences, seed = worker
     encoding = load_encoding(tokenizer)
     examples = []
