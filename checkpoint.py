@@ -116,6 +116,11 @@ def model_config(checkpoint, **changes):
     options.update(changes)
     return GPTConfig(**options)
 
+def trained_length(checkpoint):
+    """Returns the length at which a run was first trained. YaRN needs it, and block_size no longer
+    gives it once that is changed."""
+    return checkpoint["config"].get("rope_trained") or checkpoint["config"]["block_size"]
+
 def load_weights(model, checkpoint, run):
     """Copies the weights of checkpoint, which was read from run, into the model. Raises ValueError
     if they do not fit."""

@@ -55,8 +55,8 @@ their values at the last key of run c, or 0 for columns above that of the leftmo
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
-and dz[0] has no second term. This example is the row of query 5, with npos = 4, z = (0, 2, 1, 3),
-and six keys whose dS sum to 0:
+and dz[0] lacks the second term. This example is the row of query 5, with npos = 4, six keys whose
+dS sum to 0, and z = (0, 2, 1, 3):
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75

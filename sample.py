@@ -295,9 +295,7 @@ def load_model(saved, folder, options):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         given[key] = config.typed(GPTConfig, key, text, option)
-    # YaRN needs the trained length, which a changed block_size would no longer give
-    trained = saved["config"].get("rope_trained") or saved["config"]["block_size"]
-    changes = {"rope_trained": trained, **given}
+    changes = {"rope_trained": checkpoint.trained_length(saved), **given}
     try:
         model = GPT(checkpoint.model_config(saved, **changes))
     except ValueError as error:  # such as a method that model.py no longer has

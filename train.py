@@ -226,9 +226,8 @@ def read_config(argv):
         run = cfg.init_from
         if cfg.resume and cfg.out_dir and checkpoint.exists(cfg.out_dir):
             run = cfg.out_dir  # which has the same options, and the origin may be gone by now
-        origin = model_config(checkpoint.read(run))
-        # YaRN needs the trained length, which block_size no longer gives once it is increased
-        origin.rope_trained = origin.rope_trained or origin.block_size
+        saved = checkpoint.read(run)
+        origin = model_config(saved, rope_trained=checkpoint.trained_length(saved))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
     check(cfg)
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
@@ -492,10 +491,9 @@ def refuse_nan(name, loss, step, cfg):
     """Raises ValueError if a loss is not finite. main checks the training loss before it saves, so
     weights that a step has ruined are never saved."""
     if not math.isfinite(loss):
-        path = os.path.join(cfg.out_dir, "ckpt.pt")
         kept = "there is no checkpoint yet"
-        if os.path.exists(path):
-            kept = f"{path} is the last checkpoint"
+        if checkpoint.exists(cfg.out_dir):
+            kept = f"{os.path.join(cfg.out_dir, 'ckpt.pt')} is the last checkpoint"
         raise ValueError(f"{name} is {loss} at step {step}; try a lower learning_rate; {kept}")
 
 def evaluate(model, splits, cfg, processes, stop_signal):

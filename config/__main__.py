@@ -5,9 +5,8 @@ Prints the commands that train the runs of the tables in a config file's docstri
     python -m config config/cope_flip_flop.py | bash    # trains them one after the other
 
 It reads the tables whose heading begins with `flags`, and no others. Each of their rows begins with
-flags, and the heading of a column may be a flag too. Each run is repeated for all seeds
-that the docstring names, unless the paragraph above the table says that the table has only one
-seed.
+flags, and the heading of a column may be a flag too. Each run is repeated for all seeds that the
+docstring names, unless the paragraph above the table says that the table has only one seed.
 """
 import ast
 import itertools

@@ -282,6 +282,11 @@ def capture(bench, name, T, launches):
         kernels.launch = launch
     return dict(launches=len(launches))
 
+def captured_launches(bench, name, T):
+    launches = []
+    bench.line("kernel", f"{name}, forward and backward", T, capture, name, T, launches)
+    return launches
+
 def measure_kernel(bench, kernel, grid, args, options):
     if bench.dry:
         return dict(M=options["M"], N=options["N"])
@@ -297,18 +302,14 @@ def measure_kernel(bench, kernel, grid, args, options):
 def each_kernel(bench):
     T = 64 if bench.dry else 1024
     for name in ("pope", "cope", "fox", "alibi"):
-        launches = []
-        bench.line("kernel", f"{name}, forward and backward", T, capture, name, T, launches)
-        for kernel, grid, args, options in launches:
+        for kernel, grid, args, options in captured_launches(bench, name, T):
             bench.line("kernel", f"{name}, {kernel.__name__}", T, measure_kernel, kernel, grid,
                        args, options)
 
 def sweep(bench):
     T = 64 if bench.dry else 4096
     for name in ("pope", "cope", "fox"):
-        launches = []
-        bench.line("kernel", f"{name}, forward and backward", T, capture, name, T, launches)
-        for kernel, (_, heads), args, options in launches:
+        for kernel, (_, heads), args, options in captured_launches(bench, name, T):
             of_keys = kernel.__name__ == "attention_backward_kv"
             sizes = 32, 64, 128
             for M, N, warps, stages in itertools.product(sizes, sizes, (4, 8), (1, 2, 3)):

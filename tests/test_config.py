@@ -52,7 +52,7 @@ def refused(function, key, value):
     assert "\n" not in line and key in line and value in line
 
 def test_wrong_words_are_refused():
-    """An unknown key, a value that is no number where one is needed, and one that is no choice."""
+    """An unknown key, a value that is not a number where one is needed, or that is not a choice."""
     for cls, main in ((TrainConfig, train.main), (SampleConfig, sample.main)):
         refused(main, "n_layers", "1")
         for field in dataclasses.fields(cls):
