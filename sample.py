@@ -67,8 +67,10 @@ def main(argv):
     else:
         runs = [Run(name, cfg.data, cfg.device) for name in names]  # all of them, before any work
     if not action:
-        is_task = all(run.meta["loss"] == "mask" for run in runs)
-        action = "answers" if is_task else "text"
+        actions = {"answers" if run.meta["loss"] == "mask" else "text" for run in runs}
+        if len(actions) > 1:
+            raise ValueError("some of these runs are of text and some of tasks; name one kind only")
+        action, = actions
     for key in sorted(given - set(ACTIONS[action].keys)):
         raise ValueError(f"--{key} does nothing for {action}; leave it out")
     if cfg.text and given & {"split", "data"}:

@@ -73,7 +73,8 @@ def load(cls, argv, **given):
     return cls(**values)
 
 def assignments(path):
-    """Returns {name: value} of what a config file assigns, except names that begin with _."""
+    """Returns {name: value} of what a config file assigns. Modules that it imports, and names that
+    begin with _, are left out."""
     if not os.path.isfile(path) or not path.endswith(".py"):
         here = os.path.dirname(os.path.abspath(__file__))
         files = [f"config/{name}" for name in sorted(glob.glob("[a-z]*.py", root_dir=here))]
@@ -85,7 +86,8 @@ def assignments(path):
     except Exception as error:  # whatever is wrong in it
         fault = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} cannot be read ({fault}); correct the file") from error
-    return {key: value for key, value in values.items() if key[0] != "_"}
+    return {key: value for key, value in values.items()
+            if key[0] != "_" and not inspect.ismodule(value)}
 
 def type_and_range(cls, key, where):
     """Returns the type of a field, its smallest value and the first one beyond its range. The last

@@ -64,6 +64,7 @@ MISTAKES = [
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
     ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
     ("sample.py {run}@cope_npos=9", ["cope_npos in {run}@cope_npos=9 does nothing", "no cope"]),
+    ("sample.py {run} {task}", ["some of these runs are of text and some of tasks; name one"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
     ("sample.py {run} --evaluate=val --data={rows}", ["{rows} was tokenized with "]),
@@ -75,6 +76,7 @@ MISTAKES = [
     ("sample.py {run} {task} --extrapolate=1", ["holds rows of 12 tokens", "needs a stream"]),
     ("sample.py {run} --report={new}/", ["{new}/' is a folder; name a file in it"]),
     ("sample.py {gone} --figure=curves", ["{gone} has no step in its log yet"]),
+    ("sample.py {run} {nothing} --report={new}", ["there is no run directory '{nothing}'"]),
     ("sample.py {empty} --report={new}", ["none of these runs has results", "evaluate them"]),
     ("sample.py {torn} --report={new}", ["{torn}/results.jsonl is damaged in line 2; delete it"]),
     ("sample.py {run} --figure=gates", ["'gates' has nothing to show of pe='rope'"]),
@@ -87,6 +89,7 @@ MISTAKES = [
     ("data/flip_flop.py --out={moved}", ["{moved} holds other files; move them"]),
     ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
     ("data/flip_flop.py --out={moved}/corpus", ["corpus.part was written from another source"]),
+    ("data/counting.py --steps=2", ["variables=1 or steps=2 is out of range; use 1 to 26"]),
     ("data/text.py", ["no text was named", "--source="]),
     ("data/text.py {text}", ["has no value", "write --source={text}"]),
     ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),
@@ -134,7 +137,7 @@ def places(stream, rows, tmp_path_factory):
     (folder / "empty").mkdir()
     (folder / "text").write_text("a text")
     (folder / "latin").write_bytes(b"caf\xe9")
-    (folder / "wrong_key.py").write_text("eval_iters = 200")
+    (folder / "wrong_key.py").write_text("import math\neval_iters = 200")
     return {name: folder / name for name in ("new", "nothing")} | {
         path.stem: path for path in folder.iterdir()}
 
