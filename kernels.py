@@ -1,10 +1,10 @@
 """
-An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory. (Only
-CoPE's backward pass keeps something that grows with T^2: two sums per query for every 64 keys.)
+An optional fast path: causal attention as Triton kernels, without a T x T matrix in memory. Only
+CoPE's backward pass keeps something that grows with T^2, namely T^2 / 32 numbers per head.
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
 to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over vectors
-of width 2d. PyTorch rotates them: kernels for that saved only 13 bytes of memory per entry of q.
+of width 2d, d pairs, which PyTorch computes: a kernel would save only 13 bytes per entry of q.
 
 Attention. i is a query, j and t are keys, d is the width of v. dX is the gradient of the loss with
 respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
@@ -16,8 +16,8 @@ respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
 
 The two row sums are equal because sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The
 forward pass stores the log-sum-exp L of each row, from which the backward passes recompute P =
-exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135, and 2307.08691). Dropout multiplies dP,
-and the P in O = P V and in dV = P^T dO, by the same factors, but not the P in dS.
+exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135, and 2307.08691). With dropout's factors
+R, O = (R * P) V, dV = (R * P)^T dO and dP = R * (dO V^T). The P in dS has no factor.
 
 A bias for each key. ALiBi and FoX add b_j - b_i to S_ij. In ALiBi b_j = m j, and in FoX
 b_j = -(log f_0 + .. + log f_j). The softmax drops b_i, because it is the same for all keys of a
@@ -27,31 +27,34 @@ row. So the kernels take only b_j, the key_bias, and its gradient is
 
 where dS is the gradient of S + b. The second sum is the gradient of the b_i that was dropped. It is
 a row sum of dS, which would be 0 in exact arithmetic. But O is stored in 16 bits, so the row sum is
-not quite 0, and FoX adds up these errors over all tokens from a gate onwards. In bfloat16 with
-T = 1024 and gates near 1/2, the gradient of the gates is off by 0.2%, and by 2 to 13% without the
-second sum. (CoPE, which adds up dS along the row, stores what rounding removed from O instead.)
+not quite 0, and FoX adds up these errors over all tokens from a gate onwards. With the second sum,
+the error of a row reaches a gate only in proportion to the weight that the row gives to keys before
+that gate, which forgetting makes small. In bfloat16 with T = 1024 and gates near 1/2, the gradient
+of the gates is off by 0.2%, and by 2 to 13% without the second sum. (CoPE, which adds up dS along
+the row, also stores what rounding removed from O.)
 
-CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + b), where the bias b depends on how
-many of the keys j to i the query counts. z_i = q_i e has the biases at the npos integer positions.
+CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + a), where the bias a depends on how
+many of the keys j to i the query counts. z_i = q_i e has the biases at the npos integer positions,
+from a learned table e (d, npos).
 
     g_ij = sigmoid(S_ij)                      the gate, of S without bias, or gate_q.gate_k/sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
-    b_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
+    a_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
-In the backward pass, dS is the gradient of S + b until the last line below makes it that of S. The
-slope of b is z_i[c + 1] - z_i[c], or 0 where p is clamped or an integer. A gate g_ij is a term of
-p_ij and of all p_it left of it, so
+In the backward pass, dS is the gradient of S + a. The slope of a is z_i[c + 1] - z_i[c], or 0 where
+p is clamped or an integer, where Listing 1 reads z_i[p] alone. A gate g_ij is a term of p_it for
+all t <= j, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
-    dS_ij += dg_ij g_ij (1 - g_ij)            through the sigmoid
+    dS'_ij = dS_ij + dg_ij g_ij (1 - g_ij)    the gradient of S, of which dQ and dK are made
 
 The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column
-c - 1. That needs no scatter-add. Along a row, p never rises from left to right, so the keys of one
-column form a run, and the leftmost run has the highest column. p falls by at most 1 from one key to
-the next, so no column in between is skipped, and run c + 1 ends where run c begins. Let lower and
-upper be the running sums of dS (1 - w) and of dS w, from the left, and let lower[c] and upper[c] be
-their values at the last key of run c, or 0 for columns above that of the leftmost run. Then
+c - 1. That needs no scatter-add. Along a row, p never rises from left to right, so the keys of
+column c are neighbours. Call them run c. p falls by at most 1 from one key to the next, so no
+column is skipped, and run c begins where run c + 1 ends. Let lower and upper be the running sums,
+from the left, of dS (1 - w) and of dS w. Let lower[c] and upper[c] be their values at the last key
+of run c, or 0 for columns above that of the leftmost run. Then
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
@@ -71,9 +74,9 @@ dS sum to 0, and z = (0, 2, 1, 3):
     upper        0     0     3     0     2    -4    at the ends of the runs 0, 3, 2 and -4
     dz          -2    -1     2     1                dz[2] = (1 - -2) + (2 - 3)
 
-The kernels see this row in tiles of keys and carry the sums from one tile to the next. With two
-tiles of three keys, these are the sums, in the order of the passes and with the names of the code,
-which counts in units of 1/2048 of a gate, so that 1.75 here is 3584 there:
+The kernels see this row in tiles of keys and carry the sums from one tile to the next. These are
+the sums with two tiles of three keys, in the order of the passes and with the names of the code.
+The code counts in units of 1/2048 of a gate, so 1.75 here is 3584 there:
 
     pass                   keys     before the tile                after the tile
     attention_forward      3 .. 5   units_right 0                  units_right 1.75
@@ -87,12 +90,14 @@ Within the tile of keys 0 .. 2 the gates sum to (2, 1.5, .75) from the right. Wi
 keys to the right, that makes 3.75, 3.25 and 2.5, which are the p of the table before the clamp.
 attention_backward_q walks the other way, so it takes the 2 of this tile off the total first. It
 stores the 1.75 and the dp_left of 0 for attention_backward_kv, which sees only this tile of keys.
-Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz.
+Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz. Run 0 ends at the query
+itself, and its end is stored after the walk.
 
-Three parts. Once all rows of a tile of queries have counted to npos - 1, which is checked after
-every second tile of keys, the keys further left all have the bias z_i[npos - 1], and there CoPE is
-plain attention. Without CoPE, nothing is counted, and everything left of the mask is plain. These
-are the keys that the tile of queries i0 .. i0 + M - 1 sees, and the walks over them:
+Three parts. Once all rows of a tile of queries have counted to npos - 1, which is checked at the
+end of the mask and then after every second tile of keys, the keys further left all have the bias
+z_i[npos - 1], and there CoPE is plain attention. Without CoPE, nothing is counted, and everything
+left of the mask is plain. These are the keys that the tile of queries i0 .. i0 + M - 1 sees, and
+the walks over them, in this order:
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
@@ -111,16 +116,18 @@ tile of queries stopped counting at a key of its own, so counted and plain tiles
        |   masked,   | counted | plain | counted |         plain          |
        | and counted |         |       |         |                        |
        +-------------+---------+-------+---------+------------------------+
-       first          second    third   second    third
+        visited first   second    third   second    third
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
-floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
-sums are exact, although two passes may still round one gate to neighbouring units. Gradients ignore
-the rounding. With T = 1024, npos = 64 and a z of standard deviation 8, it changes o by 0.7%, dz by
-1.1% and the gates' gradients by 7 to 15%, where bfloat16 in PyTorch costs 5%, 8% and 32 to 38%. All
-these errors shrink with z. The kernels do not decode; model.py does that, with exact gates.
+floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, because
+sums of such units are exact in any order. (Two passes may still round one gate differently, if its
+logit differs in the last bit.) Gradients ignore the rounding. With T = 1024, npos = 64 and a z of
+standard deviation 8, it changes o by 0.7%, dz by 1.2% and the gates' gradients by 4 to 15%. PyTorch
+in bfloat16, with gates summed in float32, costs 4 to 5%, 7 to 8% and 27 to 38%. All these errors
+shrink with z. The kernels do not decode; model.py does that, with exact gates.
 
-No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
+No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet;
+remarks on registers and instructions come from the compiler's output.
 """
 import functools
 import math
