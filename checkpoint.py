@@ -12,13 +12,12 @@ Weights & Biases, or None).
 """
 import contextlib
 import os
-import re
-import traceback
 import zipfile
 from dataclasses import asdict, fields
 
 import torch
 
+import config
 from model import GPTConfig, choose
 
 try:
@@ -87,26 +86,11 @@ def read(run, device="cpu"):
             raise KeyError  # for example, it is nanoGPT's
         return checkpoint
     except Exception as error:  # its type depends on which bytes are wrong
-        if isinstance(error, PermissionError) or ran_out_of_memory(error):
+        if isinstance(error, PermissionError) or config.ran_out_of_memory(error):
             raise  # the file may be good
         raise ValueError(f"{path} is damaged or not a checkpoint of this train.py "
                          f"({type(error).__name__}); train the run again with another "
                          "--out_dir") from error
-
-def ran_out_of_memory(error):
-    """Returns whether this is an error by which Python or PyTorch reports a lack of memory."""
-    words = "allocate memory|out of memory|size calculation overflowed"
-    return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
-
-def is_bug(error):
-    """Returns whether a traceback is needed, because no `raise` of this project explains the
-    error. Such a ValueError comes from an operation, as in `a, b = 1, 2, 3`."""
-    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):  # of a text file
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        here = os.path.dirname(os.path.abspath(__file__))
-        is_ours = os.path.abspath(last.filename).startswith(here)
-        return not (is_ours and last.line.startswith("raise"))
-    return isinstance(error, RuntimeError) and not ran_out_of_memory(error)
 
 def model_config(checkpoint, **changes):
     """Returns the GPTConfig of a checkpoint, with these changes. Options that were added since it

@@ -314,9 +314,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (ValueError, ImportError, OSError, MemoryError, RuntimeError) as error:
-        if checkpoint.is_bug(error):
-            raise
-        line = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if isinstance(error, ModuleNotFoundError):
-            line += f"; try pip install {error.name}"
-        sys.exit(line)
+        sys.exit(config.last_line(error))

@@ -28,6 +28,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 
 import checkpoint
 import config
@@ -133,10 +134,6 @@ def main(argv):
     pause_seconds = 0.0  # spent since then on saving and evaluating
     eval_seconds = 0.0  # how long the last evaluation took, including the save before it
     while True:
-        # The last pass takes no step. It computes the loss to check that the weights may be saved
-        stop = stop_signal.heard()
-        last = stop or step >= cfg.max_iters
-
         # Only dropout draws random numbers here. Its seed depends on the step, so that a resumed
         # run draws the same numbers, and on the rank, so that processes draw different ones
         torch.manual_seed(cfg.seed + step * processes.world + processes.rank)
@@ -154,35 +151,32 @@ def main(argv):
             with autocast:
                 mean = ddp_model(x_part, y_part, return_logits=False)[1]
                 part = mean * (y_part != -1).sum() / targets
-            if not last:
-                (part * processes.world).backward()  # since DDP takes the mean over processes
+            (part * processes.world).backward()  # since DDP takes the mean over processes
             loss += part.detach()
-        if not last:
-            next_batch = get_batch(step + 1)  # while the GPU is computing
+        next_batch = get_batch(step + 1)  # while the GPU is computing
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
         # The loss is finite, so these weights may be saved. They are saved before an evaluation,
-        # because it can take a long time. A run that was stopped ends after the save, and a
-        # complete one evaluates and saves again, because `best` may be that evaluation
+        # because it can take a long time, and again after the last one, because it may be the best
         pause_start = time.perf_counter()
-        if last or (step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0):
+        last = step >= cfg.max_iters
+        stop = stop_signal.heard()
+        is_due = step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0
+        if last or stop or is_due:
             save()
-        if stop:
-            break
-        if last or step % cfg.eval_interval == 0:
+        if not stop and (last or step % cfg.eval_interval == 0):
             model.eval()
             with autocast:
                 results = evaluate(model, evals, cfg, processes, stop_signal)
             model.train()
-            if results is None:
-                # A signal interrupted the evaluation. The signal is heard again at the top of the
-                # loop, where this step begins anew, saves and stops
-                continue
-            best = record_results(results, best, step, cfg, log, processes)
+            stop = stop_signal.heard()
+            if results:  # a signal interrupts an evaluation, which then has none
+                best = record_results(results, best, step, cfg, log, processes)
+            if last or stop:
+                save()
             eval_seconds = time.perf_counter() - pause_start
-        if last:
-            save()
+        if last or stop:
             break
         pause_seconds += time.perf_counter() - pause_start
 
@@ -583,34 +577,14 @@ def closing_lines(cfg, step, best, stop):
         line += f", best {best['split']} loss {best['loss']:.4f} was at step {best['step']}"
     return f"{line}\nnext: {then}"
 
-def last_words(error):
-    """Returns the argument of sys.exit after an error. An expected error becomes one line. A bug is
-    raised again, because its traceback is needed."""
-    line = f"{type(error).__name__}: {error}".partition("\n")[0]
-    is_bug = checkpoint.is_bug(error)
-    if isinstance(error, ModuleNotFoundError):
-        line += f"; try pip install {error.name}"
-    if checkpoint.ran_out_of_memory(error):
-        line = f"out of memory ({line}); try a smaller --micro_batch or model"
-    report = os.environ.get("TORCHELASTIC_ERROR_FILE")  # torchrun prints the first that is written
-    if is_bug and report:
-        # This error may only mean that another process failed. That one reports the cause, and
-        # torchrun then ends this process by SIGTERM, so give it the time to do so
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(10)
-    if is_bug:
-        raise error
-    if not report:
-        return line
-    with open(report, "w") as file:
-        json.dump(dict(message=line, timestamp=int(time.time())), file)
-    return 1
-
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        record(main)(sys.argv[1:])  # under torchrun, the first process that fails says why
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
-        sys.exit(last_words(error))
+        line = config.last_line(error)
+        if config.ran_out_of_memory(error):
+            line = f"out of memory ({line}); try a smaller --micro_batch or model"
+        sys.exit(line)
     except KeyboardInterrupt:
         print("interrupted before training; run the same command again", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)

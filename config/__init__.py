@@ -17,8 +17,10 @@ import glob
 import inspect
 import math
 import os
+import re
 import runpy
 import sys
+import traceback
 from typing import Annotated, Literal, get_args, get_origin
 
 # Each of these is a type, the smallest value of a key, and the first value beyond its range. Other
@@ -151,3 +153,28 @@ def show(text):
     except BrokenPipeError:
         # Python flushes stdout again when it exits, and that would fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+def last_line(error):
+    """Returns the line with which a script ends after an error. Raises a bug again, because its
+    traceback is needed."""
+    if is_bug(error):
+        raise error
+    line = f"{type(error).__name__}: {error}".partition("\n")[0]
+    if isinstance(error, ModuleNotFoundError):
+        line += f"; try pip install {error.name}"
+    return line
+
+def is_bug(error):
+    """Returns whether no `raise` of this project explains the error. A ValueError may also come
+    from an operation, as in `a, b = 1, 2, 3`."""
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):  # of a text file
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        is_ours = os.path.abspath(last.filename).startswith(project)
+        return not (is_ours and last.line.startswith("raise"))
+    return isinstance(error, RuntimeError) and not ran_out_of_memory(error)
+
+def ran_out_of_memory(error):
+    """Returns whether this is an error by which Python or PyTorch reports a lack of memory."""
+    words = "allocate memory|out of memory|size calculation overflowed"
+    return isinstance(error, MemoryError) or re.search(words, str(error)) is not None

@@ -67,4 +67,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except ValueError as error:
-        sys.exit(str(error))
+        sys.exit(config.last_line(error))

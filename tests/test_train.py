@@ -315,12 +315,11 @@ def test_windows(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "from step 2" in done.stdout and read(str(tmp_path / "run"))["step"] == 4
 
-def test_the_last_line_of_torchrun_is_ours(tmp_path):
-    """It says what the mistake is, and there is no traceback of train.py."""
+def test_the_last_line_of_torchrun_says_what_failed(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                "--nproc_per_node=2", "train.py", *TINY, "--pe=zope", f"--out_dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and 'train.py", line' not in done.stderr
+    assert done.returncode == 1
     assert "pe='zope' is unknown" in "".join(done.stderr.splitlines()[-3:])
 
 def enter_machine(folder):
@@ -462,18 +461,7 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
     assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
     assert contents(out)["ckpt.pt"] == before
 
-def test_last_words_under_torchrun(tmp_path, monkeypatch):
-    """A bug is raised after a wait, because it may only mean that another process failed. Only a
-    mistake is reported, with the time, and torchrun prints the first report."""
-    report = tmp_path / "report"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
-    monkeypatch.setattr(time, "sleep", int)
-    monkeypatch.setattr("checkpoint.is_bug", lambda error: isinstance(error, RuntimeError))
-    with pytest.raises(RuntimeError, match="connection lost"):
-        train.last_words(RuntimeError("connection lost"))
-    assert not report.exists() and train.last_words(ValueError("a mistake")) == 1
-    assert json.loads(report.read_text())["timestamp"] > 0
-
+@pytest.mark.filterwarnings("ignore:Unable to enable fault handler")  # as stderr is captured
 def test_ctrl_c_before_training_ends_a_shell_loop(monkeypatch, capsys):
     ended_by = []
     monkeypatch.setattr(config, "load", MagicMock(side_effect=KeyboardInterrupt))
@@ -484,9 +472,9 @@ def test_ctrl_c_before_training_ends_a_shell_loop(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted before training; run the same command again\n"
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(config, "load", lambda *_: int("a bug"))
-    monkeypatch.setattr(sys, "argv", ["script", "config/quickstart.py"])
-    for script in ("train.py", "sample.py"):
+    monkeypatch.setattr(config, "typed", lambda *_: int("a bug"))
+    monkeypatch.setattr(sys, "argv", ["script", "--seed=1"])
+    for script in ("train.py", "sample.py", "data/flip_flop.py"):
         with pytest.raises(ValueError, match="a bug"):
             runpy.run_path(script, run_name="__main__")
 
