@@ -26,7 +26,7 @@ import torch
 import checkpoint
 import config
 from data.shards import Split, locate
-from data.text import tokenizer
+from data.tokenizer import tokenizer
 from eval import figures, losses, results
 from model import GPT, PES, GPTConfig, check_choices, choose
 

@@ -31,21 +31,6 @@ AtLeast0 = Annotated[float, 0, math.inf]
 Below1 = Annotated[float, 0, 1]
 RANGES = {int: (0, INT_LIMIT), float: (-sys.float_info.max, math.inf)}
 
-NANOGPT = {  # keys that only nanoGPT has, and what to do instead
-    "always_save_checkpoint": "leave it out, because ckpt.pt is always saved",
-    "backend": "leave it out, because it is nccl on GPUs and gloo on CPUs",
-    "dataset": "use --data",
-    "decay_lr": "use --schedule=constant for no decay",
-    "eval_iters": "use --eval_batches",
-    "eval_only": "evaluate a run with python sample.py RUN --evaluate=val",
-    "gradient_accumulation_steps": "use --micro_batch; --batch_size is for a whole step",
-    "init_from": "a run directory is given without a flag: python sample.py out/...",
-    "lr_decay_iters": "use --max_iters, because the decay always ends there",
-    "out_dir": "a run directory is given without a flag: python sample.py out/...",
-    "start": 'use --prompt; for a file, --prompt="$(cat FILE)"',
-    "wandb_log": "use --wandb_project, which turns it on",
-}
-
 def load(cls, argv, **given):
     """Returns an instance of the dataclass cls from the words of a command line. `given` holds
     values that replace defaults, and that a config file and flags replace in turn. The field
@@ -91,27 +76,21 @@ def assignments(path):
     return {key: value for key, value in values.items()
             if key[0] != "_" and not inspect.ismodule(value)}
 
-def type_and_range(cls, key, where):
-    """Returns the type of a field, its smallest value and the first one beyond its range. The last
-    two are None if it is not a number. Raises ValueError if there is no such field."""
+def typed(cls, key, value, where):
+    """Returns the value, with the type of the field `key`. Text is read as a Python literal unless
+    the field is a str. Raises ValueError, which names `where`, if there is no such field, or if the
+    value has another type or is out of range."""
     types = {field.name: field.type for field in dataclasses.fields(cls)}
     if key not in types:
         near = difflib.get_close_matches(key, types, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "see --help"
-        raise ValueError(f"unknown key {key!r} in {where}; {NANOGPT.get(key, hint)}")
+        hint = f"did you mean {near[0]!r}? --help" if near else "--help"
+        raise ValueError(f"unknown key {key!r} in {where}; {hint} lists all keys")
     kind = types[key]
+    low, high = RANGES.get(kind, (None, None))
     if get_origin(kind) is Annotated:
-        return get_args(kind)
+        kind, low, high = get_args(kind)
     if get_origin(kind) is Literal:
         kind = str  # model.check_choices checks the choice
-    low, high = RANGES.get(kind, (None, None))
-    return kind, low, high
-
-def typed(cls, key, value, where):
-    """Returns the value, with the type of the field `key`. Text is read as a Python literal unless
-    the field is a str. Raises ValueError, which names `where`, if the value has another type or is
-    out of range."""
-    kind, low, high = type_and_range(cls, key, where)
     read = value
     try:
         if isinstance(value, str) and kind is bool:

@@ -6,7 +6,7 @@ Prints the commands that train the runs of the tables in a config file's docstri
 
 It reads the tables whose heading begins with `flags`, and no others. Each of their rows begins with
 flags, and the heading of a column may be a flag too. Each run is repeated for all seeds that the
-docstring names, unless the paragraph above the table says that the table has only one seed.
+docstring names.
 """
 import ast
 import itertools
@@ -21,17 +21,14 @@ import config
 def runs(docstring):
     """Yields the flags of each run as a list of words."""
     seeds = [[], *([word] for word in re.findall(r"--seed=\d+", docstring))]
-    above = ""
     for paragraph in docstring.split("\n\n"):
         lines = [line.split() for line in paragraph.splitlines() if line.strip()]
         if lines and lines[0][0] == "flags":
             heading, *rows = lines
             rows = [row for row in rows if row[0].startswith(("--", "(none:"))]
             columns = [[word] for word in heading if word.startswith("--")]
-            its_seeds = [[]] if "one seed" in above else seeds
-            for row, column, seed in itertools.product(rows, columns or [[]], its_seeds):
+            for row, column, seed in itertools.product(rows, columns or [[]], seeds):
                 yield [word for word in row if word.startswith("--")] + column + seed
-        above = paragraph
 
 def command(path, flags):
     """Returns the command that trains with a config file and these flags. The run directory has all
@@ -46,7 +43,8 @@ def command(path, flags):
         parts.append(pe)
     if seed:
         parts.append(f"seed{seed}")
-    out_dir = os.path.join("out", "_".join(parts))
+    name = "_".join(parts).replace("@", "_")  # sample.py gives @ a special meaning
+    out_dir = os.path.join("out", name)
     return shlex.join(["python", "train.py", path, *flags, f"--out_dir={out_dir}"])
 
 def main(argv):

@@ -16,8 +16,8 @@ CoPE Tables 2 and 8, Figure 6, Flip-Flop: wrong reads in percent, mean (deviatio
     --pe=cope_alibi --cope_slopes=geometric --cope_m0=0.0625  0.0 (0.0)         17.1 (1.5)
     --pe=cope_alibi --cope_slopes=learned                     0.0 (0.0)         11.4 (4.0)
 
-The other seeds are --seed=1338 and --seed=1339. The smaller models have one seed, and their cells
-are errors in distribution / OOD:
+The other seeds are --seed=1338 and --seed=1339. The cells of the smaller models, for which the
+paper has only one seed, are errors in distribution / OOD:
 
     flags                               --pe=learned   --pe=rope     --pe=cope
     --n_layer=2                         11.1 / 10.6    5.1 / 14.7    0.0 / 13.2

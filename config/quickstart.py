@@ -26,4 +26,3 @@ learning_rate = 2e-3
 warmup_iters = 40
 
 eval_interval = 400
-eval_batches = 64

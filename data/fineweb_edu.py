@@ -13,18 +13,17 @@ precedes each document.
 from data import command
 from data.text import hub, texts, write_documents
 
-SHARD_TOKENS = 100_000_000
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
     def corpus():
         documents = hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train",
                         streaming=True)
-        return {"val": texts(documents, limit)}
+        return {"all": texts(documents, limit)}
 
-    size = SHARD_TOKENS
+    size = 100_000_000
     if limit is not None:
         # a document has about 1000 tokens, so a trial fills about ten shards rather than only val
-        size = min(SHARD_TOKENS, 100 * limit)
+        size = min(size, 100 * limit)
     write_documents(folder, corpus, tokenizer, separator="before",
                     tokens={"val": size, "test": size, "train": None}, shard_tokens=size,
                     limit=limit)

@@ -31,7 +31,6 @@ import numpy as np
 from data import command, locate
 from data.shards import Writer
 from data.tokenizer import load_encoding, with_checksum
-from data.tokenizer import tokenizer as tokenizer  # for sample.py
 
 CORES = os.cpu_count() or 1
 PIECE = 1 << 18  # the characters of a file that are read and tokenized at a time

@@ -40,7 +40,8 @@ import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import CORES, hub, load_encoding, with_checksum
+from data.text import CORES, hub
+from data.tokenizer import load_encoding, with_checksum
 
 FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from data.text import tokenizer
+from data.tokenizer import tokenizer
 from eval import results
 from model import CARoPE, CoPE, PoPE, RoPE, choose, frequencies, overrides, scaled_dot_products
 
@@ -21,7 +21,7 @@ COLORS = {
     "relative": "#bcbd22", "t5": "#e377c2", "nope": "#7f7f7f", "learned": "#111111",
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
-LINES = ("-", "--", ":", "-.")  # styles of the first, second, ... curve of one colour
+STYLES = ("-", "--", ":", "-.")  # of the first, second, ... curve of one colour
 TEXTS = 10  # segments of the split over which a picture of attention is averaged
 SHORT = 256  # tokens of each segment, because a map of more could not be read
 TOKENS_PER_INCH = 10  # in a map that is labelled with its tokens
@@ -130,7 +130,7 @@ def draw_curves(ax, rows, x, y, metric):
         low = [min(seeds[value]) for value in at]
         high = [max(seeds[value]) for value in at]
         color = COLORS.get(pe, "#b0b0b0")  # grey for a method that the table lacks
-        style = LINES[drawn[color] % len(LINES)]
+        style = STYLES[drawn[color] % len(STYLES)]
         drawn[color] += 1
         ax.plot(at, mean, label=label, color=color, linestyle=style, marker=".")
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
@@ -168,10 +168,11 @@ def measure(model, idx, name):
     """Returns {layer: what the figure of this name shows of it}, averaged over the texts idx
     (B, T). Layers that have nothing to show are left out."""
     layers = {}
+    measure_layer, _ = FIGURES[name]
 
     def add(attn, args):
         x, pos, angles, _ = args
-        found = MEASURES[name](attn, x, *attn.encode(x, pos, angles, {}))
+        found = measure_layer(attn, x, *attn.encode(x, pos, angles, {}))
         if found is not None:
             i = attentions.index(attn)
             layers[i] = layers.get(i, 0) + found.cpu() / len(idx)
@@ -230,17 +231,13 @@ def position_weights(attn, x, *operands):
     if z is not None:
         return (z - z.nan_to_num(-math.inf).amax(-1, keepdim=True)).exp()
 
-MEASURES = {  # functions of an Attention, its input and the arguments of its `textbook`
-    "frequency": norms,
-    "rotation": learned_rotation,
-    "gates": gates,
-    "positions": position_weights,
-}
-TITLES = {
-    "frequency": "magnitude of q and k at each frequency, mean over heads",
-    "rotation": "PoPE's delta, or CARoPE's mean frequencies divided by those at the start",
-    "gates": "gates, how much of each key a query counts",
-    "positions": "attention from position alone, the largest weight of each query set to 1",
+FIGURES = {  # {name: (function of an Attention and the arguments of its `textbook`, title)}
+    "frequency": (norms, "magnitude of q and k at each frequency, mean over heads"),
+    "rotation": (learned_rotation,
+                 "PoPE's delta, or CARoPE's mean frequencies divided by those at the start"),
+    "gates": (gates, "gates, how much of each key a query counts"),
+    "positions": (position_weights,
+                  "attention from position alone, the largest weight of each query set to 1"),
 }
 MAPS = ("gates", "positions")  # the others are lines over frequencies
 
@@ -260,7 +257,7 @@ def draw_attention(run, name, layers, tokens, heads, path):
         figure = draw_lines(run, layers, [f"head {h + 1}" for h in range(run.model.cfg.n_head)])
         if "carope" in run.model.cfg.pe:
             figure.axes[0].set_yscale("log")  # of all panels, which share the axis
-    figure.suptitle(f"{run.name}: {TITLES[name]}", wrap=True)
+    figure.suptitle(f"{run.name}: {FIGURES[name][1]}", wrap=True)
     save(figure, path)
 
 def draw_lines(run, layers, names):
@@ -271,7 +268,7 @@ def draw_lines(run, layers, names):
         n = lines.size(1)
         periods = [2 * math.pi * run.model.cfg.base ** (c / n) for c in range(n)]
         for h, (line, name) in enumerate(zip(lines, names)):
-            style = LINES[h // 10 % len(LINES)]  # matplotlib has ten colours, C0 to C9
+            style = STYLES[h // 10 % len(STYLES)]  # matplotlib has ten colours, C0 to C9
             ax.plot(periods, line, color=f"C{h % 10}", linestyle=style, linewidth=1, label=name)
         ax.set(xlabel="period, tokens; dashed: as trained", xscale="log", title=f"layer {i + 1}")
         plain(ax, [run.trained])

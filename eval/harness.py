@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import make_table
 
-from data.text import tokenizer
+from data.tokenizer import tokenizer
 from eval import losses, results
 
 

@@ -105,7 +105,7 @@ def test_commands_of_a_config(path, capsys):
             build(cfg)
     assert len(directories) == len(lines)
     if path == "config/cope_flip_flop.py":
-        assert len(lines) == 10 * 3 + 7 * 3  # ten rows with three seeds; seven by three with one
+        assert len(lines) == (10 + 7 * 3) * 3  # ten rows, and seven by three, with three seeds
 
 def commands(text):
     """The commands of a text, (script, words): indented or fenced lines that start python."""
@@ -137,7 +137,7 @@ def test_documented_commands_parse(path):
             cfg = train.read_config(words)
             name, _, text = cfg.data.partition("@")
             if os.sep not in name and name != "input":  # neither of these names a script
-                options(importlib.import_module(f"data.{name}").prepare, text)
+                options(importlib.import_module(f"data.{name}").prepare, text.split(","))
             build(cfg)
         if script == "sample.py":
             config.load(SampleConfig, [word for word in words if word.startswith("--")])

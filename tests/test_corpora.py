@@ -22,7 +22,8 @@ from conftest import contents, one_line
 
 from data import text as text_corpora
 from data.shards import Split
-from data.text import load_encoding, tokenizer, write_documents
+from data.text import write_documents
+from data.tokenizer import load_encoding, tokenizer
 
 
 def document(i):

@@ -17,7 +17,7 @@ from conftest import contents, one_line
 
 from data import flip_flop, prepare_if_missing, stdlib
 from data.shards import Split, Writer
-from data.text import tokenizer
+from data.tokenizer import tokenizer
 
 ROOT = Path(__file__).parent.parent
 LARGEST_CHUNK = 90  # the most tokens or rows that the fixture `drawn` writes at a time

@@ -17,7 +17,7 @@ from conftest import contents, one_line
 
 from data import human_genome, jsb, maestro, wordcount
 from data.shards import Split
-from data.text import tokenizer
+from data.tokenizer import tokenizer
 
 
 def decoded(folder, split):
