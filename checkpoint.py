@@ -97,13 +97,10 @@ def model_config(checkpoint, **changes):
     was saved get their defaults."""
     names = {field.name for field in fields(GPTConfig)}
     options = {name: value for name, value in checkpoint["config"].items() if name in names}
-    options.update(changes)
-    return GPTConfig(**options)
-
-def trained_length(checkpoint):
-    """Returns the length at which a run was first trained. YaRN needs it, and block_size no longer
-    gives it once that is changed."""
-    return checkpoint["config"].get("rope_trained") or checkpoint["config"]["block_size"]
+    cfg = GPTConfig(**{**options, **changes})
+    if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
+        cfg.rope_trained = options["block_size"]  # the changes may have another one
+    return cfg
 
 def load_weights(model, checkpoint, run):
     """Copies the weights of checkpoint, which was read from run, into the model. Raises ValueError

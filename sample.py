@@ -252,7 +252,7 @@ class Run:
     is a run directory, or "directory@key=value,...", which changes options of the model."""
     def __init__(self, name, data="", device="auto"):
         self.name = name
-        self.folder, options = results.split_options(name)
+        self.folder, self.options = results.split_options(name)
         self.device = checkpoint.pick_device(device)
         saved = checkpoint.read(self.folder, self.device)
         self.config = saved["config"]
@@ -262,7 +262,7 @@ class Run:
         row_length = self.meta["row_length"].get("train")
         # tokens per sequence in training; the last token of a row is only a target
         self.trained = row_length - 1 if row_length else self.config["block_size"]
-        self.model = load_model(saved, self.folder, options).to(self.device).eval()
+        self.model = load_model(saved, self.folder, self.options).to(self.device).eval()
 
     def split(self, name):
         """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's, or if
@@ -297,9 +297,8 @@ def load_model(saved, folder, options):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         given[key] = config.typed(GPTConfig, key, text, option)
-    changes = {"rope_trained": checkpoint.trained_length(saved), **given}
     try:
-        model = GPT(checkpoint.model_config(saved, **changes))
+        model = GPT(checkpoint.model_config(saved, **given))
     except ValueError as error:  # such as a method that model.py no longer has
         raise ValueError(f"{folder}: {error}") from error
     for key in given:
@@ -315,3 +314,5 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except (ValueError, ImportError, OSError, MemoryError, RuntimeError) as error:
         sys.exit(config.last_line(error))
+    except KeyboardInterrupt:
+        config.end_by_ctrl_c("stopped; what was measured before is saved")

@@ -220,9 +220,10 @@ def read_config(argv):
         run = cfg.init_from
         if cfg.resume and cfg.out_dir and checkpoint.exists(cfg.out_dir):
             run = cfg.out_dir  # which has the same options, and the origin may be gone by now
-        saved = checkpoint.read(run)
-        origin = model_config(saved, rope_trained=checkpoint.trained_length(saved))
+        origin = model_config(checkpoint.read(run))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
+        if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
+            cfg.rope_trained = origin.block_size  # the command may have another one
     check(cfg)
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
         raise ValueError(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
@@ -395,11 +396,10 @@ def load_run(cfg, model, optimizer, train, processes):
     return state
 
 def check_same_run(cfg, saved, train):
-    """Raises ValueError if the checkpoint has a different model, different batches or data. The
+    """Raises ValueError if the checkpoint has another origin, model, data set or other batches. The
     folder of the data may have been moved, but its name must be the same."""
-    fixed = asdict(model_config(saved))
-    for key in ("batch_size", "seed"):
-        fixed[key] = saved["config"][key]
+    fixed = {key: saved["config"][key] for key in ("init_from", "batch_size", "seed")}
+    fixed.update(asdict(model_config(saved)))
     for key, saved_value in fixed.items():
         value = getattr(cfg, key)
         if value != saved_value:
@@ -586,6 +586,4 @@ if __name__ == "__main__":
             line = f"out of memory ({line}); try a smaller --micro_batch or model"
         sys.exit(line)
     except KeyboardInterrupt:
-        print("interrupted before training; run the same command again", file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)  # so that a shell loop ends too
+        config.end_by_ctrl_c("stopped before training; give the same command again")

@@ -19,6 +19,7 @@ import math
 import os
 import re
 import runpy
+import signal
 import sys
 import traceback
 from typing import Annotated, Literal, get_args, get_origin
@@ -63,11 +64,11 @@ def assignments(path):
     """Returns {name: value} of what a config file assigns. Modules that it imports, and names that
     begin with _, are left out."""
     if not os.path.isfile(path) or not path.endswith(".py"):
-        here = os.path.dirname(os.path.abspath(__file__))
-        files = [f"config/{name}" for name in sorted(glob.glob("[a-z]*.py", root_dir=here))]
-        near = difflib.get_close_matches(path, files, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(files)}"
-        raise ValueError(f"there is no config file {path!r}; {hint}")
+        here = os.path.relpath(os.path.dirname(__file__))
+        names = sorted(glob.glob("[a-z]*.py", root_dir=here))
+        near = difflib.get_close_matches(os.path.basename(path), names, 1) or names
+        files = ", ".join(os.path.join(here, name) for name in near)
+        raise ValueError(f"there is no config file {path!r}; choose {files}")
     try:
         values = runpy.run_path(path)
     except Exception as error:  # whatever is wrong in it
@@ -142,6 +143,13 @@ def last_line(error):
     if isinstance(error, ModuleNotFoundError):
         line += f"; try pip install {error.name}"
     return line
+
+def end_by_ctrl_c(line):
+    """Prints the line and ends the process as an unhandled Ctrl-C does, which ends a shell loop
+    too."""
+    print(f"\n{line}", file=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)
 
 def is_bug(error):
     """Returns whether no `raise` of this project explains the error. A ValueError may also come

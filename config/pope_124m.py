@@ -25,7 +25,7 @@ The later version also fine-tunes two models at 4096 tokens, RoPE with YaRN and 
 
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
         --init_from=out/pope_124m_rope --out_dir=out/pope_124m_yarn \
-        --pe=rope --rope_scaling=yarn --rope_factor=4 --rope_trained=1024 --block_size=4096 \
+        --pe=rope --rope_scaling=yarn --rope_factor=4 --block_size=4096 \
         --micro_batch=4 --max_iters=500 --warmup_iters=20 --learning_rate=6e-5 --schedule=constant
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
         --init_from=out/pope_124m_pope --out_dir=out/pope_124m_tuned --block_size=4096 \

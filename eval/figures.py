@@ -265,8 +265,10 @@ def draw_lines(run, layers, names):
     each frequency, which for CARoPE is that at initialisation."""
     figure, axes = panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
-        n = lines.size(1)
-        periods = [2 * math.pi * run.model.cfg.base ** (c / n) for c in range(n)]
+        theta = frequencies(run.model.cfg.base, lines.size(1), lines)
+        if "rope" in run.model.first_instance:  # rope_scaling changes them
+            theta = run.model.first_instance["rope"].theta(lines)
+        periods = (2 * math.pi / theta).tolist()
         for h, (line, name) in enumerate(zip(lines, names)):
             style = STYLES[h // 10 % len(STYLES)]  # matplotlib has ten colours, C0 to C9
             ax.plot(periods, line, color=f"C{h % 10}", linestyle=style, linewidth=1, label=name)

@@ -58,7 +58,7 @@ def evaluate(runs, names):
     for run in runs:
         for split in splits[run]:
             length = run.length(split)
-            row = {"split": split.split, "length": length}
+            row = {"split": split.split, "length": length, "data": split.meta["checksum"]}
             if length <= run.model.limit:
                 sums = 0
                 for starts in batches(split.windows(length), lambda start: length):
@@ -84,7 +84,8 @@ def extrapolate(runs, multiples, name, tokens):
             tiles = [(begin, min(begin + length, stop))  # the last of a stretch may be shorter
                      for start, stop in texts[run] for begin in range(start, stop, length)]
             window_loss = tiled_loss(run, splits[run], tiles, run.trained, known)
-            row = {"split": f"{name} {multiple:g}x", "length": length}
+            row = {"split": f"{name} {multiple:g}x", "length": length,
+                   "data": splits[run].meta["checksum"]}
             if length <= run.model.limit:
                 row["loss"] = tiled_loss(run, splits[run], tiles, length, dict(known))
                 row["ppl"] = perplexity(row["loss"])

@@ -46,10 +46,11 @@ def append(run, row):
     for metric, value in row.items():
         if isinstance(value, float):
             lines += json.dumps({
-                "run": run.name, "config": run.config["config"], "pe": run.model.cfg.pe,
-                "seed": run.config["seed"], "split": split, "trained": run.trained,
-                "length": row["length"], "metric": metric, "value": value, "steps": run.step,
-                "commit": code, "torch": torch.__version__, "machine": machine,
+                "run": run.folder, "options": run.options, "config": run.config["config"],
+                "pe": run.model.cfg.pe, "seed": run.config["seed"], "split": split,
+                "data": row.get("data"), "trained": run.trained, "length": row["length"],
+                "metric": metric, "value": value, "steps": run.step, "commit": code,
+                "torch": torch.__version__, "machine": machine,
             }) + "\n"
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         size = file.seek(0, os.SEEK_END)
@@ -90,6 +91,8 @@ def records(folder, name):
         return found
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
+            if line == b"\n":  # two processes have appended at the same time
+                continue
             try:
                 found.append(json.loads(line))
             except ValueError:
@@ -122,19 +125,19 @@ def training(folders):
     return found
 
 def latest(folders):
-    """Returns the lines of each run's results.jsonl that were measured at the same step as its last
-    line. If a number was measured twice, the later one counts. A run without results is left out,
-    and a line on stderr says so. Raises ValueError if no run has any."""
+    """Returns the lines of each run's results.jsonl that were measured at its latest step. If a
+    number was measured twice, the later one counts. A run without results is left out, and a line
+    on stderr says so. Raises ValueError if no run has any."""
     found = {}
     for folder in folders:
         lines = records(folder, "results.jsonl")
         if not lines:
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
+        last_step = max((line["steps"] for line in lines), default=0)
         for line in lines:
-            _, options = split_options(line["run"])
             # the run may have been measured under another path
-            line["run"] = f"{folder}@{options}" if options else folder
-            if line["steps"] == lines[-1]["steps"]:
+            line["run"] = f"{folder}@{line['options']}" if line["options"] else folder
+            if line["steps"] == last_step:
                 found[line["run"], line["split"], line["length"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "
@@ -145,7 +148,8 @@ def latest(folders):
 
 def print_tables(lines):
     """Prints a Markdown table for each config and metric. Runs that differ only in their seed share
-    a row, and each split has a column."""
+    a row, and each split has a column. Raises ValueError for a cell of numbers from data that
+    differ."""
     tables = {}
     for line in lines:
         tables.setdefault((line["config"], line["metric"]), []).append(line)
@@ -162,7 +166,11 @@ def print_tables(lines):
             runs = {line["run"] for line in row}
             cells = [label, str(len({line["seed"] for line in row}))]
             for split in splits:
-                values = [line["value"] for line in row if line["split"] == split]
+                here = [line for line in row if line["split"] == split]
+                if len({line["data"] for line in here}) > 1:
+                    raise ValueError(f"the data of {split!r} differ between the runs of {label}; "
+                                     "report them apart")
+                values = [line["value"] for line in here]
                 cells.append(spread(values))
                 if 0 < len(values) < len(runs):  # some of the runs were not evaluated here
                     cells[-1] += f" [{len(values)} of {len(runs)} runs]"

@@ -26,11 +26,11 @@ MISTAKES = [
     ("train.py --compile", ["'--compile' has no value; write --compile=VALUE"]),
     ("train.py --n_layer=1.5", ["n_layer='1.5' in --n_layer=1.5 is not of type int"]),
     ("train.py --batch_size=0", ["batch_size=0 in --batch_size=0", "use 1 <= batch_size < 9"]),
-    ("train.py quickstart", ["no config file 'quickstart'", "mean config/quickstart.py?"]),
+    ("train.py quickstart", ["no config file 'quickstart'", "choose ", "config/quickstart.py"]),
     ("train.py {broken}", ["{broken} cannot be read (NameError: ", "correct the file"]),
     ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; did you mean"]),
     ("config/__main__.py", ["name one config file", "see --help"]),
-    ("config/__main__.py quickstart", ["mean config/quickstart.py?"]),
+    ("config/__main__.py quickstart", ["choose ", "config/quickstart.py"]),
     ("config/__main__.py {wrong_key}", ["{wrong_key} has no table with a heading `flags`"]),
     # training
     ("train.py --dropout=1.5", ["dropout=1.5 must be a fraction; use 0 <= dropout < 1"]),

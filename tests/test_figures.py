@@ -1,8 +1,10 @@
 """Tests eval/figures.py: its numbers against float64 loops, and its pictures against the numbers.
 """
+import math
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import oracles
@@ -64,6 +66,16 @@ def test_norms(options, layers, monkeypatch):
             else:
                 want = np.log(1 + np.exp(y))
             assert got[i][side].numpy() == pytest.approx(want.mean(0), rel=1e-4)
+
+def test_periods():
+    """The axis shows the periods of the model's frequencies, which rope_scaling changes."""
+    pytest.importorskip("matplotlib")
+    for options, factor in ((dict(pe="pope"), 1), (dict(pe="rope"), 1),
+                            (dict(pe="rope", rope_scaling="linear", rope_factor=4), 4)):
+        run = SimpleNamespace(model=small(**options, base=100)[0], trained=16)
+        figure = figures.draw_lines(run, {0: torch.ones(2, 4)}, ("queries", "keys"))
+        want = [2 * math.pi * factor * 100 ** (c / 4) for c in range(4)]
+        assert figure.axes[0].lines[0].get_xdata() == pytest.approx(want)
 
 @torch.no_grad()
 @pytest.mark.parametrize("options, layers", [

@@ -56,9 +56,10 @@ def tokens_of(folder, split, *shape):
 
 def numbers(run, metric="loss"):
     """Returns {the last word of the split: its last measurement}."""
-    lines = results.records(results.split_options(str(run))[0], "results.jsonl")
-    return {line["split"].split()[-1]: line["value"] for line in lines
-            if line["run"] == str(run) and line["metric"] == metric}
+    folder, options = results.split_options(str(run))
+    return {line["split"].split()[-1]: line["value"]
+            for line in results.records(folder, "results.jsonl")
+            if line["options"] == options and line["metric"] == metric}
 
 # losses
 
@@ -224,14 +225,14 @@ def test_report(tmp_path, monkeypatch, capsys):
     for folder, options, seed, *values in (
         ("x_pope", "", 1, 99, 99), ("x_pope", "", 1, 1, 2), ("x_pope_seed2", "", 2, 2, 3),
         ("x_pope_seed3", "", 3, 6), ("x_rope", "", 1, 0.5, 1.5),
-        ("x_rope", "@rope_factor=2", 1, 3, 4),
+        ("x_rope", "rope_factor=2", 1, 3, 4),
     ):
         os.makedirs(f"out/{folder}", exist_ok=True)
         with open(f"out/{folder}/results.jsonl", "a") as file:
             for n, value in enumerate(values, 1):
-                line = dict(run=f"elsewhere/{folder}{options}", config="config/x.py", seed=seed,
-                            pe=folder[2:6], split=f"val {n}x", trained=8, length=8 * n, steps=9,
-                            metric="loss", value=value)
+                line = dict(run=f"elsewhere/{folder}", options=options, config="config/x.py",
+                            seed=seed, pe=folder[2:6], split=f"val {n}x", data=1, trained=8,
+                            length=8 * n, steps=9, metric="loss", value=value)
                 file.write(json.dumps(line) + "\n")
     os.mkdir("out/z_new")
     sample.main([*sorted(glob.glob("out/*")), "./out/x_rope", "--report=new/r"])
@@ -254,6 +255,12 @@ def test_report(tmp_path, monkeypatch, capsys):
         ("rope (rope_factor=2)", colors["rope"], "--", [[8, 3], [16, 4]])]
     band = set(map(tuple, ax.collections[0].get_paths()[0].vertices.tolist()))
     assert band >= {(8, 1), (8, 6), (16, 2), (16, 3)}
+
+def test_seeds_that_were_measured_on_different_data():
+    line = dict(config="x", metric="loss", pe="pope", steps=9, split="val", value=1.0)
+    lines = [dict(line, run=f"out/x_pope_seed{seed}", seed=seed, data=seed) for seed in (1, 2)]
+    with pytest.raises(ValueError, match="the data of 'val' differ between the runs of pope"):
+        results.print_tables(lines)
 
 def test_runs_of_one_name_that_differ_in_more_than_their_seed():
     rows = [dict(run=f"out/x_pope{seed}", pe="pope", steps=steps)

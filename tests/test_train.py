@@ -379,19 +379,32 @@ def test_learning_rate_schedules():
 
 def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     """From step 0. It takes the model's options, unless they are given, and no others. The length
-    that the model was trained at, which YaRN asks for, is not the new one. Once there is a
-    checkpoint, the origin may go."""
+    Once there is a checkpoint, the origin may go."""
     first = run(stream, tmp_path / "a", "--max_iters=3")
     words = [f"--data={stream}", f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'b'}",
              "--block_size=24", "--device=cpu", "--eval_batches=1"]
     train.main([*words, "--max_iters=0"])
     tuned = read(str(tmp_path / "b"))
-    keys = "pe", "block_size", "rope_trained", "dropout", "batch_size"
-    assert [tuned["config"][key] for key in keys] == ["pope", 24, 16, 0.1, 16]
+    keys = "pe", "block_size", "dropout", "batch_size"
+    assert [tuned["config"][key] for key in keys] == ["pope", 24, 0.1, 16]
     assert same(first, tuned) and tuned["step"] == 0
     shutil.rmtree(tmp_path / "a")
     train.main([*words, "--max_iters=1", "--resume=True"])
     assert read(str(tmp_path / "b"))["step"] == 1
+    with pytest.raises(ValueError, match="was trained with init_from=.*, not 'c'"):
+        train.main([*words, "--init_from=c", "--max_iters=2", "--resume=True"])
+
+def test_yarn_knows_the_length_of_the_training_before(stream, tmp_path):
+    """That is the length of the run that it starts from, or the one which that run knew if it used
+    YaRN too."""
+    run(stream, tmp_path / "0", "--pe=rope", "--max_iters=1")
+    yarn = ["--rope_scaling=yarn", "--rope_factor=2"]
+    for n, (length, flags, trained) in enumerate([(24, [], 0), (32, yarn, 24), (48, yarn, 24)]):
+        words = [f"--data={stream}", f"--init_from={tmp_path / str(n)}", f"--block_size={length}",
+                 f"--out_dir={tmp_path / str(n + 1)}", *flags, "--device=cpu", "--eval_batches=1"]
+        for steps in (1, 2):
+            train.main([*words, f"--max_iters={steps}", "--resume=True"])
+        assert read(str(tmp_path / str(n + 1)))["config"]["rope_trained"] == trained
 
 def test_runs_have_directories_of_their_own(stream, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -469,7 +482,7 @@ def test_ctrl_c_before_training_ends_a_shell_loop(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "config/quickstart.py"])
     runpy.run_path("train.py", run_name="__main__")
     assert ended_by == [signal.SIGINT] and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-    assert capsys.readouterr().err == "interrupted before training; run the same command again\n"
+    assert capsys.readouterr().err == "\nstopped before training; give the same command again\n"
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(config, "typed", lambda *_: int("a bug"))
