@@ -76,7 +76,7 @@ class TrainConfig(GPTConfig):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if a CUDA GPU has it
     compile: bool = False  # torch.compile: slow to start, fast steps
-    kernels: Literal["auto", "off"] = "auto"  # auto: Triton in each layer that a kernel supports
+    kernels: Literal["auto", "off"] = "off"  # auto: Triton in each layer that a kernel supports
     wandb_project: str = ""  # also log to this Weights & Biases project
 
 def main(argv):
