@@ -498,8 +498,8 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
             dprob = matmul(do_tile, tl.trans(v_tile))  # (M, DV) x (DV, N) -> (M, N)
             dprob *= dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
             if part == PLAIN or not COUNTS:
-                ds = tl.exp2(s + plain_offset[:, None]) * (dprob - row_do_o[:, None])
-                ds = mask_future(ds, causal, part == MASKED)
+                prob = mask_future(tl.exp2(s + plain_offset[:, None]), causal, part == MASKED)
+                ds = prob * (dprob - row_do_o[:, None])
                 if COUNTS:
                     lower_left += tl.sum(ds, 1)  # w = 0, so upper does not grow, and dp is 0
             else:
