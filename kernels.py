@@ -155,13 +155,10 @@ def load(x, bh, H, rows, T, WIDTH, EDGE=True):
     and it is 0 outside the tensor. EDGE says that some rows may lie past T."""
     cols = tl.arange(0, triton.next_power_of_2(WIDTH))
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
+    mask = (cols < WIDTH)[None, :]
     if EDGE:
-        tile = tl.load(at, mask=(rows < T)[:, None] & (cols < WIDTH)[None, :], other=0.0)
-    elif WIDTH < triton.next_power_of_2(WIDTH):
-        tile = tl.load(at, mask=(cols < WIDTH)[None, :], other=0.0)
-    else:
-        tile = tl.load(at)
-    return tile
+        mask &= (rows < T)[:, None]
+    return tl.load(at, mask=mask, other=0.0)
 
 @triton.jit
 def store(x, bh, H, rows, tile, T, WIDTH):
