@@ -162,13 +162,10 @@ def load(x, bh, H, rows, T, WIDTH, EDGE=True):
     and it is 0 outside the tensor. EDGE says that some rows may lie past T."""
     cols = tl.arange(0, triton.next_power_of_2(WIDTH))
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
+    mask = (cols < WIDTH)[None, :]
     if EDGE:
-        tile = tl.load(at, mask=(rows < T)[:, None] & (cols < WIDTH)[None, :], other=0.0)
-    elif WIDTH < triton.next_power_of_2(WIDTH):
-        tile = tl.load(at, mask=(cols < WIDTH)[None, :], other=0.0)
-    else:
-        tile = tl.load(at)
-    return tile
+        mask &= (rows < T)[:, None]
+    return tl.load(at, mask=mask, other=0.0)
 
 @triton.jit
 def store(x, bh, H, rows, tile, T, WIDTH):
@@ -505,8 +502,8 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
             dprob = matmul(do_tile, tl.trans(v_tile))  # (M, DV) x (DV, N) -> (M, N)
             dprob *= dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
             if part == PLAIN or not COUNTS:
-                ds = tl.exp2(s + plain_offset[:, None]) * (dprob - row_do_o[:, None])
-                ds = mask_future(ds, causal, part == MASKED)
+                prob = mask_future(tl.exp2(s + plain_offset[:, None]), causal, part == MASKED)
+                ds = prob * (dprob - row_do_o[:, None])
                 if COUNTS:
                     lower_left += tl.sum(ds, 1)  # w = 0, so upper does not grow, and dp is 0
             else:
@@ -837,8 +834,12 @@ def differentiate(ctx, grads):
 
 forward_op.register_autograd(differentiate, setup_context=save_inputs)
 
-def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
-    """Raises ValueError if the tensors do not fit together, or are too large for the kernels."""
+def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
+    """Raises ValueError if the arguments do not fit together, or the kernels cannot take them."""
+    if INTERPRET and q.dtype == torch.bfloat16:
+        raise ValueError("Triton's interpreter computes bfloat16 wrongly; use float16 or float32")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout} must be a fraction; use 0 <= dropout < 1")
     B, H, T, D = q.shape
     d = v.size(-1)
     npos = 0 if z is None else z.size(-1)
@@ -858,8 +859,7 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
     if missing and (gate_q is not None or gate_k is not None):
         raise ValueError(f"gates with logits of their own need {' and '.join(missing)} as well")
     if B * H > 65535:
-        raise ValueError(f"{B} sequences of {H} heads are more than the 65535 heads that a launch "
-                         "can hold; use fewer sequences at a time")
+        raise ValueError(f"{B} sequences of {H} heads exceed 65535 heads per launch; use fewer")
     # Offsets into a head must stay below 2^31 in the inputs, in o and the gradients (which hold the
     # heads of a token side by side), in run_ends and in the tables of carried sums
     steps = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None] + [D * H]
@@ -880,7 +880,7 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
     dropout   the fraction of attention weights that are set to 0, drawn anew by every call"""
     if z is not None:
         z = z.to(q.dtype)
-    check(q, k, v, key_bias, z, gate_q, gate_k)
+    check(q, k, v, key_bias, z, gate_q, gate_k, dropout)
     if key_bias is not None:
         key_bias = key_bias.contiguous()
     # PyTorch's generator draws the seed, so that torch.manual_seed makes dropout reproducible

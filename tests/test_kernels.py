@@ -234,9 +234,8 @@ def check_case(case, dtype, device="cpu"):
     Its error may be a multiple of that of dense attention, whose gates are not rounded."""
     torch.manual_seed(700 + list(CASES).index(case))
     x, slope, do = inputs(**CASES[case], dtype=dtype, device=device)
-    T = do.size(2)
     mine = results(partial(kernel, slope=slope), x, do)
-    if T < 100 or device != "cpu":
+    if do.size(2) < 100 or device != "cpu":
         assert same(mine, results(partial(kernel, slope=slope), x, do)), "it gave other bits"
     dense = results(partial(equation, slope=slope), x, do)
     exact = results(partial(equation, slope=slope), double(x), do)
@@ -476,9 +475,8 @@ def check_rank(rank, world, meeting_point):
 
 @needs_triton
 def test_accumulation_in_a_compiled_model_under_ddp(tmp_path):
-    meeting_point = str(tmp_path / "meeting_point")
     with interpreters(2) as executor:
-        ranks = [executor.submit(check_rank, rank, 2, meeting_point) for rank in range(2)]
+        ranks = [executor.submit(check_rank, rank, 2, tmp_path / "meeting") for rank in range(2)]
         for rank in ranks:
             rank.result()
 
@@ -621,11 +619,13 @@ def meta(T=9, d=32, B=1, H=2, stride=None):
     ("own need z as well", {}, dict(gate_q=meta(), gate_k=meta())),
     ("width 130;", dict(d=130), {}),
     ("32768 sequences of 2 heads", dict(B=32768), {}),
-    # offsets of more than 32 bits, in q and in run_ends
+    ("bfloat16 wrongly", {}, dict(q=meta().bfloat16())),
+    ("^dropout=1.0 must", {}, dict(dropout=1.0)),
     ("^2097152 tokens", dict(T=2**21, stride=1024), {}),
     ("^1000 tokens", dict(T=1000), dict(z=meta(T=1000, d=2**21)))])
-def test_errors_of_arguments(words, x, changed):
-    """Each message is one line. Offsets of more than 32 bits would read other tensors' memory."""
+def test_errors_of_arguments(words, x, changed, monkeypatch):
+    """Each message is one line. Offsets over 32 bits, in q or run_ends, would leave the tensor."""
+    monkeypatch.setattr(kernels, "INTERPRET", True)
     arguments = dict(q=meta(**x), k=meta(**x), v=meta(**x))
     with pytest.raises(ValueError, match=words) as error:
         kernels.attention(**arguments | changed)
