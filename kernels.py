@@ -30,31 +30,29 @@ a row sum of dS, which would be 0 in exact arithmetic. But O is stored in 16 bit
 not quite 0, and FoX adds up these errors over all tokens from a gate onwards. With the second sum,
 the error of a row reaches a gate only in proportion to the weight that the row gives to keys before
 that gate, which forgetting makes small. In bfloat16 with T = 1024 and gates near 1/2, the gradient
-of the gates is off by 0.2%, and by 2 to 13% without the second sum. (CoPE, which adds up dS along
-the row, also stores what rounding removed from O.)
+of the gates is off by 0.2%, and by 2 to 13% without the second sum.
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + a), where the bias a depends on how
-many of the keys j to i the query counts. z_i = q_i e has the biases at the npos integer positions,
-from a learned table e (d, npos).
+many of the keys j to i the query counts, and z_i = q_i e holds it at integer positions.
 
     g_ij = sigmoid(S_ij)                      the gate, of S without bias, or gate_q.gate_k/sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     a_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
 In the backward pass, dS is the gradient of S + a. The slope of a is z_i[c + 1] - z_i[c], or 0 where
-p is clamped or an integer, where Listing 1 reads z_i[p] alone. A gate g_ij is a term of p_it for
+p is clamped, or an integer, where Listing 1 reads only z_i[p]. A gate g_ij is a term of p_it for
 all t <= j, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
     dS'_ij = dS_ij + dg_ij g_ij (1 - g_ij)    the gradient of S, of which dQ and dK are made
 
-The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column
-c - 1. That needs no scatter-add. Along a row, p never rises from left to right, so the keys of
-column c are neighbours. Call them run c. p falls by at most 1 from one key to the next, so no
-column is skipped, and run c begins where run c + 1 ends. Let lower and upper be the running sums,
-from the left, of dS (1 - w) and of dS w. Let lower[c] and upper[c] be their values at the last key
-of run c, or 0 for columns above that of the leftmost run. Then
+The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column c -
+1. Along a row, p never rises from left to right, so the keys of column c are neighbours. Call them
+run c. p falls by at most 1 from one key to the next, so no column is skipped, and run c begins
+where run c + 1 ends. Let lower and upper be the running sums, from the left, of dS (1 - w) and of
+dS w. Let lower[c] and upper[c] be their values at the last key of run c, or 0 for columns above
+that of the leftmost run. Then
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
@@ -93,11 +91,10 @@ stores the 1.75 and the dp_left of 0 for attention_backward_kv, which sees only 
 Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz. Run 0 ends at the query
 itself, and its end is stored after the walk.
 
-Three parts. Once all rows of a tile of queries have counted to npos - 1, which is checked at the
-end of the mask and then after every second tile of keys, the keys further left all have the bias
-z_i[npos - 1], and there CoPE is plain attention. Without CoPE, nothing is counted, and everything
-left of the mask is plain. These are the keys that the tile of queries i0 .. i0 + M - 1 sees, and
-the walks over them, in this order:
+Three parts. Once all rows of a tile of M queries have counted to npos - 1, the keys further left
+all have the bias z_i[npos - 1], and there CoPE is plain attention. Without CoPE, nothing is
+counted, and everything left of the mask is plain. A tile that begins with query i0 sees these keys,
+and the passes walk over them as the arrows show:
 
      key 0                                       key i0        i0 + M
        +--------------------+----------------------+-------------+
@@ -120,14 +117,11 @@ tile of queries stopped counting at a key of its own, so counted and plain tiles
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, because
-sums of such units are exact in any order. (Two passes may still round one gate differently, if its
-logit differs in the last bit.) Gradients ignore the rounding. With T = 1024, npos = 64 and a z of
-standard deviation 8, it changes o by 0.7%, dz by 1.2% and the gates' gradients by 4 to 15%. PyTorch
-in bfloat16, with gates summed in float32, costs 4 to 5%, 7 to 8% and 27 to 38%. All these errors
-shrink with z. The kernels do not decode; model.py does that, with exact gates.
+sums of such units are exact in any order. Gradients ignore the rounding. With T = 1024, npos = 64
+and a z of standard deviation 8, it changes o by 0.7%, dz by 1.2% and the gates' gradients by 4 to
+15%. PyTorch in bfloat16, with gates summed in float32, costs 4 to 5%, 7 to 8% and 27 to 38%.
 
-No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet;
-remarks on registers and instructions come from the compiler's output.
+No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
 import functools
 import math
@@ -205,30 +199,30 @@ def dropout(seed, bh, i, j, DROPOUT):
     factor = 1.0
     if DROPOUT > 0:
         seed_bits = tl.load(seed)
-        head = mix(seed_bits.to(tl.uint32) ^ bh.to(tl.uint32))
-        query = mix(head + i.to(tl.uint32))
-        key = mix((seed_bits >> 32).to(tl.uint32) + j.to(tl.uint32))
-        dropped = mix(query ^ key) < tl.cast(DROPOUT * 4294967296.0, tl.uint32)  # 2^32
+        head_hash = mix(seed_bits.to(tl.uint32) ^ bh.to(tl.uint32))
+        query_hash = mix(head_hash ^ mix(i.to(tl.uint32)))
+        key_hash = mix((seed_bits >> 32).to(tl.uint32) + j.to(tl.uint32))
+        dropped = mix(query_hash ^ key_hash) < tl.cast(DROPOUT * 4294967296.0, tl.uint32)  # 2^32
         factor = tl.where(dropped, 0.0, 1 / (1 - DROPOUT))
     return factor
 
 @triton.jit
-def online_softmax(s, scale, v, kept, row_max, weight_sum, acc):
+def online_softmax(s, scale, v, factor, row_max, weight_sum, acc):
     """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, weight_sum (M,), and
-    of weighted values, acc (M, DV), relative to 2^row_max. kept, from dropout, scales only acc."""
+    of weighted values, acc (M, DV), relative to 2^row_max. Dropout's factor scales only acc."""
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
-    prob = tl.exp2(s * scale - new_max[:, None])
+    weights = tl.exp2(s * scale - new_max[:, None])
     shrink = tl.exp2(row_max - new_max)
-    weight_sum = weight_sum * shrink + tl.sum(prob, 1)
-    acc = matmul((prob * kept).to(v.dtype), v, acc * shrink[:, None])  # (M, N) x (N, DV)
+    weight_sum = weight_sum * shrink + tl.sum(weights, 1)
+    acc = matmul((weights * factor).to(v.dtype), v, acc * shrink[:, None])  # (M, N) x (N, DV)
     return new_max, weight_sum, acc
 
 # --- how CoPE counts ------------------------------------------------------------------------------
 # Positions are integers, in units of 1/2048. z_pairs (B, H, T, npos) packs z[c] and z[c + 1] into
 # one word of 32 bits, so that a look-up is one load
 
-PLAIN, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # the parts of the pictures
-BITS = constexpr(11)  # of a position's fraction: the most that leave every gate exact in float16
+PLAIN, COUNTED, MASKED = constexpr(0), constexpr(1), constexpr(2)  # the parts of the pictures above
+BITS = constexpr(11)  # of a position's fraction; with more, float16 could not hold every gate
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
 MAGIC = constexpr(2.0**23)  # a float32 of this size has no bits for a fraction, so adding it rounds
 MAGIC_BITS = constexpr(0x4B000000)  # the bits of 2^23; those of 2^23 + x are MAGIC_BITS + x
@@ -260,9 +254,8 @@ def triangle(N, DTYPE):
 
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
-    """Returns the running sums of x (M, N) along the keys, and where those of the next tile start.
-    left (M,) is the sum over the tiles to the left. It stays in float32, because in 16 bits
-    the errors would build up from tile to tile."""
+    """Returns the running sums of x (M, N) along the keys, and `left` for the next tile. left (M,),
+    the sum over the tiles to the left, is in float32, because errors of 16 bits would build up."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -317,41 +310,41 @@ def look_up(z_pairs, row, p, NPOS, ZTYPE):
 @triton.jit
 def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
     """Stores dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c]), COLUMNS at a time. The
-    leftmost run of a row is in column first_run (M,), and in higher columns both sums are 0. In
-    memory they alternate as upper[c - 1], lower[c], upper[c], lower[c + 1]."""
+    leftmost run of a row is in column first_run (M,), and in higher columns both sums are 0. Where
+    lower[c] is at `at`, upper[c] is at + 1, lower[c + 1] at + 2 and upper[c - 1] at - 1."""
     for c0 in range(0, NPOS, COLUMNS):
         c = c0 + tl.arange(0, COLUMNS)[None, :]
-        here = valid[:, None]
-        has_run = here & (c <= first_run[:, None])
+        row_exists = valid[:, None]
+        has_run = row_exists & (c <= first_run[:, None])
         at = run_ends + (row[:, None] * NPOS + c) * 2
         lower = tl.load(at, mask=has_run, other=0.0)
-        next_lower = tl.load(at + 2, mask=here & (c < first_run[:, None]), other=0.0)
-        previous_has_run = here & (c > 0) & (c - 1 <= first_run[:, None])
+        next_lower = tl.load(at + 2, mask=row_exists & (c < first_run[:, None]), other=0.0)
+        previous_has_run = row_exists & (c > 0) & (c - 1 <= first_run[:, None])
         previous_upper = tl.load(at - 1, mask=previous_has_run, other=0.0)
         upper = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
         at = dz + dz_row[:, None] * NPOS + c
-        tl.store(at, lower - next_lower + previous_upper - upper, mask=here & (c < NPOS))
+        tl.store(at, lower - next_lower + previous_upper - upper, mask=row_exists & (c < NPOS))
 
 # --- the kernels ----------------------------------------------------------------------------------
-# inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; and z_pairs. The last four may be
-# None, and Triton then compiles a kernel without what they need. Without z_pairs nothing is
-# counted, and without gate_q the gates reuse the logits
+# inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; and z_pairs. All but the first
+# three may be None, and Triton then compiles a kernel without what they need. Without z_pairs
+# nothing is counted, and without gate_q the gates reuse the logits
 
 @triton.jit
 def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: constexpr,
                       NPOS: constexpr, DROPOUT: constexpr, D: constexpr, DV: constexpr,
                       M: constexpr, N: constexpr):
     """Computes o of one tile of queries. CoPE takes tiles of keys leftwards from the diagonal until
-    every row is saturated, and then the remaining keys from left to right, as plain attention.
+    every row is saturated, and then the other keys from left to right, as plain attention.
 
     Fills saved: o; lse (B, H, T), the log-sum-exp of each row in base 2; and if it counts,
     o_residual, what rounding removed from o, because dz and dg would otherwise add up the errors
-    of rowsum(dO * O); units_total (B, H, T), each row's sum of gates; and saturated (B H, tiles),
-    the number of plain keys."""
+    of rowsum(dO * O); units_total (B, H, T), each row's sum of gates; and plain_keys (B H,
+    tiles), the number of keys at the left that are not counted."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
-    o, lse, o_residual, units_total, saturated = saved
+    o, lse, o_residual, units_total, plain_keys = saved
     scale: constexpr = LOG2E * DV**-0.5
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # launches the longest rows first
     i = tile * M + tl.arange(0, M)
@@ -361,8 +354,8 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     weight_sum = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
-    remaining = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. remaining - 1
-    bounds = (0, diagonal, remaining)
+    right_edge = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. right_edge - 1
+    bounds = (0, diagonal, right_edge)
 
     # 1. the keys that are counted, from right to left, and first those under the mask
     if COUNTS:
@@ -376,10 +369,10 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
         # 1 takes the tiles under the mask; 0 takes CHUNK at a time until all rows are saturated
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
-            while (remaining > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
-                stop = leftmost if masked else tl.maximum(remaining - CHUNK, 0)
-                for back in range(0, remaining - stop):
-                    j = (remaining - 1 - back) * N + tl.arange(0, N)
+            while (right_edge > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
+                stop = leftmost if masked else tl.maximum(right_edge - CHUNK, 0)
+                for back in range(0, right_edge - stop):
+                    j = (right_edge - 1 - back) * N + tl.arange(0, N)
                     k_tile = load(k, bh, H, j, T, D, masked)
                     s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, D) x (D, N) -> (M, N)
                     gate_logit = s  # without any bias
@@ -397,13 +390,13 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                         s += load_bias(key_bias, bh, j, T)[None, :]
                     s = mask_future(s, causal, masked, float("-inf"))
                     v_tile = load(v, bh, H, j, T, DV, masked)
-                    kept = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
-                    row_max, weight_sum, acc = online_softmax(s, 1.0, v_tile, kept, row_max,
+                    factor = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
+                    row_max, weight_sum, acc = online_softmax(s, 1.0, v_tile, factor, row_max,
                                                               weight_sum, acc)
-                remaining = stop
-        last = last_bias(z_pairs, row, NPOS, q_tile.dtype)
-        row_max -= last  # the bias of all remaining keys, left out of s and row_max from here on
-        bounds = (0, remaining, remaining)
+                right_edge = stop
+        plain_bias = last_bias(z_pairs, row, NPOS, q_tile.dtype)
+        row_max -= plain_bias  # this bias of all other keys is left out of s and row_max
+        bounds = (0, right_edge, right_edge)
 
     # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
     s_scale: constexpr = scale if key_bias is None else 1.0  # what online_softmax multiplies s by
@@ -416,11 +409,11 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                 s = s * scale + load_bias(key_bias, bh, j, T)[None, :]
             s = mask_future(s, i[:, None] >= j[None, :], masked, float("-inf"))
             v_tile = load(v, bh, H, j, T, DV, masked)
-            kept = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
-            row_max, weight_sum, acc = online_softmax(s, s_scale, v_tile, kept, row_max,
+            factor = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
+            row_max, weight_sum, acc = online_softmax(s, s_scale, v_tile, factor, row_max,
                                                       weight_sum, acc)
     if COUNTS:
-        row_max += last  # with the bias again
+        row_max += plain_bias  # with the bias again
     # lse is stored before o, because the other order may spill registers
     tl.store(lse + bh * T + i, row_max + tl.log2(weight_sum), mask=i < T)
     acc /= weight_sum[:, None]
@@ -428,12 +421,12 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     if COUNTS:
         store(o_residual, bh, H, i, acc - acc.to(q_tile.dtype).to(tl.float32), T, DV)
         tl.store(units_total + bh * T + i, units_right, mask=i < T)
-        tl.store(saturated + bh * tl.num_programs(0) + tile, remaining * N)
+        tl.store(plain_keys + bh * tl.num_programs(0) + tile, right_edge * N)
 
 @triton.jit
-def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
-                         KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
-                         DV: constexpr, M: constexpr, N: constexpr):
+def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_head,
+                         QUERIES: constexpr, KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr,
+                         D: constexpr, DV: constexpr, M: constexpr, N: constexpr):
     """Computes dq, dgate_q and dz of one tile of queries. It takes tiles of keys from left to
     right, so positions start at units_total and fall. saved was filled by attention_forward.
 
@@ -441,18 +434,18 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO * O);
     units_right_at and dp_left_at (heads, tiles of KEYS, T) are the units counted to the right of a
     tile and the sum of dp to its left, all for attention_backward_kv; run_ends (heads, T, npos, 2)
-    are lower[c] and upper[c] of each row. The heads that share scratch begin with `first`."""
+    are lower[c] and upper[c] of each row. The heads that share scratch begin with first_head."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
-    o, lse, o_residual, units_total, saturated = saved
+    o, lse, o_residual, units_total, plain_keys = saved
     dq, dgate_q, dz, dkey_bias = grads
     do_dot_o, units_right_at, dp_left_at, run_ends = scratch
     scale: constexpr = LOG2E * DV**-0.5
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i = tile * M + tl.arange(0, M)
     slot = tl.program_id(1).to(tl.int64)  # which of the heads that share scratch
-    bh = first + slot
+    bh = first_head + slot
     row = tl.minimum(i, T - 1)
     valid = i < T
 
@@ -476,7 +469,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
         tl.static_assert(KEYS % N == 0, "carried sums are stored at whole tiles")
         z_pairs += bh * T * NPOS
         run_ends += slot * T * NPOS * 2
-        tables = slot * tl.cdiv(T, KEYS) * T
+        carried = slot * tl.cdiv(T, KEYS) * T
         units_right = tl.load(units_total + bh * T + i, mask=valid, other=0)
         first_run = tl.minimum(units_right, (NPOS - 1) * UNIT) >> BITS
         plain_offset += last_bias(z_pairs, row, NPOS, q_tile.dtype)
@@ -485,7 +478,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
             acc_gate = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
         dp_left = tl.zeros((M,), tl.float32)
         lower_left, upper_left = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
-        n_plain = tl.load(saturated + bh * tl.cdiv(T, QUERIES) + tile * M // QUERIES) // N
+        n_plain = tl.load(plain_keys + bh * tl.cdiv(T, QUERIES) + tile * M // QUERIES) // N
         bounds = (0, n_plain, diagonal, end)
 
     # 2. the walk over the keys
@@ -512,15 +505,15 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
                     gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
-                # attention_backward_kv needs dp_left before, and units_right after, a tile of KEYS
-                table = tables + n // (KEYS // N) * T + i
-                tl.store(dp_left_at + table, dp_left, mask=valid & (n % (KEYS // N) == 0))
+                # attention_backward_kv takes dp_left before, and units_right after, a tile of KEYS
+                at = carried + n // (KEYS // N) * T + i
+                tl.store(dp_left_at + at, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
-                tl.store(units_right_at + table, units_right, mask=valid)
+                tl.store(units_right_at + at, units_right, mask=valid)
                 suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N)
                 p = units_right[:, None] + round_to_int(suffix)
                 column = clamp(p, NPOS) >> BITS
-                next_column = clamp(p - round_to_int(units), NPOS) >> BITS  # of the next key
+                next_column = clamp(p - round_to_int(units), NPOS) >> BITS  # p_ij - g_ij = p_i,j+1
                 bias, slope, w = look_up(z_pairs, row[:, None], clamp(p, NPOS), NPOS, q_tile.dtype)
                 # dS, and its sums for dz
                 ds = tl.exp2(s + bias * LOG2E - row_lse[:, None]) * (dprob - row_do_o[:, None])
@@ -548,29 +541,29 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first, Q
     if COUNTS:
         if gate_q is not None:
             store(dgate_q, bh, H, i, acc_gate * DV**-0.5, T, DV)
-        tl.store(run_ends + row * NPOS * 2, lower_left, mask=valid)  # column 0, even if it is empty
+        tl.store(run_ends + row * NPOS * 2, lower_left, mask=valid)  # run 0 ends here
         tl.store(run_ends + row * NPOS * 2 + 1, upper_left, mask=valid)
         tl.debug_barrier()  # other threads stored some of the run ends
         store_dz(dz, bh * T + row, run_ends, row, valid, first_run, NPOS)
 
 @triton.jit
-def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, QUERIES: constexpr,
-                          KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr, D: constexpr,
-                          DV: constexpr, M: constexpr, N: constexpr):
+def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_head,
+                          QUERIES: constexpr, KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr,
+                          D: constexpr, DV: constexpr, M: constexpr, N: constexpr):
     """Computes grads, which are dk, dv, dgate_k and dkey_bias, of one tile of keys, from all
     queries that see it: first those under the mask, then the tiles of queries that still counted
     here, then those for which these keys were plain. Tiles are transposed, (N, M)."""
     tl.static_assert(N % M == 0, "the mask must end where a tile of queries ends")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
-    o, lse, o_residual, units_total, saturated = saved
+    o, lse, o_residual, units_total, plain_keys = saved
     dk, dv, dgate_k, dkey_bias = grads
     do_dot_o, units_right_at, dp_left_at, run_ends = scratch
     scale: constexpr = LOG2E * DV**-0.5
     j0 = tl.program_id(0) * N
     j = j0 + tl.arange(0, N)
     slot = tl.program_id(1).to(tl.int64)
-    bh = first + slot
+    bh = first_head + slot
     lse += bh * T
     do_dot_o += bh * T
     k_tile = load(k, bh, H, j, T, D)
@@ -584,8 +577,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
         tl.static_assert(QUERIES % M == 0, "all M queries must stop counting at the same key")
         tl.static_assert(N == KEYS, "attention_backward_q stores the sums of such tiles")
         z_pairs += bh * T * NPOS
-        saturated += bh * tl.cdiv(T, QUERIES)
-        tables = (slot * tl.num_programs(0) + tl.program_id(0)) * T
+        plain_keys += bh * tl.cdiv(T, QUERIES)
+        carried = (slot * tl.num_programs(0) + tl.program_id(0)) * T
         if gate_q is not None:
             gate_k_tile = load(gate_k, bh, H, j, T, DV)
             acc_gate = tl.zeros((N, triton.next_power_of_2(DV)), tl.float32)
@@ -603,7 +596,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
             elif COUNTS:
                 i_start = tl.maximum(of_tile * QUERIES, i_unmasked)
                 i_end = tl.minimum(of_tile * QUERIES + QUERIES, T)
-                counted = tl.load(saturated + of_tile) <= j0
+                counted = tl.load(plain_keys + of_tile) <= j0
                 i_end = tl.where(counted == (part == COUNTED), i_end, i_start)
             else:
                 i_start, i_end = i_unmasked, T
@@ -630,16 +623,16 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                     gate, units = gates_of(gate_logit, causal, part == MASKED)
                     upper_triangle = tl.trans(triangle(N, tl.float16))
                     suffix = matmul(upper_triangle, units.to(tl.float16))  # (N, N) x (N, M)
-                    units_right = tl.load(units_right_at + tables + i, mask=valid, other=0)
+                    units_right = tl.load(units_right_at + carried + i, mask=valid, other=0)
                     p = clamp(units_right[None, :] + round_to_int(suffix), NPOS)
                     bias, slope, _ = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
                     prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
                 prob = mask_future(prob, causal, part == MASKED)
                 do_tile = load(do, bh, H, i, T, DV)
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
-                kept = dropout(seed, bh, i[None, :], j[:, None], DROPOUT)
-                dprob *= kept
-                acc_v = matmul((prob * kept).to(do_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
+                factor = dropout(seed, bh, i[None, :], j[:, None], DROPOUT)
+                dprob *= factor
+                acc_v = matmul((prob * factor).to(k_tile.dtype), do_tile, acc_v)  # (N, M) x (M, DV)
                 row_do_o = tl.load(do_dot_o + i, mask=valid, other=0.0)
                 ds = prob * (dprob - row_do_o[None, :])
                 if dkey_bias is not None:
@@ -647,7 +640,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first, 
                 if COUNTS and part != PLAIN:
                     dp = (ds * slope).to(do_tile.dtype)
                     dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
-                    dg += tl.load(dp_left_at + tables + i, mask=valid, other=0.0)[None, :]
+                    dg += tl.load(dp_left_at + carried + i, mask=valid, other=0.0)[None, :]
                     dgate_logit = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
                     if gate_q is None:
                         ds += dgate_logit
@@ -671,8 +664,8 @@ QUERIES = 64  # M of attention_forward if it counts; all these rows stop countin
 KEYS = 64  # N of attention_backward_kv if it counts; for each such tile it needs the carried sums
 KERNELS = attention_forward, attention_backward_q, attention_backward_kv
 # (M, N, warps, stages) of each, chosen by counting instructions. A warp needs 16 rows, or tensor
-# cores do the same work twice. Two programs should fit on a multiprocessor, so that one computes
-# while the other loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline it
+# cores do the same work twice. Two programs fit on a multiprocessor, so that one computes while the
+# other loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline it
 TILES = {
     "narrow": ((128, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),  # a v of width up to 64
     "narrow, small chip": ((128, 32, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),  # for PoPE
@@ -689,7 +682,7 @@ def is_small(device):
 def compiled_once(kernel):
     """Returns a copy that is compiled once for all T. Triton would otherwise compile CoPE anew at
     T = 1, where 3.6 and 3.8 fail, and at multiples of 16, where it needs more registers."""
-    return triton.jit(kernel.fn, do_not_specialize=["T", "first"])
+    return triton.jit(kernel.fn, do_not_specialize=["T", "first_head"])
 
 def choose(kernel, q, v, z_pairs, dropout):
     """Returns the kernel to launch, with its constants and options."""
@@ -758,10 +751,10 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
     results = fake_forward(q, k, v, key_bias, z)
     if z is not None:
         results[-1] = pack(z)
-    o, lse, o_residual, units_total, saturated, z_pairs = map(present, results)
+    o, lse, o_residual, units_total, plain_keys, z_pairs = map(present, results)
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    stored = strided(o), lse, strided(o_residual), units_total, saturated
+    stored = strided(o), lse, strided(o_residual), units_total, plain_keys
     kernel, options = choose(attention_forward, q, v, z_pairs, dropout)
     launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, stored, seed, T, H, **options)
     return results
@@ -773,9 +766,9 @@ def fake_forward(q, k, v, key_bias, z, *_):
     if z is None:
         return [empty_heads(v), lse] + [q.new_empty(0) for _ in range(4)]
     units_total = torch.empty_like(lse, dtype=torch.int32)
-    saturated = units_total.new_empty(B * H, math.ceil(T / QUERIES))
+    plain_keys = units_total.new_empty(B * H, math.ceil(T / QUERIES))
     z_pairs = units_total.new_empty(z.shape)
-    return [empty_heads(v), lse, empty_heads(v), units_total, saturated, z_pairs]
+    return [empty_heads(v), lse, empty_heads(v), units_total, plain_keys, z_pairs]
 
 @torch.library.custom_op("flash::backward", mutates_args=())
 def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor],
@@ -784,7 +777,7 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     """saved: what forward_op returned. Returns dq, dk, dv, dkey_bias, dz, dgate_q and dgate_k."""
     results = fake_backward(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, saved)
     dq, dk, dv, dkey_bias, dz, dgate_q, dgate_k = map(present, results)
-    o, lse, o_residual, units_total, saturated, z_pairs = map(present, saved)
+    o, lse, o_residual, units_total, plain_keys, z_pairs = map(present, saved)
     B, H, T, _ = q.shape
     do_dot_o = torch.empty_like(lse)
     heads = B * H  # at a time
@@ -798,17 +791,17 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
         scratch = (do_dot_o, units_total.new_empty(heads, tiles, T),
                    lse.new_empty(heads, tiles, T), lse.new_empty(heads, T, npos, 2))
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    stored = strided(o), lse, strided(o_residual), units_total, saturated
+    stored = strided(o), lse, strided(o_residual), units_total, plain_keys
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
     kernel_q, options_q = choose(attention_backward_q, q, v, z_pairs, dropout)
     kernel_kv, options_kv = choose(attention_backward_kv, q, v, z_pairs, dropout)
-    for first in range(0, B * H, heads):
-        now = min(heads, B * H - first)
-        launch(kernel_q, (math.ceil(T / options_q["M"]), now), inputs, strided(do), stored,
-               grads_q, scratch, seed, T, H, first, **options_q)
-        launch(kernel_kv, (math.ceil(T / options_kv["N"]), now), inputs, strided(do), stored,
-               grads_kv, scratch, seed, T, H, first, **options_kv)
+    for first_head in range(0, B * H, heads):
+        n_heads = min(heads, B * H - first_head)
+        launch(kernel_q, (math.ceil(T / options_q["M"]), n_heads), inputs, strided(do), stored,
+               grads_q, scratch, seed, T, H, first_head, **options_q)
+        launch(kernel_kv, (math.ceil(T / options_kv["N"]), n_heads), inputs, strided(do), stored,
+               grads_kv, scratch, seed, T, H, first_head, **options_kv)
     return results
 
 @backward_op.register_fake
