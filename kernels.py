@@ -3,8 +3,8 @@ An optional fast path: causal attention as Triton kernels, without a T x T matri
 CoPE's backward pass keeps something that grows with T^2, namely T^2 / 32 numbers per head.
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
-to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over vectors
-of width 2d, d pairs, which PyTorch computes: a kernel would save only 13 bytes per entry of q.
+to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over d
+pairs. PyTorch forms them, because a kernel for that would save only 13 bytes per entry of q.
 
 Attention. i is a query, j and t are keys, d is the width of v. dX is the gradient of the loss with
 respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
@@ -28,31 +28,31 @@ row. So the kernels take only b_j, the key_bias, and its gradient is
 where dS is the gradient of S + b. The second sum is the gradient of the b_i that was dropped. It is
 a row sum of dS, which would be 0 in exact arithmetic. But O is stored in 16 bits, so the row sum is
 not quite 0, and FoX adds up these errors over all tokens from a gate onwards. With the second sum,
-the error of a row reaches a gate only in proportion to the weight that the row gives to keys before
-that gate, which forgetting makes small. In bfloat16 with T = 1024 and gates near 1/2, the gradient
-of the gates is off by 0.2%, and by 2 to 13% without the second sum.
+only the keys before a gate carry a row's error to it, in proportion to their weights, which
+forgetting makes small. In bfloat16 with T = 1024 and gates near 1/2, the gradient of the gates is
+off by 0.2%, and by 2 to 13% without the second sum.
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + a), where the bias a depends on how
-many of the keys j to i the query counts, and z_i = q_i e holds it at integer positions.
+many of the keys j to i the query counts. z_i = q_i e (e is learned) has it at integer positions.
 
-    g_ij = sigmoid(S_ij)                      the gate, of S without bias, or gate_q.gate_k/sqrt(d)
+    g_ij = sigmoid(S_ij)                      the gate, of S or of gate_q.gate_k / sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     a_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
-In the backward pass, dS is the gradient of S + a. The slope of a is z_i[c + 1] - z_i[c], or 0 where
-p is clamped, or an integer, where Listing 1 reads only z_i[p]. A gate g_ij is a term of p_it for
-all t <= j, so
+In the backward pass, dS is the gradient of S + a. The slope of a is z_i[c + 1] - z_i[c]. It is 0 if
+p is an integer, as it is when clamped, because Listing 1 then reads only z_i[p]. A gate g_ij is a
+term of p_it for all t <= j, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
-    dS'_ij = dS_ij + dg_ij g_ij (1 - g_ij)    the gradient of S, of which dQ and dK are made
+    dS'_ij = dS_ij + dg_ij g_ij (1 - g_ij)    for dQ and dK, or for gate_q and gate_k
 
-The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over the keys in column c -
-1. Along a row, p never rises from left to right, so the keys of column c are neighbours. Call them
-run c. p falls by at most 1 from one key to the next, so no column is skipped, and run c begins
+The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over those in column c-1.
+Along a row, p never rises from left to right, so the keys of column c are neighbours. Call them run
+c. p falls by at most 1 from one key to the next, so no column but 0 is skipped, and run c begins
 where run c + 1 ends. Let lower and upper be the running sums, from the left, of dS (1 - w) and of
-dS w. Let lower[c] and upper[c] be their values at the last key of run c, or 0 for columns above
-that of the leftmost run. Then
+dS w. Let lower[c] and upper[c] be their values at the last key of run c (for column 0, at the
+query), or 0 for columns above that of the leftmost run. Then
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
@@ -70,7 +70,7 @@ dS sum to 0, and z = (0, 2, 1, 3):
     dg           0     0    12    16     8    -8    summed from the left
     lower        2    -2     1     0     6     4    at the ends of the runs -2, 1, 6 and 4
     upper        0     0     3     0     2    -4    at the ends of the runs 0, 3, 2 and -4
-    dz          -2    -1     2     1                dz[2] = (1 - -2) + (2 - 3)
+    dz          -2    -1     2     1                for c = 0 .. 3; dz[2] = (1 - -2) + (2 - 3)
 
 The kernels see this row in tiles of keys and carry the sums from one tile to the next. These are
 the sums with two tiles of three keys, in the order of the passes and with the names of the code.
@@ -119,7 +119,7 @@ Rounding. The passes add the gates in different orders, and inexact sums would d
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, because
 sums of such units are exact in any order. Gradients ignore the rounding. With T = 1024, npos = 64
 and a z of standard deviation 8, it changes o by 0.7%, dz by 1.2% and the gates' gradients by 4 to
-15%. PyTorch in bfloat16, with gates summed in float32, costs 4 to 5%, 7 to 8% and 27 to 38%.
+18%. PyTorch in bfloat16, with gates summed in float32, costs 4 to 5%, 7 to 9% and 19 to 41%.
 
 No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
@@ -226,24 +226,24 @@ BITS = constexpr(11)  # of a position's fraction; with more, float16 could not h
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
 MAGIC = constexpr(2.0**23)  # a float32 of this size has no bits for a fraction, so adding it rounds
 MAGIC_BITS = constexpr(0x4B000000)  # the bits of 2^23; those of 2^23 + x are MAGIC_BITS + x
-CHUNK = constexpr(2)  # tiles of keys between two checks of whether all rows are saturated
+CHUNK = constexpr(2)  # tiles of keys between two checks of whether all rows are at npos - 1
 COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
 
 @triton.jit
 def round_to_int(x):
-    """Rounds x, a float32 from 0 to 2^23, to an int32, in fewer instructions than a conversion."""
+    """Rounds x, a float32 from 0 to 2^23, to an int32, by cheaper instructions than conversion."""
     return (x + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
 
 @triton.jit
 def clamp(p, NPOS):
-    """Clamps p to 0 .. npos - 1. p can fall below 0 if two kernels round a gate differently."""
+    """Clamps p to 0 .. npos - 1. p falls below 0 if two kernels' logits differ in the last bit."""
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit
 def gates_of(logit, causal, NEEDED):
     """Returns the gates, and the gates in units, rounded but still in float32."""
     root = tl.rsqrt(1.0 + tl.exp2(-logit))
-    gate = root * root  # the sigmoid; Triton's division would take many instructions
+    gate = root * root  # the sigmoid; Triton's division would take more instructions
     return gate, mask_future((gate * UNIT + MAGIC) - MAGIC, causal, NEEDED)
 
 @triton.jit
@@ -272,7 +272,7 @@ def unpack(word, ZTYPE):
 
 @triton.jit
 def last_bias(z_pairs, row, NPOS, ZTYPE):
-    """Returns z[npos - 1] in base 2, the bias of saturated keys."""
+    """Returns z[npos - 1] in base 2, the bias of plain keys."""
     return unpack(tl.load(z_pairs + row * NPOS + NPOS - 1), ZTYPE)[0] * LOG2E
 
 @triton.jit
@@ -335,7 +335,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                       NPOS: constexpr, DROPOUT: constexpr, D: constexpr, DV: constexpr,
                       M: constexpr, N: constexpr):
     """Computes o of one tile of queries. CoPE takes tiles of keys leftwards from the diagonal until
-    every row is saturated, and then the other keys from left to right, as plain attention.
+    every row is at npos - 1, and then the other keys from left to right, as plain attention.
 
     Fills saved: o; lse (B, H, T), the log-sum-exp of each row in base 2; and if it counts,
     o_residual, what rounding removed from o, because dz and dg would otherwise add up the errors
@@ -366,7 +366,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
         row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # units counted over the keys to the right
-        # 1 takes the tiles under the mask; 0 takes CHUNK at a time until all rows are saturated
+        # masked = 1: tiles under the mask; 0: CHUNK at a time until all rows are at npos - 1
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
             while (right_edge > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
@@ -395,7 +395,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                                                               weight_sum, acc)
                 right_edge = stop
         plain_bias = last_bias(z_pairs, row, NPOS, q_tile.dtype)
-        row_max -= plain_bias  # this bias of all other keys is left out of s and row_max
+        row_max -= plain_bias  # below, s and row_max leave out this bias, as all keys share it
         bounds = (0, right_edge, right_edge)
 
     # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
@@ -505,7 +505,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
                     gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
-                # attention_backward_kv takes dp_left before, and units_right after, a tile of KEYS
+                # of a tile of KEYS, the first dp_left stays, and the last units_right
                 at = carried + n // (KEYS // N) * T + i
                 tl.store(dp_left_at + at, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
@@ -585,7 +585,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
     i_unmasked = tl.minimum(j0 + N, T)  # from here on, queries see all N keys
 
     for part in tl.static_range(2, -1, -1 if COUNTS else -2):  # MASKED, COUNTED, PLAIN
-        # PLAIN and COUNTED both go through the later tiles of attention_forward, and skip those of
+        # PLAIN and COUNTED both go through the later tiles of QUERIES queries, and skip those of
         # the other kind by an empty range. In MASKED, or without CoPE, one range is enough
         first_range, last_range = 0, 1
         if COUNTS and part != MASKED:
