@@ -31,8 +31,8 @@ def write(run, checkpoint, log):
     because the disk is full, and ValueError if `log`, the file from open_log, is no longer in the
     directory, because that was moved or deleted and another run may have begun in its place."""
     path = os.path.join(run, "ckpt.pt")
-    at = os.path.join(run, "log.jsonl")
-    if not os.path.exists(at) or not os.path.samestat(os.stat(at), os.fstat(log.fileno())):
+    there = os.path.join(run, "log.jsonl")
+    if not os.path.exists(there) or not os.path.samestat(os.stat(there), os.fstat(log.fileno())):
         raise ValueError(f"{run} was moved or deleted while this run trained in it, so step "
                          f"{checkpoint['step']} is not saved; resume from where it is now")
     part = path + ".tmp"
@@ -73,7 +73,7 @@ def read(run, device="cpu"):
             hint = "to resume a run, repeat its command with --resume=True"
         elif run == "scratch":
             hint = "leave it out to begin with random weights"
-        elif run.startswith("gpt2"):
+        elif str(run).startswith("gpt2"):
             hint = "GPT-2's weights do not fit this model, so name a run of train.py"
         raise ValueError(f"{run!r} is not a directory with a ckpt.pt; {hint}")
     try:
@@ -98,8 +98,8 @@ def model_config(checkpoint, **changes):
     names = {field.name for field in fields(GPTConfig)}
     options = {name: value for name, value in checkpoint["config"].items() if name in names}
     cfg = GPTConfig(**{**options, **changes})
-    if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
-        cfg.rope_trained = options["block_size"]  # the changes may have another one
+    if "block_size" in changes and cfg.rope_scaling == "yarn" and not cfg.rope_trained:
+        cfg.rope_trained = options["block_size"]  # the changes have another one
     return cfg
 
 def load_weights(model, checkpoint, run):

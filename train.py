@@ -5,10 +5,10 @@ Trains a GPT on one device, or on many under torchrun:
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, divided up
 
 A step's batch depends only on (seed, step), so a run that was stopped and resumed is the same run
-as an uninterrupted one. With three or more processes, rounding may differ, and with a different
-number of them, dropout too. On SIGTERM, Ctrl-C or a closed terminal, a run saves a checkpoint and
-stops. A further Ctrl-C ends it at once, without saving. The same command with --resume=True resumes
-it. Under torchrun, the step and the save must take less than its shutdown_timeout (30 seconds).
+as an uninterrupted one. On GPUs, or with three or more processes, rounding may differ, and with a
+different number of processes, dropout too. On SIGTERM, Ctrl-C or a closed terminal, a run saves a
+checkpoint and stops, and the same command with --resume=True resumes it. A further Ctrl-C ends it
+without saving, but not under torchrun, which waits for its shutdown_timeout (30 seconds).
 
 main() is the whole training run, from top to bottom. The functions that it calls follow it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
@@ -97,7 +97,7 @@ def main(argv):
     torch.set_float32_matmul_precision("highest" if cfg.dtype == "float32" else "high")
     raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
     if cfg.init_from and not checkpoint.exists(cfg.out_dir):
-        load_origin(raw_model, cfg, train)
+        load_origin(raw_model, cfg, train, processes)
     optimizer = raw_model.configure_optimizers(
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
 
@@ -157,8 +157,9 @@ def main(argv):
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights may be saved. They are saved before an evaluation,
-        # because it can take a long time, and again after the last one, because it may be the best
+        # The loss is finite, so these weights may be saved. A save that is due comes before an
+        # evaluation, because that can take a long time. At the end, `best` may be new, so it comes
+        # again
         pause_start = time.perf_counter()
         last = step >= cfg.max_iters
         stop = stop_signal.heard()
@@ -310,7 +311,7 @@ class StopSignal:
         if self.number == 0 and self.processes.rank == 0:
             try:
                 os.write(2, b"\nthe run is stopping after this step or batch; "
-                            b"Ctrl-C ends it at once, without saving\n")
+                            b"without torchrun, Ctrl-C ends it at once, unsaved\n")
             except OSError:
                 pass  # the terminal is closed
         self.number = max(self.number, number)
@@ -361,8 +362,9 @@ def open_data(cfg, processes):
                          f"{folder}; use vocab_size=0 for the data set's own")
     return train, evals
 
-def load_origin(model, cfg, train):
-    """Loads the weights of the run init_from. Raises ValueError if it had another tokenizer."""
+def load_origin(model, cfg, train, processes):
+    """Loads the weights of the run init_from, and prints which of its options change. Raises
+    ValueError if it had another tokenizer."""
     origin = checkpoint.read(cfg.init_from)
     theirs = origin["meta"]["tokenizer"]
     if theirs != train.meta["tokenizer"]:
@@ -370,6 +372,7 @@ def load_origin(model, cfg, train):
                          f"{cfg.data!r} has {train.meta['tokenizer']!r}; prepare the data with "
                          "the tokenizer of that run")
     load_weights(model, origin, cfg.init_from)
+    say_changes(cfg, asdict(model_config(origin)), processes)
 
 def load_run(cfg, model, optimizer, train, processes):
     """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns step,
@@ -382,8 +385,8 @@ def load_run(cfg, model, optimizer, train, processes):
         saved = checkpoint.read(cfg.out_dir, processes.device)
         check_same_run(cfg, saved, train)
         load_weights(model, saved, cfg.out_dir)
-        # Only Adam's moments come from the checkpoint. Settings such as weight_decay are this
-        # command's
+        # Only Adam's state comes from the checkpoint. Settings such as weight_decay are those of
+        # this command
         with_moments = optimizer.state_dict()
         with_moments["state"] = saved["optimizer"]["state"]
         optimizer.load_state_dict(with_moments)
@@ -482,8 +485,7 @@ def learning_rate(step, cfg):
     return cfg.min_lr + height * (cfg.learning_rate - cfg.min_lr)
 
 def refuse_nan(name, loss, step, cfg):
-    """Raises ValueError if a loss is not finite. main checks the training loss before it saves, so
-    weights that a step has ruined are never saved."""
+    """Raises ValueError if a loss is not finite."""
     if not math.isfinite(loss):
         kept = "there is no checkpoint yet"
         if checkpoint.exists(cfg.out_dir):
@@ -531,7 +533,10 @@ def say_what_runs(cfg, model, dtype, state, processes):
     processes.say(f"{model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, "
                   f"{processes.world} x {processes.device.type}, {str(dtype).split('.')[1]}, "
                   f"{cfg.out_dir}, from step {state['step']}")
-    for key, value in state["config"].items():
+    say_changes(cfg, state["config"], processes)
+
+def say_changes(cfg, before, processes):
+    for key, value in before.items():
         if key != "resume" and getattr(cfg, key, value) != value:
             processes.say(f"{key}={getattr(cfg, key)!r} from here on; it was {value!r}")
 

@@ -83,7 +83,7 @@ def typed(cls, key, value, where):
     value has another type or is out of range."""
     types = {field.name: field.type for field in dataclasses.fields(cls)}
     if key not in types:
-        near = difflib.get_close_matches(key, types, 1)
+        near = difflib.get_close_matches(key, types, 1, 0.8)
         hint = f"did you mean {near[0]!r}? --help" if near else "--help"
         raise ValueError(f"unknown key {key!r} in {where}; {hint} lists all keys")
     kind = types[key]
@@ -157,7 +157,8 @@ def is_bug(error):
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):  # of a text file
         last = traceback.extract_tb(error.__traceback__)[-1]
         project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        is_ours = os.path.abspath(last.filename).startswith(project)
+        is_ours = (os.path.abspath(last.filename).startswith(project)
+                   and "site-packages" not in last.filename)
         return not (is_ours and last.line.startswith("raise"))
     return isinstance(error, RuntimeError) and not ran_out_of_memory(error)
 

@@ -231,7 +231,7 @@ def position_weights(attn, x, *operands):
     if z is not None:
         return (z - z.nan_to_num(-math.inf).amax(-1, keepdim=True)).exp()
 
-FIGURES = {  # {name: (function of an Attention and the arguments of its `textbook`, title)}
+FIGURES = {  # {name: (function of an Attention, its input x and what its `encode` returns, title)}
     "frequency": (norms, "magnitude of q and k at each frequency, mean over heads"),
     "rotation": (learned_rotation,
                  "PoPE's delta, or CARoPE's mean frequencies divided by those at the start"),
@@ -245,7 +245,7 @@ def draw_attention(run, name, layers, tokens, heads, path):
     """Writes to <path>.png a picture of what `measure` returned. tokens (T,) are those of the first
     text, which label a map, and heads, such as "4.3,1.2", chooses maps."""
     widths = {layer.size(-1) for layer in layers.values()}
-    if len(widths) != 1:  # no layer has what the figure shows, or the layers differ in kind
+    if len(widths) != 1:
         raise ValueError(f"figure={name!r} has nothing to show of pe={run.model.cfg.pe!r}, "
                          "or its layers differ in kind")
     if name in MAPS:

@@ -35,7 +35,8 @@ def split_options(run):
 
 def append(run, row):
     """Appends a line for every number of the row to RUN/results.jsonl."""
-    machine = f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
+    kind = run.device.type.upper()
+    machine = f"{platform.machine()} {kind}, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
     code = commit()

@@ -28,7 +28,7 @@ MISTAKES = [
     ("train.py --batch_size=0", ["batch_size=0 in --batch_size=0", "use 1 <= batch_size < 9"]),
     ("train.py quickstart", ["no config file 'quickstart'", "choose ", "config/quickstart.py"]),
     ("train.py {broken}", ["{broken} cannot be read (NameError: ", "correct the file"]),
-    ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; did you mean"]),
+    ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; --help lists all keys"]),
     ("config/__main__.py", ["name one config file", "see --help"]),
     ("config/__main__.py quickstart", ["choose ", "config/quickstart.py"]),
     ("config/__main__.py {wrong_key}", ["{wrong_key} has no table with a heading `flags`"]),

@@ -221,7 +221,7 @@ def slow_evaluation():
 
 @pytest.mark.parametrize("number, interval, last_words", [
     (signal.SIGTERM, 50, "stopped by a signal at step 4"),
-    (signal.SIGINT, 4, "Ctrl-C ends it at once"),
+    (signal.SIGINT, 4, "Ctrl-C ends it at once, unsaved"),
 ])
 def test_signals_during_an_evaluation(stream, tmp_path, number, interval, last_words):
     """A signal stops the evaluation after its batch and leaves a checkpoint, even if none is due.
@@ -377,13 +377,14 @@ def test_learning_rate_schedules():
 
 # what a run starts from, says and keeps
 
-def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
-    """From step 0. It takes the model's options, unless they are given, and no others. The length
-    Once there is a checkpoint, the origin may go."""
+def test_fine_tuning_starts_from_other_weights(stream, tmp_path, capsys):
+    """From step 0. It takes the model's options, unless they are given, and no others. It says
+    which differ. Once there is a checkpoint, the origin may go."""
     first = run(stream, tmp_path / "a", "--max_iters=3")
     words = [f"--data={stream}", f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'b'}",
              "--block_size=24", "--device=cpu", "--eval_batches=1"]
     train.main([*words, "--max_iters=0"])
+    assert "block_size=24 from here on; it was 16\n" in capsys.readouterr().out
     tuned = read(str(tmp_path / "b"))
     keys = "pe", "block_size", "dropout", "batch_size"
     assert [tuned["config"][key] for key in keys] == ["pope", 24, 0.1, 16]
@@ -399,6 +400,8 @@ def test_yarn_knows_the_length_of_the_training_before(stream, tmp_path):
     YaRN too."""
     run(stream, tmp_path / "0", "--pe=rope", "--max_iters=1")
     yarn = ["--rope_scaling=yarn", "--rope_factor=2"]
+    for steps in (1, 2):  # a run that has no run before it resumes too
+        run(stream, tmp_path / "z", "--pe=rope", *yarn, f"--max_iters={steps}", "--resume=True")
     for n, (length, flags, trained) in enumerate([(24, [], 0), (32, yarn, 24), (48, yarn, 24)]):
         words = [f"--data={stream}", f"--init_from={tmp_path / str(n)}", f"--block_size={length}",
                  f"--out_dir={tmp_path / str(n + 1)}", *flags, "--device=cpu", "--eval_batches=1"]
