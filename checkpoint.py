@@ -69,12 +69,6 @@ def read(run, device="cpu"):
         hint = "train a run with python train.py config/quickstart.py"
         if os.path.basename(run) == "ckpt.pt":
             hint = f"name its directory, {os.path.dirname(run) or '.'}"
-        elif run == "resume":
-            hint = "to resume a run, repeat its command with --resume=True"
-        elif run == "scratch":
-            hint = "leave it out to begin with random weights"
-        elif str(run).startswith("gpt2"):
-            hint = "GPT-2's weights do not fit this model, so name a run of train.py"
         raise ValueError(f"{run!r} is not a directory with a ckpt.pt; {hint}")
     try:
         with zipfile.ZipFile(path) as file:

@@ -22,7 +22,6 @@ import functools
 import hashlib
 import itertools
 import os
-import shlex
 import threading
 from pathlib import Path
 
@@ -214,8 +213,6 @@ def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1
 
     write_documents(folder, corpus, tokenizer, separator="marked", val=val,
                     sha256=sha256.hexdigest())
-    words = ["python", "train.py", "config/quickstart.py", f"--data={Path(folder).resolve()}"]
-    print(f"train on it with `{shlex.join(words)}`")
 
 def files(source):
     """Returns the paths of the files of a source, sorted."""

@@ -35,8 +35,7 @@ def split_options(run):
 
 def append(run, row):
     """Appends a line for every number of the row to RUN/results.jsonl."""
-    kind = run.device.type.upper()
-    machine = f"{platform.machine()} {kind}, threads: {torch.get_num_threads()}"
+    machine = f"{platform.machine()} {run.device.type.upper()}, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
     code = commit()
