@@ -359,7 +359,7 @@ def open_data(cfg, processes):
         split.windows(cfg.block_size, 1)  # raises ValueError if block_size does not fit
     if 0 < cfg.vocab_size < train.vocab_size:
         raise ValueError(f"vocab_size={cfg.vocab_size} is less than the {train.vocab_size} of "
-                         f"{folder}; use vocab_size=0 for the data set's own")
+                         f"{folder}; use vocab_size=0, or data with the tokenizer of init_from")
     return train, evals
 
 def load_origin(model, cfg, train, processes):
@@ -536,6 +536,7 @@ def say_what_runs(cfg, model, dtype, state, processes):
     say_changes(cfg, state["config"], processes)
 
 def say_changes(cfg, before, processes):
+    """Prints the settings that are not as before."""
     for key, value in before.items():
         if key != "resume" and getattr(cfg, key, value) != value:
             processes.say(f"{key}={getattr(cfg, key)!r} from here on; it was {value!r}")
