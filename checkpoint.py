@@ -22,14 +22,14 @@ from model import GPTConfig, choose
 
 try:
     import fcntl
-except ImportError:  # on Windows, so nothing there keeps two processes out of one directory
+except ImportError:  # Windows lacks it, so nothing there keeps two processes out of one directory
     fcntl = None
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
     either the old one or the new one. Raises OSError if the file cannot be written, for example
-    because the disk is full, and ValueError if `log`, the file from open_log, is no longer in the
-    directory, because that was moved or deleted and another run may have begun in its place."""
+    because the disk is full. Raises ValueError if the directory was moved or deleted, so that
+    `log`, the file from open_log, is no longer in it: another run may have begun in its place."""
     path = os.path.join(run, "ckpt.pt")
     there = os.path.join(run, "log.jsonl")
     if not os.path.exists(there) or not os.path.samestat(os.stat(there), os.fstat(log.fileno())):
@@ -81,7 +81,7 @@ def read(run, device="cpu"):
         return checkpoint
     except Exception as error:  # its type depends on which bytes are wrong
         if isinstance(error, PermissionError) or config.ran_out_of_memory(error):
-            raise  # the file may be good
+            raise  # the file may be intact
         raise ValueError(f"{path} is damaged or not a checkpoint of this train.py "
                          f"({type(error).__name__}); train the run again with another "
                          "--out_dir") from error
@@ -93,7 +93,7 @@ def model_config(checkpoint, **changes):
     options = {name: value for name, value in checkpoint["config"].items() if name in names}
     cfg = GPTConfig(**{**options, **changes})
     if "block_size" in changes and cfg.rope_scaling == "yarn" and not cfg.rope_trained:
-        cfg.rope_trained = options["block_size"]  # the changes have another one
+        cfg.rope_trained = options["block_size"]  # the changes set another block_size
     return cfg
 
 def load_weights(model, checkpoint, run):
@@ -109,8 +109,8 @@ def load_weights(model, checkpoint, run):
         first = str(error).split("\n")[1].strip()  # which says more if the code has changed
         reason = "; ".join(differ) or first
         raise ValueError(f"{run} holds another architecture: {reason}") from error
-    # A tensor that several layers share has several names, and only the last copy survives. So
-    # these copies must not differ in the checkpoint
+    # A tensor that several layers share has several names, and of the copies under these names only
+    # the last survives loading. So the copies in the checkpoint must not differ
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor.cpu(), weights[name].cpu()):
             raise ValueError(f"{run} has separate weights for {name}, which layers share in this "

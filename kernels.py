@@ -3,11 +3,11 @@ An optional fast path: causal attention as Triton kernels, without a T x T matri
 CoPE's backward pass keeps something that grows with T^2, namely T^2 / 32 numbers per head.
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
-to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over d
-pairs. PyTorch forms them, because a kernel for that would save only 13 bytes per entry of q.
+to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over d pairs
+of entries. PyTorch forms these, because a kernel would save only 13 bytes per entry of q.
 
-Attention. i is a query, j and t are keys, d is the width of v. dX is the gradient of the loss with
-respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
+Attention. i is a query, j and t are keys, and d is the width of v. dX is the gradient of the loss
+with respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
 
     S = Q K^T / sqrt(d)    P = softmax(S)    O = P V
     dV = P^T dO            dP = dO V^T
@@ -16,32 +16,32 @@ respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
 
 The two row sums are equal because sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The
 forward pass stores the log-sum-exp L of each row, from which the backward passes recompute P =
-exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135, and 2307.08691). With dropout's factors
-R, O = (R * P) V, dV = (R * P)^T dO and dP = R * (dO V^T). The P in dS has no factor.
+exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135 and 2307.08691). With dropout's factors R,
+O = (R * P) V, dV = (R * P)^T dO and dP = R * (dO V^T). The P in dS has no factor.
 
 A bias for each key. ALiBi and FoX add b_j - b_i to S_ij. In ALiBi b_j = m j, and in FoX
-b_j = -(log f_0 + .. + log f_j). The softmax drops b_i, because it is the same for all keys of a
-row. So the kernels take only b_j, the key_bias, and its gradient is
+b_j = -(log f_0 + .. + log f_j). In the softmax b_i cancels, because it is the same for all keys
+of a row. So the kernels take only b_j, the key_bias, and its gradient is
 
     db_j = sum_i dS_ij - sum_t dS_jt
 
-where dS is the gradient of S + b. The second sum is the gradient of the b_i that was dropped. It is
-a row sum of dS, which would be 0 in exact arithmetic. But O is stored in 16 bits, so the row sum is
+where dS is the gradient of S + b. The second sum is the gradient of the b_i that cancelled. It is a
+row sum of dS, which would be 0 in exact arithmetic. But O is stored in 16 bits, so the row sum is
 not quite 0, and FoX adds up these errors over all tokens from a gate onwards. With the second sum,
-only the keys before a gate carry a row's error to it, in proportion to their weights, which
-forgetting makes small. In bfloat16 with T = 1024 and gates near 1/2, the gradient of the gates is
-off by 0.2%, and by 2 to 13% without the second sum.
+the gradient of a gate contains only the entries of dS whose keys precede the gate. Each has an
+error in proportion to its weight, which forgetting makes small. In bfloat16 with T = 1024 and gates
+near 1/2, the gradient of the gates is off by 0.2%, and by 2 to 13% without the second sum.
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + a), where the bias a depends on how
-many of the keys j to i the query counts. z_i = q_i e (e is learned) has it at integer positions.
+many of the keys j to i the query counts. z_i = q_i e (e is learned) holds a_ij for integer p_ij.
 
     g_ij = sigmoid(S_ij)                      the gate, of S or of gate_q.gate_k / sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     a_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
-In the backward pass, dS is the gradient of S + a. The slope of a is z_i[c + 1] - z_i[c]. It is 0 if
-p is an integer, as it is when clamped, because Listing 1 then reads only z_i[p]. A gate g_ij is a
-term of p_it for all t <= j, so
+In the backward pass, dS is the gradient of S + a. The slope of a in p is z_i[c + 1] - z_i[c]. But
+it is 0 if p is an integer (as a clamped p is), because Listing 1 then reads only z_i[p]. A gate
+g_ij is a term of p_it for all t <= j, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
@@ -116,10 +116,10 @@ tile of queries stopped counting at a key of its own, so counted and plain tiles
         visited first   second    third   second    third
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
-floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, because
-sums of such units are exact in any order. Gradients ignore the rounding. With T = 1024, npos = 64
-and a z of standard deviation 8, it changes o by 0.7%, dz by 1.2% and the gates' gradients by 4 to
-18%. PyTorch in bfloat16, with gates summed in float32, costs 4 to 5%, 7 to 9% and 19 to 41%.
+floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
+sums are exact in any order. Gradients ignore the rounding. With T = 1024, npos = 64 and a z of
+standard deviation 8, rounding changes o by 0.7%, dz by 1.2% and the gates' gradients by 4 to 18%.
+PyTorch in bfloat16, with gates summed in float32, changes them by 4 to 5%, 7 to 9% and 19 to 41%.
 
 No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
@@ -141,19 +141,19 @@ except ImportError:  # this module still imports, so that why_not can name what 
     constexpr = float
     triton = SimpleNamespace(jit=lambda kernel: kernel, __version__=None)
 
-INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it when it is imported
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads this when it is imported
 ASM = constexpr(not INTERPRET)  # the interpreter cannot run inline assembly
 LOG2E = constexpr(math.log2(math.e))
 
 # --- shared by all kernels ------------------------------------------------------------------------
 # A program takes M queries or N keys of head bh = 0 .. B H - 1. q and k have width D; v and the
 # gates' vectors have width DV, the d of the derivation. A tensor (B, H, T, width) is given as
-# (pointer, strides of batch, head and token). Logits are in base 2, as the hardware computes exp2
+# (pointer, strides of batch, head and token). Logits are in base 2, because hardware computes exp2
 
 @triton.jit
 def load(x, bh, H, rows, T, WIDTH, EDGE=True):
     """Loads rows of one head. The tile is as wide as the smallest power of two that holds WIDTH,
-    and it is 0 outside the tensor. EDGE says that some rows may lie past T."""
+    and it is 0 outside the tensor. EDGE must be set if some rows may lie past T."""
     cols = tl.arange(0, triton.next_power_of_2(WIDTH))
     at = x[0] + bh // H * x[1] + bh % H * x[2] + rows[:, None] * x[3] + cols[None, :]
     mask = (cols < WIDTH)[None, :]
@@ -178,7 +178,7 @@ def matmul(a, b, acc=None):
 
 @triton.jit
 def mask_future(x, causal, NEEDED, value=0.0):
-    """If NEEDED, puts value where causal is False, which is where the key follows the query."""
+    """If NEEDED, sets x to value where causal is False because the key follows the query."""
     if NEEDED:
         x = tl.where(causal, x, value)
     return x
@@ -195,7 +195,7 @@ def mix(x):
 def dropout(seed, bh, i, j, DROPOUT):
     """Returns dropout's factors, which are 0 for a random fraction of the weights. They depend only
     on seed, head, query and key, so every pass draws the same mask, whatever its tiles are. Queries
-    and keys are hashed on their own first, so only one hash is computed for each pair."""
+    and keys are hashed separately first, so that each pair needs only one more hash."""
     factor = 1.0
     if DROPOUT > 0:
         seed_bits = tl.load(seed)
@@ -208,8 +208,8 @@ def dropout(seed, bh, i, j, DROPOUT):
 
 @triton.jit
 def online_softmax(s, scale, v, factor, row_max, weight_sum, acc):
-    """Adds a tile of keys with logits s * scale (M, N) to the sums of weights, weight_sum (M,), and
-    of weighted values, acc (M, DV), relative to 2^row_max. Dropout's factor scales only acc."""
+    """Adds a tile of keys with logits s * scale (M, N) to weight_sum (M,), the sum of weights, and
+    to acc (M, DV), that of weighted values, both relative to 2^row_max. Dropout scales only acc."""
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
     weights = tl.exp2(s * scale - new_max[:, None])
     shrink = tl.exp2(row_max - new_max)
@@ -231,7 +231,7 @@ COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
 
 @triton.jit
 def round_to_int(x):
-    """Rounds x, a float32 from 0 to 2^23, to an int32, by cheaper instructions than conversion."""
+    """Rounds x, a float32 from 0 to 2^23, to an int32, more cheaply than a conversion would."""
     return (x + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
 
 @triton.jit
@@ -248,14 +248,14 @@ def gates_of(logit, causal, NEEDED):
 
 @triton.jit
 def triangle(N, DTYPE):
-    """Returns (N, N), 1 on and below the diagonal. x (M, N) @ triangle sums x from each key to the
-    right, and x @ triangle^T from the left up to each key. Tensor cores do both."""
+    """Returns (N, N) with ones on and below the diagonal. x (M, N) @ triangle sums x from each key
+    to the right end, and x @ triangle^T from the left end to each key. Tensor cores do both."""
     return (tl.arange(0, N)[:, None] >= tl.arange(0, N)[None, :]).to(DTYPE)
 
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
     """Returns the running sums of x (M, N) along the keys, and `left` for the next tile. left (M,),
-    the sum over the tiles to the left, is in float32, because errors of 16 bits would build up."""
+    the sum over tiles to the left, is float32, because 16-bit rounding errors would build up."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -277,8 +277,8 @@ def last_bias(z_pairs, row, NPOS, ZTYPE):
 
 @triton.jit
 def load_words(at):
-    """Loads a tile of 32-bit words at addresses without a pattern. This is in assembly, because
-    tl.load would first move the addresses through shared memory."""
+    """Loads a tile of 32-bit words from scattered addresses. This is in assembly, because tl.load
+    would first move the addresses through shared memory."""
     if ASM:
         words = tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at.to(tl.int64)],
                                           dtype=tl.int32, is_pure=True, pack=1)
@@ -310,8 +310,8 @@ def look_up(z_pairs, row, p, NPOS, ZTYPE):
 @triton.jit
 def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
     """Stores dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c]), COLUMNS at a time. The
-    leftmost run of a row is in column first_run (M,), and in higher columns both sums are 0. Where
-    lower[c] is at `at`, upper[c] is at + 1, lower[c + 1] at + 2 and upper[c - 1] at - 1."""
+    leftmost run of a row is in column first_run (M,), and above it both sums are 0. If lower[c] is
+    at `at`, upper[c] is at `at + 1`, lower[c + 1] at `at + 2` and upper[c - 1] at `at - 1`."""
     for c0 in range(0, NPOS, COLUMNS):
         c = c0 + tl.arange(0, COLUMNS)[None, :]
         row_exists = valid[:, None]
@@ -327,7 +327,7 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
 
 # --- the kernels ----------------------------------------------------------------------------------
 # inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; and z_pairs. All but the first
-# three may be None, and Triton then compiles a kernel without what they need. Without z_pairs
+# three may be None, and Triton then compiles a kernel without the code for them. Without z_pairs
 # nothing is counted, and without gate_q the gates reuse the logits
 
 @triton.jit
@@ -337,10 +337,10 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     """Computes o of one tile of queries. CoPE takes tiles of keys leftwards from the diagonal until
     every row is at npos - 1, and then the other keys from left to right, as plain attention.
 
-    Fills saved: o; lse (B, H, T), the log-sum-exp of each row in base 2; and if it counts,
-    o_residual, what rounding removed from o, because dz and dg would otherwise add up the errors
-    of rowsum(dO * O); units_total (B, H, T), each row's sum of gates; and plain_keys (B H,
-    tiles), the number of keys at the left that are not counted."""
+    Fills saved: o; and lse (B, H, T), the log-sum-exp of each row in base 2. If it counts, also
+    o_residual, which is what rounding removed from o (without it, dz and dg would add up the errors
+    of rowsum(dO * O)); units_total (B, H, T), each row's sum of gates; and plain_keys (B H, tiles),
+    how many keys at the left each tile does not count."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -357,7 +357,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     right_edge = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. right_edge - 1
     bounds = (0, diagonal, right_edge)
 
-    # 1. the keys that are counted, from right to left, and first those under the mask
+    # 1. the keys that are counted, from right to left, beginning with those under the mask
     if COUNTS:
         tl.static_assert(M == QUERIES, "the backward passes rely on where each tile stopped")
         tl.static_assert(N % KEYS == 0, "attention_backward_kv counts all of its N keys, or none")
@@ -395,10 +395,10 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                                                               weight_sum, acc)
                 right_edge = stop
         plain_bias = last_bias(z_pairs, row, NPOS, q_tile.dtype)
-        row_max -= plain_bias  # below, s and row_max leave out this bias, as all keys share it
+        row_max -= plain_bias  # below, s and row_max leave out this bias, because all keys share it
         bounds = (0, right_edge, right_edge)
 
-    # 2. plain attention, from left to right; last the keys under the mask, if nothing is counted
+    # 2. plain attention, from left to right; it ends under the mask if nothing is counted
     s_scale: constexpr = scale if key_bias is None else 1.0  # what online_softmax multiplies s by
     for masked in tl.static_range(1 if COUNTS else 2):
         for n in range(bounds[masked], bounds[masked + 1]):
@@ -433,8 +433,8 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
     grads: dq, dgate_q, dz and dkey_bias. The last gets minus the row sums of dS, to which
     attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO * O);
     units_right_at and dp_left_at (heads, tiles of KEYS, T) are the units counted to the right of a
-    tile and the sum of dp to its left, all for attention_backward_kv; run_ends (heads, T, npos, 2)
-    are lower[c] and upper[c] of each row. The heads that share scratch begin with first_head."""
+    tile and the sum of dp to its left, all three for attention_backward_kv; run_ends (heads, T,
+    npos, 2) are lower[c] and upper[c] of each row. scratch holds the heads from first_head on."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -444,12 +444,12 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
     scale: constexpr = LOG2E * DV**-0.5
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i = tile * M + tl.arange(0, M)
-    slot = tl.program_id(1).to(tl.int64)  # which of the heads that share scratch
+    slot = tl.program_id(1).to(tl.int64)  # the index of this head in scratch
     bh = first_head + slot
     row = tl.minimum(i, T - 1)
     valid = i < T
 
-    # 1. what the rows need: rowsum(dO * O), the log-sum-exp, and where their sums begin
+    # 1. what the rows need: rowsum(dO * O), the log-sum-exp, and the first values of their sums
     q_tile = load(q, bh, H, i, T, D)
     do_tile = load(do, bh, H, i, T, DV)
     o_tile = load(o, bh, H, i, T, DV).to(tl.float32)
@@ -505,7 +505,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
                     gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
-                # of a tile of KEYS, the first dp_left stays, and the last units_right
+                # a tile of KEYS keeps dp_left of its first N keys and units_right of its last N
                 at = carried + n // (KEYS // N) * T + i
                 tl.store(dp_left_at + at, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
@@ -551,8 +551,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
                           QUERIES: constexpr, KEYS: constexpr, NPOS: constexpr, DROPOUT: constexpr,
                           D: constexpr, DV: constexpr, M: constexpr, N: constexpr):
     """Computes grads, which are dk, dv, dgate_k and dkey_bias, of one tile of keys, from all
-    queries that see it: first those under the mask, then the tiles of queries that still counted
-    here, then those for which these keys were plain. Tiles are transposed, (N, M)."""
+    queries that see it: first those under the mask, then the tiles of queries that counted these
+    keys, then those for which they were plain. Tiles are transposed, (N, M)."""
     tl.static_assert(N % M == 0, "the mask must end where a tile of queries ends")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -658,7 +658,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
 
 # --- launching ------------------------------------------------------------------------------------
 # The attention is a pair of PyTorch operators, made by custom_op because triton_op does not take
-# the CPU tensors of the interpreter. torch.compile learns the results' shapes from fake_...
+# the CPU tensors of the interpreter. torch.compile learns all shapes from the fake_ functions
 
 QUERIES = 64  # M of attention_forward if it counts; all these rows stop counting at the same key
 KEYS = 64  # N of attention_backward_kv if it counts; for each such tile it needs the carried sums
@@ -680,8 +680,8 @@ def is_small(device):
 
 @functools.cache
 def compiled_once(kernel):
-    """Returns a copy that is compiled once for all T. Triton would otherwise compile CoPE anew at
-    T = 1, where 3.6 and 3.8 fail, and at multiples of 16, where it needs more registers."""
+    """Returns a copy of a kernel, compiled once for all T. Triton would otherwise compile CoPE anew
+    at T = 1, where 3.6 and 3.8 fail, and at multiples of 16, where it needs more registers."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first_head"])
 
 def choose(kernel, q, v, z_pairs, dropout):
@@ -711,11 +711,11 @@ def strided(x):
     return x, x.stride(0), x.stride(1), x.stride(2)
 
 def empty_heads(x):
-    """Returns an empty (B, H, T, d), stored as (B, T, H, d): merging the heads copies nothing."""
+    """Returns an empty (B, H, T, d), stored as (B, T, H, d), so merging heads copies nothing."""
     return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 def present(x):
-    """Returns x, or None if it is empty. An operator returns such a tensor in place of None."""
+    """Returns x, or None if it is empty, because an operator cannot return None in a list."""
     return x if x.numel() else None
 
 def launch(kernel, grid, inputs, *args, **options):
@@ -774,15 +774,15 @@ def fake_forward(q, k, v, key_bias, z, *_):
 def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor],
                 gate_q: Optional[Tensor], gate_k: Optional[Tensor], bias_learns: bool,
                 saved: list[Tensor], seed: Tensor, dropout: float) -> list[Tensor]:
-    """saved: what forward_op returned. Returns dq, dk, dv, dkey_bias, dz, dgate_q and dgate_k."""
+    """saved is what forward_op returned. Returns dq, dk, dv, dkey_bias, dz, dgate_q and dgate_k."""
     results = fake_backward(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, saved)
     dq, dk, dv, dkey_bias, dz, dgate_q, dgate_k = map(present, results)
     o, lse, o_residual, units_total, plain_keys, z_pairs = map(present, saved)
     B, H, T, _ = q.shape
     do_dot_o = torch.empty_like(lse)
-    heads = B * H  # at a time
+    heads = B * H  # per launch
     scratch = do_dot_o, None, None, None
-    if z_pairs is not None:  # CoPE's scratch is large, so take as many heads at a time as fit
+    if z_pairs is not None:  # CoPE's scratch is large, so launch as many heads at a time as fit
         npos = z_pairs.size(3)
         tiles = math.ceil(T / KEYS)
         bytes_per_head = 8 * T * (tiles + npos)
@@ -828,7 +828,7 @@ def differentiate(ctx, grads):
 forward_op.register_autograd(differentiate, setup_context=save_inputs)
 
 def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
-    """Raises ValueError if the arguments do not fit together, or the kernels cannot take them."""
+    """Raises ValueError if the arguments do not fit together or if the kernels cannot take them."""
     if INTERPRET and q.dtype == torch.bfloat16:
         raise ValueError("Triton's interpreter computes bfloat16 wrongly; use float16 or float32")
     if not 0 <= dropout < 1:
@@ -862,10 +862,10 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0)
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
 
 def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
-    """Causal attention with logits q.k / sqrt(d), differentiable in all tensors. o has v's shape.
+    """Returns causal attention with logits q.k / sqrt(d), in v's shape. All tensors get gradients.
 
     q, k      (B, H, T, D) after any rotation, in float16 or bfloat16 (or float32 for tests)
-    v         (B, H, T, d), 16 <= d <= 128, and d <= D <= 2d, as PoPE's q and k have width 2d
+    v         (B, H, T, d), 16 <= d <= 128, and d <= D <= 2d, because PoPE's q and k have width 2d
     key_bias  (B, H, T) in float32 is added to the logits of each key, as in ALiBi and FoX
     z         (B, H, T, npos), npos >= 2, turns CoPE on; it is q @ e, with the q before rotation
     gate_q    (B, H, T, d), and gate_k likewise: the gates are sigmoids of gate_q.gate_k / sqrt(d).
@@ -896,4 +896,4 @@ def why_not(names, d, device, dtype):
     if not 16 <= d <= widest:
         return f"head width {d} is not within 16 to {widest}"
     if dtype not in (torch.float16, torch.bfloat16) and not (INTERPRET and dtype == torch.float32):
-        return f"{dtype} inputs"  # float32 would be right, but slow: it spills registers
+        return f"{dtype} inputs"  # float32 would be correct but slow, because it spills registers

@@ -4,11 +4,11 @@ Trains a GPT on one device, or on many under torchrun:
     python train.py config/quickstart.py [--key=value ...]         --help prints every key
     torchrun --standalone --nproc_per_node=8 train.py config/...   the same batches, divided up
 
-A step's batch depends only on (seed, step), so a run that was stopped and resumed is the same run
-as an uninterrupted one. On GPUs, or with three or more processes, rounding may differ, and with a
-different number of processes, dropout too. On SIGTERM, Ctrl-C or a closed terminal, a run saves a
-checkpoint and stops, and the same command with --resume=True resumes it. A further Ctrl-C ends it
-without saving, but not under torchrun, which waits for its shutdown_timeout (30 seconds).
+A step's batch depends only on (seed, step), so a run that was stopped and resumed takes the same
+steps as an uninterrupted one. On GPUs, or with three or more processes, rounding may differ, and if
+the number of processes changes, so does dropout. On SIGTERM, Ctrl-C or a closed terminal, a run
+saves a checkpoint and stops, and the same command with --resume=True resumes it. A further Ctrl-C
+ends it without saving, but not under torchrun, which waits for its shutdown_timeout (30 seconds).
 
 main() is the whole training run, from top to bottom. The functions that it calls follow it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
@@ -58,7 +58,7 @@ class TrainConfig(GPTConfig):
     init_from: str = ""  # fine-tuning: the run directory to take weights and model options from
     seed: int = 1337  # of weights, batches and dropout
     batch_size: AtLeast1 = 16  # sequences per step, over all processes and micro-batches
-    micro_batch: int = 0  # sequences per forward pass; 0: the whole share of a process
+    micro_batch: int = 0  # sequences per forward pass; 0: all sequences of the process
     max_iters: int = 1000  # training steps
     learning_rate: AtLeast0 = 1e-3  # after warm-up
     min_lr: AtLeast0 = 0.0  # cosine and linear reach this at max_iters
@@ -66,7 +66,7 @@ class TrainConfig(GPTConfig):
     warmup_iters: int = 0  # steps of linear warm-up
     weight_decay: AtLeast0 = 0.1  # on the weights of linear and embedding layers
     beta1: Below1 = 0.9  # AdamW: decay rate of the running mean of the gradient
-    beta2: Below1 = 0.95  # AdamW: decay rate of the running mean of its square
+    beta2: Below1 = 0.95  # AdamW: decay rate of the running mean of the squared gradient
     grad_clip: AtLeast0 = 1.0  # maximum norm of the gradient; 0: no clipping
     eval_interval: AtLeast1 = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
@@ -75,8 +75,8 @@ class TrainConfig(GPTConfig):
     log_interval: AtLeast1 = 10  # steps between log lines
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if a CUDA GPU has it
-    compile: bool = False  # torch.compile: slow to start, fast steps
-    kernels: Literal["auto", "off"] = "off"  # auto: Triton in each layer that a kernel supports
+    compile: bool = False  # torch.compile: a slow start, but faster steps
+    kernels: Literal["auto", "off"] = "off"  # auto: Triton in each layer that the kernels support
     wandb_project: str = ""  # also log to this Weights & Biases project
 
 def main(argv):
@@ -140,7 +140,7 @@ def main(argv):
 
         # The loss is the mean over all targets of the batch, and -1 marks tokens that are not
         # targets. Micro-batches and processes may hold different numbers of targets, so the mean of
-        # each part (0 if it has none) is weighted by its share of them
+        # each part (0 if it has none) is weighted by its fraction of the targets
         targets = processes.sum((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
         n = cfg.micro_batch or len(x)
@@ -151,15 +151,15 @@ def main(argv):
             with autocast:
                 mean = ddp_model(x_part, y_part, return_logits=False)[1]
                 part = mean * (y_part != -1).sum() / targets
-            (part * processes.world).backward()  # since DDP takes the mean over processes
+            (part * processes.world).backward()  # because DDP takes the mean over processes
             loss += part.detach()
         next_batch = get_batch(step + 1)  # while the GPU is computing
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights may be saved. A save that is due comes before an
-        # evaluation, because that can take a long time. At the end, `best` may be new, so it comes
-        # again
+        # The loss is finite, so these weights may be saved. A save that is due comes before the
+        # evaluation, because an evaluation can take a long time. At the end, another save follows
+        # it, because `best` may be new
         pause_start = time.perf_counter()
         last = step >= cfg.max_iters
         stop = stop_signal.heard()
@@ -172,7 +172,7 @@ def main(argv):
                 results = evaluate(model, evals, cfg, processes, stop_signal)
             model.train()
             stop = stop_signal.heard()
-            if results:  # a signal interrupts an evaluation, which then has none
+            if results:  # an evaluation that a signal has interrupted returns None
                 best = record_results(results, best, step, cfg, log, processes)
             if last or stop:
                 save()
@@ -224,7 +224,7 @@ def read_config(argv):
         origin = model_config(checkpoint.read(run))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
         if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
-            cfg.rope_trained = origin.block_size  # the command may have another one
+            cfg.rope_trained = origin.block_size  # the command may set another block_size
     check(cfg)
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
         raise ValueError(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
@@ -316,8 +316,8 @@ class StopSignal:
                 pass  # the terminal is closed
         self.number = max(self.number, number)
         # From now on, Ctrl-C ends the run at once, without saving. A second SIGTERM does not,
-        # because torchrun forwards the one that it gets, and a scheduler may send it to all
-        # processes as well
+        # because it may be the first one again: torchrun forwards it, and a scheduler may also send
+        # it to all processes
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def heard(self):
@@ -399,8 +399,8 @@ def load_run(cfg, model, optimizer, train, processes):
     return state
 
 def check_same_run(cfg, saved, train):
-    """Raises ValueError if the checkpoint has another origin, model, data set or other batches. The
-    folder of the data may have been moved, but its name must be the same."""
+    """Raises ValueError if the checkpoint has another origin, model or data set, or other batches.
+    The folder of the data may have been moved, but its name must be the same."""
     fixed = {key: saved["config"][key] for key in ("init_from", "batch_size", "seed")}
     fixed.update(asdict(model_config(saved)))
     for key, saved_value in fixed.items():
@@ -440,7 +440,7 @@ class Log:
         self.wandb_id = None
 
     def start(self, cfg, wandb_id, length, step):
-        """Records the settings and the first step, and opens the W&B run, or continues the one with
+        """Records the settings and the first step, and opens a W&B run, or resumes the one with
         this id."""
         self.record(config=asdict(cfg), from_step=step, length=length, device=self.device_name,
                     torch=torch.__version__)
@@ -493,8 +493,8 @@ def refuse_nan(name, loss, step, cfg):
         raise ValueError(f"{name} is {loss} at step {step}; try a lower learning_rate; {kept}")
 
 def evaluate(model, splits, cfg, processes, stop_signal):
-    """Returns {split: its scores}, or None if a signal interrupts it. The windows are the same each
-    time, and are divided among the processes."""
+    """Returns {split: its scores}, or None if a signal interrupts it. The windows are the same in
+    every evaluation, and the processes divide them among themselves."""
     results = {}
     count = cfg.eval_batches * cfg.batch_size or None  # None: all windows of the split
     n = cfg.micro_batch or cfg.batch_size // processes.world

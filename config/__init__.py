@@ -34,7 +34,7 @@ RANGES = {int: (0, INT_LIMIT), float: (-sys.float_info.max, math.inf)}
 
 def load(cls, argv, **given):
     """Returns an instance of the dataclass cls from the words of a command line. `given` holds
-    values that replace defaults, and that a config file and flags replace in turn. The field
+    values that override the defaults. A config file and flags override them in turn. The field
     `config` becomes the path of the config file."""
     if "--help" in argv or "-h" in argv:
         show(usage(cls))
@@ -101,7 +101,7 @@ def typed(cls, key, value, where):
         if kind is float and type(read) is int:
             read = float(read)
     except (ValueError, SyntaxError, TypeError, OverflowError):
-        pass  # this is not a literal, and the check of the type below reports it
+        pass  # the value is not a literal, which the check of its type below reports
     if kind is int and type(read) is float and read.is_integer():
         read = int(read)  # 1e3 for 1000
     if type(read) is not kind:
@@ -127,7 +127,7 @@ def usage(cls):
     return "\n".join([sys.modules[cls.__module__].__doc__.strip(), "", cls.__doc__, "", *rows])
 
 def show(text):
-    """Prints the text, even if a reader such as `head` closes the pipe before the end."""
+    """Prints the text, and does not fail if a reader such as `head` closes the pipe early."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -135,8 +135,8 @@ def show(text):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 def last_line(error):
-    """Returns the line with which a script ends after an error. Raises a bug again, because its
-    traceback is needed."""
+    """Returns the line that a script prints when it ends with this error. But if the error is a
+    bug, raises it again, because its traceback is needed."""
     if is_bug(error):
         raise error
     line = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -145,15 +145,15 @@ def last_line(error):
     return line
 
 def end_by_ctrl_c(line):
-    """Prints the line and ends the process as an unhandled Ctrl-C does, which ends a shell loop
+    """Prints the line and ends the process as an unhandled Ctrl-C does, so that a shell loop ends
     too."""
     print(f"\n{line}", file=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.raise_signal(signal.SIGINT)
 
 def is_bug(error):
-    """Returns whether no `raise` of this project explains the error. A ValueError may also come
-    from an operation, as in `a, b = 1, 2, 3`."""
+    """Returns whether the error is a RuntimeError (but not a lack of memory), or a ValueError that
+    no `raise` of this project explains, such as that of `a, b = 1, 2, 3`."""
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):  # of a text file
         last = traceback.extract_tb(error.__traceback__)[-1]
         project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -163,6 +163,6 @@ def is_bug(error):
     return isinstance(error, RuntimeError) and not ran_out_of_memory(error)
 
 def ran_out_of_memory(error):
-    """Returns whether this is an error by which Python or PyTorch reports a lack of memory."""
+    """Returns whether Python or PyTorch reports a lack of memory by this error."""
     words = "allocate memory|out of memory|size calculation overflowed"
     return isinstance(error, MemoryError) or re.search(words, str(error)) is not None

@@ -1,11 +1,11 @@
 """
-Prints the commands that train the runs of the tables in a config file's docstring, for all seeds:
+Prints the commands that train all runs of the tables in the docstring of a config file:
 
     python -m config config/cope_flip_flop.py
     python -m config config/cope_flip_flop.py | bash    # trains them one after the other
 
 It reads the tables whose heading begins with `flags`, and no others. Each of their rows begins with
-flags, and the heading of a column may be a flag too. Each run is repeated for all seeds that the
+flags, and the heading of a column may be a flag too. Each run is repeated with every seed that the
 docstring names.
 """
 import ast
@@ -31,8 +31,8 @@ def runs(docstring):
                 yield [word for word in row if word.startswith("--")] + column + seed
 
 def command(path, flags):
-    """Returns the command that trains with a config file and these flags. The run directory has all
-    of them in its name, as in out/cope_flip_flop_n_layer=2_rope_seed1338."""
+    """Returns the command that trains with a config file and these flags. The run directory is
+    named after all of them, as in out/cope_flip_flop_n_layer=2_rope_seed1338."""
     options = {"pe": config.assignments(path).get("pe")}
     options.update(flag[2:].partition("=")[::2] for flag in flags)
     pe = options.pop("pe")

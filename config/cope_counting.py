@@ -8,9 +8,9 @@ CoPE Tables 3, 4 and 10, Figure 2, counting: wrong answers in percent, mean (dev
     --pe=relative   1.1 (0.4)   8.8 (1.1)   34.1 (2.5)
     --pe=learned    5.3 (0.8)   -           -
 
-The other two seeds are --seed=1338 and --seed=1339. The columns are the token_error of three splits
-in the last evaluations, with 1000 programs each. Always answering 10 gets 81% of test wrong. With
-three and five variables instead of one, these are the errors on test:
+The other two seeds are --seed=1338 and --seed=1339. The columns are the token_error of three
+splits, of 1000 programs each, in the last evaluation. Always answering 10 gets 81% of test wrong.
+With three and five variables instead of one, these are the errors on test:
 
     flags           --data=counting@variables=3   --data=counting@variables=5
     (none: CoPE)    1.2 (2.1)                     7.4 (8.5)
@@ -28,11 +28,11 @@ The paper says that it trains on 10,000 programs of up to 512 operations. The re
 released code, facebookresearch/RAM, projects/cope (run.sh, context_position.py, trainer.py). It has
 4 layers of width 256 with 4 heads, dropout 0.1, Adam at a constant 7e-5, a batch size of 64, 100
 epochs (15,700 steps), no gradient clipping, and an output layer tied to the embeddings. Its CoPE
-has a table of block_size + 1 = 513 positions in each layer and divides q.e by sqrt(d), whereas all
-layers share one table of relative embeddings.
+has a table of 513 positions (its block_size + 1) in each layer and divides q.e by sqrt(d), whereas
+all layers share one table of relative embeddings.
 
-Our choices. Five things differ from the released code. After a program that fails, it draws a new
-length, whereas ours keeps the old one (data/counting.py). Its blocks are post-norm with ReLU,
+Our choices. Five things differ from the released code. When it rejects a program, it also draws a
+new length, whereas ours keeps the old one (data/counting.py). Its blocks are post-norm with ReLU,
 whereas ours are pre-norm with GELU. It also applies dropout to the hidden layer of the MLP. Its
 embeddings and absolute positions start with a standard deviation of 0.0625 (256^-0.5), its relative
 table with 0.125 (64^-0.5) and its linear layers with PyTorch's default, whereas ours all start with

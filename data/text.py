@@ -10,7 +10,7 @@ training. End-of-text follows each of the two parts. A file may be larger than m
 it is tokenized in pieces, which end where a line ends unless the line is very long.
 
 Tokenizing a corpus uses all cores. If it is interrupted, the same command resumes it. A corpus that
-is streamed from the hub is then downloaded again from its beginning, but it is not tokenized again.
+is streamed from the Hugging Face hub is then downloaded again, but not tokenized again.
 
 splits   train, val
 options  source: the file or the folder; tokenizer: "bytes", a name that tiktoken or the Hugging
@@ -32,7 +32,7 @@ from data.shards import Writer
 from data.tokenizer import load_encoding, with_checksum
 
 CORES = os.cpu_count() or 1
-PIECE = 1 << 18  # the characters of a file that are read and tokenized at a time
+PIECE = 1 << 18  # the number of characters of a file that are read and tokenized at a time
 END_OF_TEXT = object()  # see write_documents
 
 def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, shortest=0,
@@ -57,7 +57,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
         raise ValueError(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, but uint16 holds "
-                         "only 65536; take another")
+                         "only 65536; choose another")
     settings = {"tokenizer": tokenizer, "separator": separator, "tokens": tokens or {},
                 "shortest": shortest, "shard_tokens": shard_tokens, **origin}
     try:
@@ -80,7 +80,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
                     documents_read[part] += 1
                     writer.write(split, ids)
                 # a shard is saved together with the number of documents that have been read, so no
-                # document of this split may still wait when a shard of the next one is saved
+                # document of this split may still be waiting when a shard of the next one is saved
                 writer.end_shard(split)
         end_of_text = None if separator is None else encoding.eot_token
         writer.finish(encoding.n_vocab, tokenizer, end_of_text)
@@ -109,9 +109,9 @@ def encoder(tokenizer, separator, shortest):
     return encode
 
 def in_threads(function, items):
-    """Yields function(item) for each item, in order. All cores compute them, but only a little
-    ahead of the caller, because a corpus does not fit into memory. Threads suffice, because
-    tiktoken, tokenizers and numpy release the GIL."""
+    """Yields function(item) for each item, in order. All cores work on them, but only a little
+    ahead of the caller, because the results for a corpus would not fit into memory. Threads
+    suffice, because tiktoken, tokenizers and numpy release the GIL."""
     def of_block(block):
         return [function(item) for item in block]
 
@@ -191,7 +191,7 @@ def pieces(path, start, end):
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
     if not 0 < val < 1:
         raise ValueError(f"val={val} must lie between 0 and 1, because it is a fraction")
-    sha256 = hashlib.sha256()  # a setting, so that nothing is resumed after a file was edited
+    sha256 = hashlib.sha256()  # a setting, so that nothing is resumed if a file has been edited
     segments = {"train": [], "val": []}
     for path in files(source):
         length, contents = measure(path)

@@ -23,7 +23,7 @@ COLORS = {
 }
 STYLES = ("-", "--", ":", "-.")  # of the first, second, ... curve of one colour
 TEXTS = 10  # segments of the split over which a picture of attention is averaged
-SHORT = 256  # tokens of each segment, because a map of more could not be read
+SHORT = 256  # tokens of each segment at most, because a larger map could not be read
 TOKENS_PER_INCH = 10  # in a map that is labelled with its tokens
 
 # --- parts that all pictures share ----------------------------------------------------------------
@@ -93,7 +93,7 @@ def draw_by_length(lines, path):
     save(figure, path)
 
 def draw_training(rows, path):
-    """Draws a panel for each number in the logs, over steps. rows are from results.training."""
+    """Draws a panel for each quantity in the logs, over steps. rows are from results.training."""
     keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
     keys = [key for key in keys if key not in ("run", "pe", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
@@ -186,9 +186,9 @@ def measure(model, idx, name):
     return layers
 
 def norms(attn, x, q, k, *rest):
-    """Returns (2, n), which holds for q and for k the norm of the pair of entries that rotates at
-    frequency c, or in PoPE the magnitude mu of component c, as a mean over tokens and heads (PoPE
-    Figures 3 to 6). Returns None if the layer rotates nothing."""
+    """Returns (2, n), the norms in q and in k of the pair of entries that rotates at each
+    frequency, averaged over tokens and heads (PoPE Figures 3 to 6). In PoPE such a norm is a
+    magnitude mu_c. Returns None if the layer rotates nothing."""
     for pe in attn.pes:
         if overrides(type(pe), "rotate"):
             pairs = torch.stack((q, k))
@@ -212,8 +212,8 @@ def learned_rotation(attn, x, *rest):
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
 def cope_map(attn, name, q, k, v, unrotated_q, i, j, per_key):
-    """Calls the method of this name, gates or logit_bias, of the layer's CoPE. Returns its result
-    as a map (H, T, T) that is nan in the future. Returns None if the layer has no CoPE."""
+    """Calls the layer's CoPE method of this name, gates or logit_bias. Returns its result as a map
+    (H, T, T) that is nan where the key follows the query. Returns None if the layer has no CoPE."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)

@@ -34,7 +34,7 @@ def split_options(run):
 # --- what is written ------------------------------------------------------------------------------
 
 def append(run, row):
-    """Appends a line for every number of the row to RUN/results.jsonl."""
+    """Appends a line to RUN/results.jsonl for every float in the row."""
     machine = f"{platform.machine()} {run.device.type.upper()}, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
@@ -148,8 +148,8 @@ def latest(folders):
 
 def print_tables(lines):
     """Prints a Markdown table for each config and metric. Runs that differ only in their seed share
-    a row, and each split has a column. Raises ValueError for a cell of numbers from data that
-    differ."""
+    a row, and each split has a column. Raises ValueError if the numbers of one cell were measured
+    on different data."""
     tables = {}
     for line in lines:
         tables.setdefault((line["config"], line["metric"]), []).append(line)
@@ -169,7 +169,7 @@ def print_tables(lines):
                 here = [line for line in row if line["split"] == split]
                 if len({line["data"] for line in here}) > 1:
                     raise ValueError(f"the data of {split!r} differ between the runs of {label}; "
-                                     "report them apart")
+                                     "report them separately")
                 values = [line["value"] for line in here]
                 cells.append(spread(values))
                 if 0 < len(values) < len(runs):  # some of the runs were not evaluated here
