@@ -176,7 +176,8 @@ def main(argv):
                 best = record_results(results, best, step, cfg, log, processes)
             if last or stop:
                 save()
-            eval_seconds = time.perf_counter() - pause_start
+            if logged_at or not cfg.compile:  # the first evaluation compiles the model
+                eval_seconds = time.perf_counter() - pause_start
         if last or stop:
             break
         pause_seconds += time.perf_counter() - pause_start

@@ -115,8 +115,8 @@ def draw_by_position(rows, path):
 
 def draw_curves(ax, rows, x, y, metric):
     """Draws y, which is a value of this metric, against x, with one curve for each label of the
-    rows. Losses far above the lowest are cut off, because the differences between the others could
-    not be seen beside them."""
+    rows. A point that some seeds lack is left out, because the mean would jump there. Losses far
+    above the lowest are cut off, because the others could not be told apart beside them."""
     label_of = results.labels(rows)
     curves = {}  # {(label, pe): {x: [y of each seed]}}
     for row in rows:
@@ -125,7 +125,8 @@ def draw_curves(ax, rows, x, y, metric):
             seeds.setdefault(row[x], []).append(row[y])
     drawn = collections.Counter()  # tells curves of one colour apart
     for (label, pe), seeds in curves.items():
-        at = sorted(seeds)
+        most = max(map(len, seeds.values()))
+        at = sorted(value for value in seeds if len(seeds[value]) == most)
         mean = [statistics.fmean(seeds[value]) for value in at]
         low = [min(seeds[value]) for value in at]
         high = [max(seeds[value]) for value in at]
@@ -266,8 +267,9 @@ def draw_lines(run, layers, names):
     figure, axes = panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
         theta = frequencies(run.model.cfg.base, lines.size(1), lines)
-        if "rope" in run.model.first_instance:  # rope_scaling changes them
-            theta = run.model.first_instance["rope"].theta(lines)
+        for pe in run.model.h[i].attn.pes:
+            if isinstance(pe, RoPE):  # rope_scaling changes its frequencies
+                theta = pe.theta(lines)
         periods = (2 * math.pi / theta).tolist()
         for h, (line, name) in enumerate(zip(lines, names)):
             style = STYLES[h // 10 % len(STYLES)]  # matplotlib has ten colours, C0 to C9

@@ -25,8 +25,9 @@ def score_tasks(runs, names, fewshot):
         print(f"{run.name}\n{make_table(found)}", flush=True)
         for task, scores in found["results"].items():
             name = task
-            if task in found["n-shot"]:  # a group of tasks has none
-                name += f", {found['n-shot'][task]}-shot"
+            shots = found["n-shot"].get(task, fewshot or None)
+            if shots is not None:  # a group of tasks may have none
+                name += f", {shots}-shot"
             results.append(run, {**scores, "split": name, "length": model.longest})
 
 class Score(list):

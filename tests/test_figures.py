@@ -70,9 +70,9 @@ def test_norms(options, layers, monkeypatch):
 def test_periods():
     """The axis shows the periods of the model's frequencies, which rope_scaling changes."""
     pytest.importorskip("matplotlib")
-    for options, factor in ((dict(pe="pope"), 1), (dict(pe="rope"), 1),
-                            (dict(pe="rope", rope_scaling="linear", rope_factor=4), 4)):
-        run = SimpleNamespace(model=small(**options, base=100)[0], trained=16)
+    for pe, factor in (("pope", 1), ("rope", 4), ("carope,rope", 1)):  # of layer 0
+        net = small(pe=pe, base=100, rope_scaling="linear", rope_factor=4)[0]
+        run = SimpleNamespace(model=net, trained=16)
         figure = figures.draw_lines(run, {0: torch.ones(2, 4)}, ("queries", "keys"))
         want = [2 * math.pi * factor * 100 ** (c / 4) for c in range(4)]
         assert figure.axes[0].lines[0].get_xdata() == pytest.approx(want)
