@@ -46,7 +46,7 @@ class SampleConfig:
     tasks: str = ""  # comma-separated lm-evaluation-harness tasks to score: names or yaml files
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
     eval_tokens: config.AtLeast1 = losses.TOKENS  # extrapolate, loss_by_position: tokens to read
-    split: str = "val"  # the split to extrapolate on, draw figures of, or show rows of
+    split: str = ""  # the split to extrapolate on, draw or show; empty: the first of eval_splits
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the run's own
     figure: str = ""  # frequency | rotation | gates | positions | loss_by_position | curves
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
@@ -66,6 +66,7 @@ def main(argv):
         runs = list(dict.fromkeys(results.split_options(name)[0] for name in names))
     else:
         runs = [Run(name, cfg.data, cfg.device) for name in names]  # all of them, before any work
+        cfg.split = cfg.split or runs[0].config["eval_splits"].partition(",")[0]
     if not action:
         actions = {"answers" if run.meta["loss"] == "mask" else "text" for run in runs}
         if len(actions) > 1:

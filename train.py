@@ -220,8 +220,9 @@ def read_config(argv):
     cfg = config.load(TrainConfig, argv)
     if cfg.init_from:  # parsed again, with the model options of that run as defaults
         run = cfg.init_from
-        if cfg.resume and cfg.out_dir and checkpoint.exists(cfg.out_dir):
-            run = cfg.out_dir  # which has the same options, and the origin may be gone by now
+        folder = cfg.out_dir or default_directory(cfg)
+        if cfg.resume and checkpoint.exists(folder):
+            run = folder  # which has the same options, and the origin may be gone by now
         origin = model_config(checkpoint.read(run))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
         if cfg.rope_scaling == "yarn" and not cfg.rope_trained:

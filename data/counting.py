@@ -92,8 +92,7 @@ def programs(rng, counts, variables, w_pass):
 def prepare(folder, variables: int = 1, steps: int = 512, length: int = 512, train: int = 10_000,
             val: int = 1000, test: int = 1000, seed: int = 0):
     if not 1 <= variables <= 26 or steps < 3:
-        raise ValueError(f"variables={variables} or steps={steps} is out of range; use 1 to 26 "
-                         "variables, and 3 steps or more")
+        raise ValueError(f"variables={variables} must be 1 to 26, and steps={steps} 3 or more")
     how = dict(variables=variables, steps=steps, length=length)
     splits = dict(
         train=(train, dict(how, w_pass=50)),

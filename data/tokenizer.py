@@ -74,9 +74,9 @@ def load_encoding(name):
         raise ImportError(f"tokenizer {name!r} needs a package: pip install tokenizers") from None
     except Exception as error:  # each library raises errors of its own
         fault = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); check its name; its "
-                         "first use needs a network, and if it has terms of use, also "
-                         "`hf auth login`") from None
+        raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); it must be known and "
+                         "have </s> or <|endoftext|>; the first use of one from the hub needs a "
+                         "network, and perhaps `hf auth login`") from None
     # get_encoding returns the same object each time, and tiktoken is slower if threads share one
     return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 

@@ -19,8 +19,6 @@ sys.path += [".", ".."]  # where model.py is, from the repository's root or from
 import model
 from model import GPT, PE, PES, GPTConfig, scaled_dot_products
 
-if "--help" in sys.argv:
-    sys.exit("this page is a script without options, which runs for two minutes")
 torch.set_num_threads(1)  # these models are so small that more threads would wait for each other
 os.makedirs("out", exist_ok=True)
 

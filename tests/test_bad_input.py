@@ -47,7 +47,6 @@ MISTAKES = [
     ("train.py --data={rows} --block_size=10", ["block_size >= 11"]),
     ("train.py --vocab_size=28", ["vocab_size=28 is less than the 29 of"]),
     # other runs
-    ("train.py --init_from=gpt2", ["'gpt2' is not a directory with a ckpt.pt; train a run with"]),
     ("train.py --init_from={run}/ckpt.pt", ["name its directory, {run}"]),
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),
     ("train.py --out_dir={run}", ["{run} already holds a run; resume it with --resume=True"]),
@@ -87,7 +86,7 @@ MISTAKES = [
     ("data/flip_flop.py --out={moved}", ["{moved} holds other files; move them"]),
     ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
     ("data/flip_flop.py --out={moved}/corpus", ["corpus.part was written from another source"]),
-    ("data/counting.py --steps=2", ["variables=1 or steps=2 is out of range; use 1 to 26"]),
+    ("data/counting.py --steps=2", ["variables=1 must be 1 to 26, and steps=2 3 or more"]),
     ("data/text.py", ["no text was named", "--source="]),
     ("data/text.py {text}", ["'{text}' has no value; write --key=value, or --help"]),
     ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),

@@ -70,7 +70,7 @@ def test_norms(options, layers, monkeypatch):
 def test_periods():
     """The axis shows the periods of the model's frequencies, which rope_scaling changes."""
     pytest.importorskip("matplotlib")
-    for pe, factor in (("pope", 1), ("rope", 4), ("carope,rope", 1)):  # of layer 0
+    for pe, factor in (("rope", 4), ("carope,rope", 1)):  # of layer 0
         net = small(pe=pe, base=100, rope_scaling="linear", rope_factor=4)[0]
         run = SimpleNamespace(model=net, trained=16)
         figure = figures.draw_lines(run, {0: torch.ones(2, 4)}, ("queries", "keys"))

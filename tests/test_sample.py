@@ -32,7 +32,8 @@ def runs(stream, rows, tmp_path_factory):
     for name in ("pope", "learned", "rope", "expe", "carope+cope", *special):
         data, pe, steps = special.get(name, (stream, name, 10))
         train.main([f"--data={data}", f"--out_dir={folder / name}", *TINY, f"--pe={pe}",
-                    f"--max_iters={steps}", "--eval_batches=0"])
+                    f"--max_iters={steps}", "--eval_batches=0",
+                    f"--eval_splits={'train' if name == 'task' else 'val'}"])
     return folder
 
 def token_losses(run, tokens, windows):
@@ -159,7 +160,7 @@ def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
     writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
     words = [str(runs / "task"), f"--data={tmp_path / 'short'}", "--device=cpu"]
     capsys.readouterr()
-    sample.main([*words, "--num_samples=64", "--split=train"])
+    sample.main([*words, "--num_samples=64"])  # of train, on which training evaluated
     lines = capsys.readouterr().out.splitlines()
     net = sample.Run(words[0], device="cpu").model
     wrong_rows = 0
@@ -326,7 +327,7 @@ def test_every_key_is_read_or_refused(runs, tmp_path, monkeypatch):
         commands[figure] = [run, f"--figure={figure}"]
     commands["positions"].append("--heads=1.2")
     # These are read to choose the action, to load the runs, or to be passed on
-    always = {"figure", "device", "data", "text", "heads"}
+    always = {"figure", "device", "data", "text", "heads", "split"}
     for action, words in commands.items():
         reads.clear()
         sample.main(words)
