@@ -236,7 +236,7 @@ def round_to_int(x):
 
 @triton.jit
 def clamp(p, NPOS):
-    """Clamps p to 0 .. npos - 1. p falls below 0 if two kernels' logits differ in the last bit."""
+    """Clamps p to 0 .. npos - 1. p can be below 0 if two kernels' logits differ in the last bit."""
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit

@@ -46,7 +46,7 @@ class SampleConfig:
     tasks: str = ""  # comma-separated lm-evaluation-harness tasks to score: names or yaml files
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
     eval_tokens: config.AtLeast1 = losses.TOKENS  # extrapolate, loss_by_position: tokens to read
-    split: str = ""  # the split to extrapolate on, draw or show; empty: the first of eval_splits
+    split: str = ""  # the split to extrapolate on, draw or show; empty: val, or the first of a task
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the run's own
     figure: str = ""  # frequency | rotation | gates | positions | loss_by_position | curves
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
@@ -66,7 +66,6 @@ def main(argv):
         runs = list(dict.fromkeys(results.split_options(name)[0] for name in names))
     else:
         runs = [Run(name, cfg.data, cfg.device) for name in names]  # all of them, before any work
-        cfg.split = cfg.split or runs[0].config["eval_splits"].partition(",")[0]
     if not action:
         actions = {"answers" if run.meta["loss"] == "mask" else "text" for run in runs}
         if len(actions) > 1:
@@ -101,7 +100,7 @@ def write_text(cfg, runs):
 @torch.no_grad()
 def write_answers(cfg, runs):
     for run in runs:
-        split = run.split(cfg.split)
+        split = run.split(cfg.split or run.config["eval_splits"].partition(",")[0])
         length = run.length(split)
         symbol = tokenizer(run.meta).decode
         between = " " if isinstance(run.meta["tokenizer"], dict) else ""
@@ -132,7 +131,7 @@ def extrapolate(cfg, runs):
         raise ValueError(f"extrapolate={cfg.extrapolate!r} is not a list of positive numbers; give "
                          "multiples of the trained length, as in --extrapolate=1,2,4,8")
     multiples = sorted({float(word) for word in cfg.extrapolate.split(",")})
-    show_and_save(runs, losses.extrapolate(runs, multiples, cfg.split, cfg.eval_tokens))
+    show_and_save(runs, losses.extrapolate(runs, multiples, cfg.split or "val", cfg.eval_tokens))
 
 def show_and_save(runs, measured):
     """Saves each row as soon as it is measured, because measuring the next one may take a long time
@@ -167,7 +166,7 @@ def draw_training(cfg, folders):
 
 def draw_loss_by_position(cfg, runs):
     path = writable(cfg.out or os.path.join("out", "loss_by_position"))
-    rows = losses.by_position(runs, cfg.split, cfg.eval_tokens)
+    rows = losses.by_position(runs, cfg.split or "val", cfg.eval_tokens)
     results.write_csv(path, rows)
     figures.draw_by_position(rows, path)
 
@@ -177,7 +176,7 @@ def draw_attention(cfg, runs):
     for run in runs:
         options = run.name.removeprefix(run.folder)  # such as "@block_size=48"
         path = writable(cfg.out or os.path.join(run.folder, cfg.figure + options))
-        idx = figures.tokens_to_show(run, cfg.figure, cfg.text, cfg.split)
+        idx = figures.tokens_to_show(run, cfg.figure, cfg.text, cfg.split or "val")
         layers = figures.measure(run.model, idx, cfg.figure)
         figures.draw_attention(run, cfg.figure, layers, idx[0], cfg.heads, path)
 

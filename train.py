@@ -157,9 +157,8 @@ def main(argv):
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights may be saved. A save that is due comes before the
-        # evaluation, because an evaluation can take a long time. At the end, another save follows
-        # it, because `best` may be new
+        # The loss is finite, so these weights may be saved. They are saved before an evaluation,
+        # because it can take a long time, and at the end once more after it, as `best` may be new
         pause_start = time.perf_counter()
         last = step >= cfg.max_iters
         stop = stop_signal.heard()
@@ -176,7 +175,7 @@ def main(argv):
                 best = record_results(results, best, step, cfg, log, processes)
             if last or stop:
                 save()
-            if logged_at or not cfg.compile:  # the first evaluation compiles the model
+            if logged_at or not cfg.compile:  # the first one may compile the model
                 eval_seconds = time.perf_counter() - pause_start
         if last or stop:
             break
@@ -220,11 +219,11 @@ def read_config(argv):
     cfg = config.load(TrainConfig, argv)
     if cfg.init_from:  # parsed again, with the model options of that run as defaults
         run = cfg.init_from
-        folder = cfg.out_dir or default_directory(cfg)
-        if cfg.resume and checkpoint.exists(folder):
-            run = folder  # which has the same options, and the origin may be gone by now
+        if cfg.resume and cfg.out_dir and checkpoint.exists(cfg.out_dir):
+            run = cfg.out_dir  # which has the same options, and the origin may be gone by now
         origin = model_config(checkpoint.read(run))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
+        cfg.init_from = os.path.normpath(cfg.init_from)  # resuming compares it
         if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
             cfg.rope_trained = origin.block_size  # the command may set another block_size
     check(cfg)
@@ -538,7 +537,6 @@ def say_what_runs(cfg, model, dtype, state, processes):
     say_changes(cfg, state["config"], processes)
 
 def say_changes(cfg, before, processes):
-    """Prints the settings that are not as before."""
     for key, value in before.items():
         if key != "resume" and getattr(cfg, key, value) != value:
             processes.say(f"{key}={getattr(cfg, key)!r} from here on; it was {value!r}")

@@ -147,6 +147,7 @@ def last_line(error):
 def end_by_ctrl_c(line):
     """Prints the line and ends the process as an unhandled Ctrl-C does, so that a shell loop ends
     too."""
+    sys.stdout.flush()
     print(f"\n{line}", file=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.raise_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ SHORTEST = 4000
 def prepare(folder, tokens: int = 700_000_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
     def corpus():
-        return {"all": texts(hub("HuggingFaceFW/fineweb", name="sample-10BT", split="train",
+        return {"val": texts(hub("HuggingFaceFW/fineweb", name="sample-10BT", split="train",
                                  streaming=True))}
 
     fourteenth = tokens // 14

@@ -18,7 +18,7 @@ def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
     def corpus():
         documents = hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train",
                         streaming=True)
-        return {"all": texts(documents, limit)}
+        return {"val": texts(documents, limit)}
 
     size = 100_000_000
     if limit is not None:

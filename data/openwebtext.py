@@ -3,10 +3,9 @@
     python -m data.openwebtext
 
 The split is nanoGPT's, so that losses can be compared: a fraction of 0.0005 of the documents, drawn
-with seed 2357, is for validation. End-of-text follows each document.
-
-Since version 4, `datasets` refuses sets that have a loading script, as this one had in 2025. If it
-still has one, pass hub() the revision of a pull request that converts the set to Parquet.
+with seed 2357, is for validation. End-of-text follows each document. Since version 4, `datasets`
+refuses sets that have a loading script, as this one had in 2025. If it still has one, pass hub()
+the revision of a pull request that converts the set to Parquet.
 """
 from data import command
 from data.text import hub, texts, write_documents

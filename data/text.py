@@ -129,7 +129,10 @@ def hub(*args, **options):
     """Returns a corpus of the Hugging Face hub. This needs `pip install datasets`."""
     import datasets
 
-    return datasets.load_dataset(*args, **options)
+    try:
+        return datasets.load_dataset(*args, **options)
+    except ValueError as error:  # for example, without a network
+        raise ValueError(f"{args[0]} could not be loaded ({error})") from error
 
 def texts(dataset, limit=None):
     """Returns the function documents(skip) that write_documents takes, for the first `limit` texts

@@ -72,7 +72,7 @@ def commit():
 def write_csv(path, rows):
     """Writes a list of dicts with the same keys to <path>.csv."""
     with open(path + ".csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
+        writer = csv.DictWriter(file, rows[0], extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
     print(f"wrote {path}.csv")
@@ -136,7 +136,8 @@ def latest(folders):
         last_step = max((line["steps"] for line in lines), default=0)
         for line in lines:
             # the run may have been measured under another path
-            line["run"] = f"{folder}@{line['options']}" if line["options"] else folder
+            options = line.get("options", split_options(line["run"])[1])
+            line["run"] = f"{folder}@{options}" if options else folder
             if line["steps"] == last_step:
                 found[line["run"], line["split"], line["length"], line["metric"]] = line
     if not found:
@@ -157,7 +158,7 @@ def print_tables(lines):
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")
         headings = []
         for split in splits:
-            data = {line["data"] for line in table if line["split"] == split}
+            data = {line.get("data") for line in table if line["split"] == split}
             headings.append(split if len(data) == 1 else f"{split}, on different data")
         print(f"| run | seeds | {' | '.join(headings)} |")
         print("| --- " * (2 + len(splits)) + "|")

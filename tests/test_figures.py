@@ -1,5 +1,4 @@
-"""Tests eval/figures.py: its numbers against float64 loops, and its pictures against the numbers.
-"""
+"""Tests eval/figures.py: its numbers against float64 loops, its pictures against the numbers."""
 import math
 import runpy
 import subprocess

@@ -327,7 +327,7 @@ def test_every_key_is_read_or_refused(runs, tmp_path, monkeypatch):
         commands[figure] = [run, f"--figure={figure}"]
     commands["positions"].append("--heads=1.2")
     # These are read to choose the action, to load the runs, or to be passed on
-    always = {"figure", "device", "data", "text", "heads", "split"}
+    always = {"figure", "device", "data", "text", "heads"}
     for action, words in commands.items():
         reads.clear()
         sample.main(words)
