@@ -46,7 +46,7 @@ class SampleConfig:
     tasks: str = ""  # comma-separated lm-evaluation-harness tasks to score: names or yaml files
     fewshot: int = 0  # tasks: solved examples before each question; 0: as the task's own file says
     eval_tokens: config.AtLeast1 = losses.TOKENS  # extrapolate, loss_by_position: tokens to read
-    split: str = ""  # the split to read; empty: val, but for answers the first of the run's eval_splits
+    split: str = ""  # the split to read; empty: val, but for answers the first of eval_splits
     data: str = ""  # a data set or folder of shards to evaluate on; empty: the run's own
     figure: str = ""  # frequency | rotation | gates | positions | loss_by_position | curves
     text: str = ""  # figures of attention: comma-separated text files to show; empty: the split
