@@ -145,8 +145,7 @@ def last_line(error):
     return line
 
 def end_by_ctrl_c(line):
-    """Prints the line and ends the process as an unhandled Ctrl-C does, so that a shell loop ends
-    too."""
+    """Prints the line and ends the process as Ctrl-C does, so that a shell loop ends too."""
     sys.stdout.flush()
     print(f"\n{line}", file=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -6,9 +6,9 @@
 
 A row is a program such as `pass; a = 0 ; pass; a ++; a ++; print a 2`. The number of its operations
 is uniform in [3, steps]. Each operation is drawn with the weights 1 for a set, 7 for an increment
-and `w_pass` for a pass. Only variables that have been set are incremented or printed. An increment
-past 10 is drawn again. A short program may not set any variable, and it is also drawn again, with
-the same number of operations.
+and `w_pass` for a pass. A program increments and prints only the variables that it has set. An
+increment past 10 is drawn again. A short program may not set any variable, and it is also drawn
+again, with the same number of operations.
 
 Tokens are the words between spaces. Only the last `length` tokens of a program are kept, and a
 shorter program is padded at its end. Only the answer carries loss.

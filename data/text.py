@@ -6,8 +6,7 @@
 
 The text must be UTF-8. In a folder, files and folders whose names begin with a dot are skipped. The
 last tenth of each file (or another fraction, --val) is for validation, and the rest is for
-training. End-of-text follows each of the two parts. A file may be larger than memory, because
-it is tokenized in pieces, which end where a line ends unless the line is very long.
+training. End-of-text follows each of the two parts. A file may be larger than memory.
 
 Tokenizing a corpus uses all cores. If it is interrupted, the same command resumes it. A corpus that
 is streamed from the Hugging Face hub is then downloaded again, but not tokenized again.

@@ -115,8 +115,8 @@ def draw_by_position(rows, path):
 
 def draw_curves(ax, rows, x, y, metric):
     """Draws y, which is a value of this metric, against x, with one curve for each label of the
-    rows. A point with fewer seeds than others is left out, because the mean would jump there.
-    Losses far above the lowest are cut off, because they would hide how the others differ."""
+    rows. Points with fewer seeds than others are left out, and losses far above the lowest are cut
+    off, because they would hide how the others differ."""
     label_of = results.labels(rows)
     curves = {}  # {(label, pe): {x: [y of each seed]}}
     for row in rows:

@@ -81,8 +81,7 @@ def write_csv(path, rows):
 
 def records(folder, name):
     """Returns the dicts of a file of JSON lines, or an empty list if there is no such file. Raises
-    ValueError if there is no such folder, and for a line that is not JSON, for example because a
-    full disk has cut it short."""
+    ValueError if there is no such folder, and for a line that is not JSON."""
     if not os.path.isdir(folder):
         raise ValueError(f"there is no run directory {folder!r}")
     path = os.path.join(folder, name)
