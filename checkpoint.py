@@ -27,9 +27,8 @@ except ImportError:  # Windows lacks it, so nothing there keeps two processes ou
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
-    either the old one or the new one. Raises OSError if the file cannot be written, for example
-    because the disk is full. Raises ValueError if the directory was moved or deleted, so that
-    `log`, the file from open_log, is no longer in it: another run may have begun in its place."""
+    either the old one or the new one. Raises OSError if the file cannot be written, and ValueError
+    if `log`, the file from open_log, is gone, since another run may have taken its place."""
     path = os.path.join(run, "ckpt.pt")
     there = os.path.join(run, "log.jsonl")
     if not os.path.exists(there) or not os.path.samestat(os.stat(there), os.fstat(log.fileno())):
@@ -91,10 +90,12 @@ def model_config(checkpoint, **changes):
     was saved get their defaults."""
     names = {field.name for field in fields(GPTConfig)}
     options = {name: value for name, value in checkpoint["config"].items() if name in names}
-    cfg = GPTConfig(**{**options, **changes})
-    if "block_size" in changes and cfg.rope_scaling == "yarn" and not cfg.rope_trained:
-        cfg.rope_trained = options["block_size"]  # the changes set another block_size
-    return cfg
+    return GPTConfig(**{**options, **changes})
+
+def keep_trained_length(cfg, before):
+    """Gives YaRN the length that a run was trained at, which is the block_size before a change."""
+    if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
+        cfg.rope_trained = before.block_size
 
 def load_weights(model, checkpoint, run):
     """Copies the weights of checkpoint, which was read from run, into the model. Raises ValueError

@@ -134,9 +134,8 @@ def extrapolate(cfg, runs):
     show_and_save(runs, losses.extrapolate(runs, multiples, cfg.split or "val", cfg.eval_tokens))
 
 def show_and_save(runs, measured):
-    """Saves each row as soon as it is measured, because measuring the next one may take a long time
-    and be interrupted. Prints the rows of a run together, since they share a line, even if they
-    could not be saved."""
+    """Saves each row as soon as it is measured. Prints the rows of a run together, since they share
+    a line, even if they could not be saved."""
     width = max(24, max(len(run.name) for run in runs))
     head = []
     for run, pairs in groupby(measured, itemgetter(0)):
@@ -238,8 +237,7 @@ def run_names(words):
     return list(names.values())
 
 def writable(path):
-    """Returns the path after making its folder. This is called before anything is measured, because
-    the work would be lost if the folder could not be made."""
+    """Returns the path after making its folder, before any work that could otherwise be lost."""
     if not os.path.basename(path):
         raise ValueError(f"{path!r} is a folder; name a file in it, as in {path}report")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -297,8 +295,10 @@ def load_model(saved, folder, options):
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         given[key] = config.typed(GPTConfig, key, text, option)
+    cfg = checkpoint.model_config(saved, **given)
+    checkpoint.keep_trained_length(cfg, checkpoint.model_config(saved))
     try:
-        model = GPT(checkpoint.model_config(saved, **given))
+        model = GPT(cfg)
     except ValueError as error:  # such as a method that model.py no longer has
         raise ValueError(f"{folder}: {error}") from error
     for key in given:

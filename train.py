@@ -224,8 +224,7 @@ def read_config(argv):
         origin = model_config(checkpoint.read(run))
         cfg = config.load(TrainConfig, argv, **asdict(origin))
         cfg.init_from = os.path.normpath(cfg.init_from)  # resuming compares it
-        if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
-            cfg.rope_trained = origin.block_size  # the command may set another block_size
+        checkpoint.keep_trained_length(cfg, origin)
     check(cfg)
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
         raise ValueError(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
