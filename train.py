@@ -281,8 +281,7 @@ class Processes:
         return self.reduce(torch.tensor(number), dist.ReduceOp.MAX).item()
 
     def say(self, line):
-        """Prints a line in one process only. If nobody can read it any more, because a pipe or
-        the terminal was closed, the run continues in silence."""
+        """Prints a line in one process only, and nothing once the terminal or a pipe is closed."""
         if self.rank == 0:
             try:
                 print(line, flush=True)
@@ -589,6 +588,9 @@ if __name__ == "__main__":
         line = config.last_line(error)
         if config.ran_out_of_memory(error):
             line = f"out of memory ({line}); try a smaller --micro_batch or model"
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun prints this, and no traceback of it
+            with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as report:
+                json.dump(dict(message=line, timestamp=int(time.time())), report)
         sys.exit(line)
     except KeyboardInterrupt:
         config.end_by_ctrl_c("stopped before training; give the same command again")
