@@ -458,15 +458,15 @@ class GPT(nn.Module):
         return [{} for _ in self.h]
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
-        """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily.
-        Call model.eval() first, because dropout would otherwise disturb the result."""
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=0):
+        """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily, and
+        top_k=0 samples from all tokens. Call model.eval() first, to turn dropout off."""
         cache = self.new_cache()
         new = idx
         for _ in range(max_new_tokens):
             logits, _ = self(new, cache=cache)
             logits = logits[:, -1].float()  # (B, V)
-            if top_k is not None:
+            if top_k:
                 kth = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
                 logits = logits.masked_fill(logits < kth, -math.inf)
             if temperature == 0:

@@ -91,7 +91,7 @@ def write_text(cfg, runs):
         for i in range(cfg.num_samples):
             torch.manual_seed(cfg.seed + i)
             idx = torch.tensor([start], device=run.device)
-            tokens = run.model.generate(idx, new, temperature, cfg.top_k or None)[0].tolist()
+            tokens = run.model.generate(idx, new, temperature, cfg.top_k)[0].tolist()
             if not cfg.prompt:
                 tokens = tokens[1:]  # the separator is not part of the text
             print(f"--- {run.name}, sample {i + 1}{end}")

@@ -40,7 +40,7 @@ MISTAKES = [
     ("WORLD_SIZE=3 train.py", ["batch_size=4 is not divisible by the 3 processes"]),
     # the data to train on
     ("train.py --data={nothing}", ["no meta.json in {nothing}", "python -m data.NAME"]),
-    ("train.py --data={text}", ["`python -m data.text --source={text}`"]),
+    ("train.py --data=poem.txt", ["`python -m data.text --source=poem.txt`"]),
     ("train.py --data=flip_flop@lenght=8", ["'lenght'", "did you mean 'length'"]),
     ("train.py --data=c4", ["needs a download", "`python -m data.c4`"]),
     ("train.py --data={set} --eval_splits=vla", ["no split 'vla'", "it has: train"]),
@@ -86,7 +86,7 @@ MISTAKES = [
     ("data/flip_flop.py --out={moved}", ["{moved} holds other files; move them"]),
     ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
     ("data/flip_flop.py --out={moved}/corpus", ["corpus.part was written from another source"]),
-    ("data/counting.py --steps=2", ["variables=1 must be 1 to 26, and steps=2 3 or more"]),
+    ("data/counting.py --length=0", ["variables=1 must be 1 to 26, and", "length=0 3 or more"]),
     ("data/text.py", ["no text was named", "--source="]),
     ("data/text.py {text}", ["'{text}' has no value; write --key=value, or --help"]),
     ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),
@@ -132,6 +132,7 @@ def places(stream, rows, tmp_path_factory):
     (folder / "lookup.txt").write_text("a text")
     (folder / "broken.py").write_text("pe = undefined")
     (folder / "empty").mkdir()
+    (folder / "empty" / "poem.txt").write_text("a text")
     (folder / "text").write_text("a text")
     (folder / "latin").write_bytes(b"caf\xe9")
     (folder / "wrong_key.py").write_text("import math\neval_iters = 200")
