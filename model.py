@@ -119,6 +119,7 @@ class PE(nn.Module):
     """
     kind = None  # the kind of encoding, for plots: absolute | relative | contextual
     has_kernel = False  # True: kernels.attention supports its logit_bias or its wide q and k (pope)
+    limit = math.inf  # the longest input that it can encode
 
     def __init__(self, cfg, shared_from=None):
         super().__init__()
@@ -396,8 +397,7 @@ class GPT(nn.Module):
                 self.first_instance.setdefault(name, pe)
                 pes.append(pe)
             blocks.append(Block(cfg, names, pes))
-        # the longest input that the model can encode
-        self.limit = cfg.block_size if "learned" in self.first_instance else math.inf
+        self.limit = min(pe.limit for pe in self.first_instance.values())
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
         self.h = nn.ModuleList(blocks)
         self.ln_f = norm(cfg)
@@ -459,7 +459,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=0):
-        """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily, and
+        """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily.
         top_k=0 samples from all tokens. Call model.eval() first, to turn dropout off."""
         cache = self.new_cache()
         new = idx
@@ -542,6 +542,7 @@ class Learned(PE):
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.wpe = shared_from.wpe if shared_from else nn.Embedding(cfg.block_size, cfg.n_embd)
+        self.limit = cfg.block_size
 
     def embed(self, x, pos):
         return x + self.wpe(pos)
@@ -627,7 +628,7 @@ class RoPE(PE):
         scaling, factor = self.cfg.rope_scaling, self.cfg.rope_factor
         base = self.cfg.base
         if scaling == "ntk":
-            base = base * factor ** (n / (n - 1))
+            base = base * factor ** (n / (n - 1))  # so base^(-(n-1)/n) is divided by factor
         theta = frequencies(base, n, x)
         if scaling == "linear":
             theta = theta / factor
@@ -674,7 +675,7 @@ class CARoPE(PE):
         super().__init__(cfg)
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
         target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
-        self.b = target + math.log(-math.expm1(-target))  # a stable form of ln(e^target - 1)
+        self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1), softplus's inverse
 
     @staticmethod
     def check(cfg):
@@ -802,7 +803,8 @@ class T5(PE):
 def alibi_slopes(H, x):
     """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H, 1, 1). If H is not a power of
     two, the first heads get the slopes of the next lower power, and the others every other slope of
-    the next higher one, as in the code of ALiBi's authors."""
+    the next higher one, as in the code of ALiBi's authors. Six heads get 2^-2, 2^-4, 2^-6, 2^-8 and
+    2^-1, 2^-3."""
     lower = 2 ** int(math.log2(H))
     h = torch.arange(1, H + 1, device=x.device, dtype=at_least_float32(x))
     exponent = torch.where(h <= lower, h, h - lower - 0.5) * (8 / lower)
@@ -895,7 +897,10 @@ class CoPE(PE):
 
     @staticmethod
     def check(cfg):
-        check_positive(cfg, "cope_npos", "cope_m0")
+        check_positive(cfg, "cope_m0")
+        if cfg.cope_npos < 2:
+            raise ValueError(f"cope_npos={cfg.cope_npos} leaves no two positions to tell apart; use "
+                             "2 or more")
 
     def add_parameters(self, shared_from):
         """Creates e. The two variants of CoPE below create other parameters instead, which layers
@@ -1050,7 +1055,7 @@ class ExQPE(ExPE):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
 
 # cache: numbers per token and head (*: d more with sep-keys). The last column says how the loss
-# behaves on text past the trained length. eval/README.md has the numbers for seven of the methods
+# behaves on text past the trained length; the numbers are in eval/README.md and config/README.md
 PES = {  #                   acts on        learns                       cache  past that length
     "nope": NoPE,  #             nothing        nothing                       2d   degrades
     "learned": Learned,  #       embeddings     a vector per position         2d   impossible

@@ -94,6 +94,7 @@ def main(argv):
 
     # model and optimizer
     torch.manual_seed(cfg.seed)
+    # "high" lets GPUs round the operands of float32 products to 10 bits (TF32), which is faster
     torch.set_float32_matmul_precision("highest" if cfg.dtype == "float32" else "high")
     raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
     if cfg.init_from and not checkpoint.exists(cfg.out_dir):
@@ -141,7 +142,7 @@ def main(argv):
         # The loss is the mean over all targets of the batch, and -1 marks tokens that are not
         # targets. Micro-batches and processes may hold different numbers of targets, so the mean of
         # each part (0 if it has none) is weighted by its fraction of the targets
-        targets = processes.sum((y != -1).sum()).clamp(min=1)
+        n_targets = processes.sum((y != -1).sum()).clamp(min=1)
         loss = torch.zeros((), device=device)
         n = cfg.micro_batch or len(x)
         for i in range(0, len(x), n):
@@ -150,7 +151,7 @@ def main(argv):
                 ddp_model.require_backward_grad_sync = i + n >= len(x)
             with autocast:
                 mean = ddp_model(x_part, y_part, return_logits=False)[1]
-                part = mean * (y_part != -1).sum() / targets
+                part = mean * (y_part != -1).sum() / n_targets
             (part * processes.world).backward()  # because DDP takes the mean over processes
             loss += part.detach()
         next_batch = get_batch(step + 1)  # while the GPU is computing
@@ -193,7 +194,7 @@ def main(argv):
         step += 1
 
         if step % cfg.log_interval == 0:
-            values = dict(step=step, loss=loss, lr=lr)
+            values = dict(step=step, loss=loss, lr=lr)  # the loss is from before the update
             now = time.perf_counter()
             if logged_at:  # the first line has no speed, because the first step compiles the model
                 seconds = (now - logged_at - pause_seconds) / cfg.log_interval
@@ -218,8 +219,11 @@ def read_config(argv):
         raise ValueError("nothing to train; try python train.py config/quickstart.py, or --help")
     cfg = config.load(TrainConfig, argv)
     if cfg.init_from:  # parsed again, with the model options of that run as defaults
+        if not cfg.out_dir:
+            raise ValueError(f"init_from={cfg.init_from!r} needs a directory for the new run; name "
+                             "it with --out_dir=...")
         run = cfg.init_from
-        if cfg.resume and cfg.out_dir and checkpoint.exists(cfg.out_dir):
+        if cfg.resume and checkpoint.exists(cfg.out_dir):
             run = cfg.out_dir  # which has the same options, and the origin may be gone by now
         origin = model_config(checkpoint.read(run))
         cfg = config.load(TrainConfig, argv, **asdict(origin))

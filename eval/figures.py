@@ -95,7 +95,7 @@ def draw_by_length(lines, path):
 def draw_training(rows, path):
     """Draws a panel for each quantity in the logs, over steps. rows are from results.training."""
     keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
-    keys = [key for key in keys if key not in ("run", "pe", "step")]
+    keys = [key for key in keys if key not in ("run", "pe", "settings", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
     for ax, key in zip(axes, keys):
         draw_curves(ax, rows, "step", key, key)

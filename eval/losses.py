@@ -10,6 +10,8 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
+from eval.results import settings
+
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to bound the memory
 STRETCHES = 16  # segments of text, spread evenly over the split, that `extrapolate` reads
@@ -141,7 +143,7 @@ def by_position(runs, name, tokens):
             loss, targets = group.sum(1).tolist()
             rows.append({"run": run.name, "pe": run.model.cfg.pe, "split": name,
                          "trained": run.trained, "position": where.mean().item(),
-                         "loss": loss / targets})
+                         "loss": loss / targets, "settings": settings(run.config)})
     return rows
 
 # --- how a loss is measured -----------------------------------------------------------------------

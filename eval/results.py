@@ -11,6 +11,7 @@ import re
 import statistics
 import subprocess
 import sys
+import zlib
 
 import torch
 
@@ -21,6 +22,8 @@ METRICS = {
     "token_error": "wrong targets, %",
     "sequence_error": "rows with a wrong target, %",
 }
+# options in which runs may differ and still count as the same experiment
+FREE = {"seed", "config", "out_dir", "resume", "device", "log_interval", "wandb_project"}
 
 def split_options(run):
     """Returns the folder and the options of "folder@key=value,key=value". A folder's own name may
@@ -30,6 +33,10 @@ def split_options(run):
     if not at or "=" not in options or os.path.isdir(run):
         return run, ""
     return folder, options
+
+def settings(cfg):
+    """Returns a checksum of a run's options that is the same for all seeds of an experiment."""
+    return zlib.crc32(repr([(key, cfg[key]) for key in sorted(cfg) if key not in FREE]).encode())
 
 # --- what is written ------------------------------------------------------------------------------
 
@@ -49,8 +56,9 @@ def append(run, row):
                 "run": run.folder, "options": run.options, "config": run.config["config"],
                 "pe": run.model.cfg.pe, "seed": run.config["seed"], "split": split,
                 "data": row.get("data"), "trained": run.trained, "length": row["length"],
-                "metric": metric, "value": value, "steps": run.step, "commit": code,
-                "torch": torch.__version__, "machine": machine,
+                "metric": metric, "value": value, "steps": run.step,
+                "settings": settings(run.config), "commit": code, "torch": torch.__version__,
+                "machine": machine,
             }) + "\n"
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         size = file.seek(0, os.SEEK_END)
@@ -70,9 +78,10 @@ def commit():
         return ""
 
 def write_csv(path, rows):
-    """Writes a list of dicts with the same keys to <path>.csv."""
+    """Writes a list of dicts to <path>.csv. A key that a row lacks is an empty cell."""
+    keys = dict.fromkeys(key for row in rows for key in row)
     with open(path + ".csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0], extrasaction="ignore")
+        writer = csv.DictWriter(file, keys)
         writer.writeheader()
         writer.writerows(rows)
     print(f"wrote {path}.csv")
@@ -100,14 +109,14 @@ def records(folder, name):
     return found
 
 def training(folders):
-    """Returns rows with the keys run, pe, step, loss, val/loss and so on, one for each step in the
-    logs of the run directories. Raises ValueError for a log without any step."""
+    """Returns rows with the keys run, pe, settings, step, loss, val/loss and so on, one for each
+    step in the logs of the run directories. Raises ValueError for a log without any step."""
     found = []
     for folder in folders:
         rows = {}
         for line in records(folder, "log.jsonl"):
             if "config" in line:  # the run begins, resumes or starts over
-                pe = line["config"]["pe"]
+                cfg = line["config"]
                 begin = line.get("from_step", math.inf)
                 rows = {step: row for step, row in rows.items() if begin and step <= begin}
             if "step" not in line:
@@ -115,12 +124,13 @@ def training(folders):
             step = line.pop("step")
             split = line.pop("split", "")
             # a resumed run repeats some steps, and its numbers replace the earlier ones
-            row = rows.setdefault(step, {"run": folder, "pe": pe, "step": step})
+            row = rows.setdefault(step, {"step": step})
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
         if not rows:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
-        found.extend(rows.values())
+        same = {"run": folder, "pe": cfg["pe"], "settings": settings(cfg)}
+        found.extend({**same, **row} for row in rows.values())
     return found
 
 def latest(folders):
@@ -178,24 +188,25 @@ def print_tables(lines):
 def labels(rows):
     """Returns {run: label}, where a label holds what tells the runs apart. Runs that differ only in
     their seed have the same label: it is `pope` for both out/quickstart_pope and
-    out/quickstart_pope_seed1338. If their method or steps differ as well, the label says so."""
-    names = {}
-    kinds = {}  # {name: {run: its method and steps}}
+    out/quickstart_pope_seed1338. If anything else differs, each has the name of its own folder."""
+    names = {}  # {run: (its name without the seed, its own name)}
+    kinds = {}  # {name without the seed: what there is besides the seed}
     stems = []
     for row in rows:
         folder, options = split_options(row["run"])
         name = re.sub(r"_seed\d+$", "", folder)
         stems.append(name.removesuffix(row["pe"]))
         if options:
-            name += f" ({options.replace(',', ', ')})"
-        names[row["run"]] = name
-        kinds.setdefault(name, {})[row["run"]] = f" ({row['pe']}, {row.get('steps')} steps)"
+            options = f" ({options.replace(',', ', ')})"
+        names[row["run"]] = name + options, folder + options
+        kind = row["pe"], row.get("steps"), row.get("settings")
+        kinds.setdefault(name + options, set()).add(kind)
     common = os.path.commonprefix(stems)
     cut = 1 + max(common.rfind("_"), common.rfind(os.sep))  # after the last whole word
     found = {}
-    for run, name in names.items():
-        differ = len(set(kinds[name].values())) > 1
-        found[run] = name[cut:] + (kinds[name][run] if differ else "")
+    for run, (name, own_name) in names.items():
+        label = name if len(kinds[name]) == 1 else own_name
+        found[run] = label[cut:]
     return found
 
 def spread(values):

@@ -47,6 +47,7 @@ MISTAKES = [
     ("train.py --data={rows} --block_size=10", ["block_size >= 11"]),
     ("train.py --vocab_size=28", ["vocab_size=28 is less than the 29 of"]),
     # other runs
+    ("train.py --init_from={run} --out_dir=", ["name it with --out_dir=..."]),
     ("train.py --init_from={run}/ckpt.pt", ["name its directory, {run}"]),
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),
     ("train.py --out_dir={run}", ["{run} already holds a run; resume it with --resume=True"]),

@@ -170,7 +170,13 @@ def test_bfloat16_stays_close(case):
     with torch.autocast("cpu", torch.bfloat16):
         got = full(net, idx).float()
     assert (got - want).abs().mean() < 0.05 * want.abs().mean()
+    biases = []
+    for block in net.h:
+        for pe in block.attn.bias_pes:
+            hook = pe.logit_bias
+            pe.logit_bias = lambda *args, hook=hook: biases.append(hook(*args)) or biases[-1]
     assert (full(net.bfloat16(), idx).float() - want).abs().mean() < 0.2 * want.abs().mean()
+    assert all(bias.dtype == torch.float32 for bias in biases)
 
 @pytest.mark.parametrize("pe", [
     "pope,carope,expe,rope+learned+sinusoidal+exqpe", "cope+relative+t5+alibi+fox+rope",
@@ -539,7 +545,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(pe="alibi", alibi_fraction=0.1), "alibi_fraction=0.1 gives a slope to 0 of 4 heads"),
     (dict(pe="alibi", alibi_fraction=1.3), "alibi_fraction=1.3 gives a slope to 5 of 4 heads"),
     (dict(vocab_size=0), "vocab_size=0 must be positive"),
-    (dict(pe="cope", cope_npos=0), "cope_npos=0 must be positive and finite"),
+    (dict(pe="cope", cope_npos=1), "cope_npos=1 leaves no two positions to tell apart"),
     (dict(pe="cope_alibi", cope_m0=-1.0), "cope_m0=-1.0 must be positive and finite"),
     (dict(pe="expe", expe_scale=-1.0), "expe_scale=-1.0 must be positive and finite"),
     (dict(pope_mu="exp"), "pope_mu='exp' is unknown; choose one of "),

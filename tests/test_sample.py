@@ -264,11 +264,17 @@ def test_runs_that_were_measured_on_different_data(capsys):
     results.print_tables(lines)
     assert "| run | seeds | val, on different data |" in capsys.readouterr().out
 
-def test_runs_of_one_name_that_differ_in_more_than_their_seed():
-    rows = [dict(run=f"out/x_pope{seed}", pe="pope", steps=steps)
-            for seed, steps in (("", 9), ("_seed2", 9), ("_seed3", 5))]
-    labels = results.labels(rows)
-    assert list(labels.values()) == ["pope (pope, 9 steps)"] * 2 + ["pope (pope, 5 steps)"]
+@pytest.mark.parametrize("change", [dict(steps=5), dict(pe="rope"), dict(settings=7)])
+def test_runs_of_one_name_that_differ_in_more_than_their_seed(change):
+    rows = [dict(run=f"out/x_pope_seed{seed}", pe="pope", steps=9, settings=6) for seed in (1, 2)]
+    assert list(results.labels(rows).values()) == ["pope", "pope"]
+    rows[1].update(change)
+    assert list(results.labels(rows).values()) == ["pope_seed1", "pope_seed2"]
+
+def test_settings_leave_out_what_seeds_may_differ_in():
+    first = results.settings(dict(seed=1, out_dir="a", learning_rate=0.1))
+    assert results.settings(dict(seed=2, out_dir="b", learning_rate=0.1)) == first
+    assert results.settings(dict(seed=2, out_dir="b", learning_rate=0.2)) != first
 
 # runs and actions
 
