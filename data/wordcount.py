@@ -1,7 +1,7 @@
 """WordCount: how often does a word occur in the last k sentences of a story? (CoPE section 5.4
 and appendix E)
 
-    python -m data.wordcount             # TinyStories from the hub; an hour or two on eight cores
+    python -m data.wordcount             # TinyStories from the hub; about half an hour
     python -m data.wordcount --join=3    # WordCount-hard: three stories per example
     python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # a folder of *.txt
 
@@ -26,21 +26,14 @@ options  stories: a folder of text files instead of TinyStories; <|endoftext|> s
          to fine-tune; limit: the number of stories, for a trial; seed
 """
 import collections
-import concurrent.futures
-import contextlib
-import math
-import multiprocessing
-import os
 import re
-import signal
-import threading
 from pathlib import Path
 
 import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import CORES, hub
+from data.text import hub
 from data.tokenizer import load_encoding, with_checksum
 
 FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
@@ -70,47 +63,12 @@ def question(story, sentences, random):
     count = sum(words(sentence).count(word) for sentence in found[-k:])
     return PROMPT.format(story, word, k), f" {count}", k, len(found)
 
-@contextlib.contextmanager
-def workers(*state):
-    """A pool of processes, one per core, because nltk holds the GIL. Raises OSError if one of them
-    was killed."""
-    pool = concurrent.futures.ProcessPoolExecutor(CORES, None, start_worker, state)
-    try:
-        yield pool
-    except concurrent.futures.BrokenExecutor:
-        raise OSError("a worker process was killed, as happens when memory runs out; free some and "
-                      "run the same command again") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-def start_worker(*state):
-    global worker
-    worker = state
-    parent = multiprocessing.parent_process()
-
-    # otherwise a worker would wait forever if its parent were killed, and the set would stay locked
-    def end_with_parent():
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-
-def work(groups):
-    """Returns the examples of groups of stories. groups (n, join) holds indices into the corpus."""
-    corpus, tokenizer, sentences, seed = worker
-    encoding = load_encoding(tokenizer)
-    examples = []
-    for group in groups.tolist():
-        story = " ".join(corpus[i]["text"].strip() for i in group)
-        if words(story):
-            random = rng(seed, 1 + group[0])
-            prompt, answer, k, sentence_count = question(story, sentences, random)
-            targets = encoding.encode_ordinary(answer) + [encoding.eot_token]
-            tokens = encoding.encode_ordinary(prompt) + targets
-            word_count = len(words(story))
-            examples.append(Example(tokens, len(targets), k, sentence_count, word_count))
-    return examples
+def example_of(story, sentences, encoding, random):
+    """Returns the Example of a story. The arguments are those of `question`, and an encoding."""
+    prompt, answer, k, sentence_count = question(story, sentences, random)
+    targets = encoding.encode_ordinary(answer) + [encoding.eot_token]
+    tokens = encoding.encode_ordinary(prompt) + targets
+    return Example(tokens, len(targets), k, sentence_count, len(words(story)))
 
 def pack(examples, length, end):
     """Yields the tokens and the mask of each row, both (1, length). A row has as many whole
@@ -143,6 +101,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
         corpus = hub("roneneldan/TinyStories", split="train")
     tokenizer = with_checksum(tokenizer)
     encoding = load_encoding(tokenizer)
+    sentences = PunktSentenceTokenizer().tokenize
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
         raise ValueError(f"stories={stories!r} has {len(order)} stories, which are too few for one "
@@ -156,17 +115,19 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     def examples(numbers):
         nonlocal left_out
         groups = numbers[: len(numbers) // join * join].reshape(-1, join)
-        for block in pool.map(work, np.array_split(groups, math.ceil(len(groups) / 256))):
-            for example in block:
-                if len(example.tokens) > length + 1:
-                    left_out += 1
-                    continue
-                sentence_counts[example.sentences] += 1
-                word_counts[example.words] += 1
-                yield example
+        for group in groups.tolist():
+            story = " ".join(corpus[i]["text"].strip() for i in group)
+            if not words(story):
+                continue
+            example = example_of(story, sentences, encoding, rng(seed, 1 + group[0]))
+            if len(example.tokens) > length + 1:
+                left_out += 1
+                continue
+            sentence_counts[example.sentences] += 1
+            word_counts[example.words] += 1
+            yield example
 
-    state = corpus, tokenizer, PunktSentenceTokenizer().tokenize, seed
-    with Writer(folder) as writer, workers(*state) as pool:
+    with Writer(folder) as writer:
         val = list(examples(order[:val_stories]))  # in memory, to know the longest
         if not val:
             raise ValueError(f"no example fits into length={length} tokens; increase it")
