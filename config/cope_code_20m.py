@@ -1,7 +1,7 @@
 """
 CoPE Table 6, code: 20M parameters in Llama 2's architecture and with its tokenizer.
 
-    python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code
+    python -m data.code
     torchrun --standalone --nproc_per_node=8 train.py config/cope_code_20m.py
     python sample.py out/cope_code_20m_cope --evaluate=test
 

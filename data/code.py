@@ -1,8 +1,8 @@
 """Source code, for CoPE's experiment on code (section 5.6). It can come from any data set on the
 hub that has one file per row.
 
-    python -m data.code                                            # Python files from GitHub
-    python -m data.code --source=codeparrot/codeparrot-clean-train --out=data/code   # 50 GB
+    python -m data.code                              # 50 GB of Python files from GitHub
+    python -m data.code --out=data/code_valid --source=codeparrot/codeparrot-clean-valid  # fewer
 
 The paper trains on the code of Llama 2's private mix, which is not public. Of every hundred files,
 one is for validation and one for testing. The files of one project land in all three splits, which
@@ -18,7 +18,7 @@ from data import command
 from data.text import hub, texts, write_documents
 
 
-def prepare(folder, source: str = "codeparrot/codeparrot-clean-valid", limit: int = None,
+def prepare(folder, source: str = "codeparrot/codeparrot-clean-train", limit: int = None,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
     def corpus():
         rows = hub(source, split="train").rename_column("content", "text")

@@ -208,7 +208,7 @@ HUB = {  # (data set, configuration): its splits
     # the hub has "" for the files' empty lines
     ("Salesforce/wikitext", "wikitext-103-raw-v1"): {
         split: ["" if line == " \n" else line for line in lines] for split, lines in WIKI.items()},
-    ("codeparrot/codeparrot-clean-valid", None): {"train": TEXTS},
+    ("codeparrot/codeparrot-clean-train", None): {"train": TEXTS},
 }
 CORPORA = [  # a script, its options, what it must write, and how, as `check` takes it
     ("c4", dict(train=100, val=20), {"val": TEXTS[:20], "train": TEXTS[60:160]}, {}),
