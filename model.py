@@ -497,11 +497,10 @@ class GPT(nn.Module):
             total -= self.first_instance["learned"].wpe.weight.numel()
         return total
 
-    def estimate_mfu(self, fwdbwd_per_iter, dt, peak=312e12, length=0):
-        """Returns the fraction of the peak FLOP/s (by default an A100's) that is used if
-        fwdbwd_per_iter sequences of `length` tokens (0: block_size) take dt seconds. A token takes
-        6 N + 12 L C T FLOPs, for N parameters and L layers (PaLM appendix B)."""
-        T = length or self.cfg.block_size
+    def estimate_mfu(self, fwdbwd_per_iter, dt, peak, T):
+        """Returns the fraction of the peak FLOP/s that is used if fwdbwd_per_iter sequences of T
+        tokens take dt seconds. A token takes 6 N + 12 L C T FLOPs, for N parameters and L layers
+        (PaLM appendix B)."""
         per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
 
@@ -612,7 +611,7 @@ class RoPE(PE):
         check_positive(cfg, "rope_factor")
         if (cfg.rope_scaling == "none") != (cfg.rope_factor == 1):
             raise ValueError(f"rope_scaling={cfg.rope_scaling!r} with rope_factor={cfg.rope_factor}"
-                             " does nothing; set both, as in rope_scaling=ntk,rope_factor=4")
+                             " does nothing; set both, such as rope_scaling=ntk and rope_factor=4")
         if cfg.rope_scaling == "ntk" and width == 2:
             raise ValueError("rope_scaling='ntk' needs two frequencies, but only one pair of each "
                              "head is rotated; use linear or yarn")
@@ -899,8 +898,8 @@ class CoPE(PE):
     def check(cfg):
         check_positive(cfg, "cope_m0")
         if cfg.cope_npos < 2:
-            raise ValueError(f"cope_npos={cfg.cope_npos} leaves no two positions to tell apart; use "
-                             "2 or more")
+            raise ValueError(f"cope_npos={cfg.cope_npos} leaves no two positions to tell apart; "
+                             "use 2 or more")
 
     def add_parameters(self, shared_from):
         """Creates e. The two variants of CoPE below create other parameters instead, which layers
@@ -1109,7 +1108,7 @@ def check(cfg):
     scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
     if scales and not any(issubclass(pe, RoPE) for pe in methods):
         raise ValueError(f"rope_scaling={cfg.rope_scaling!r} and rope_factor={cfg.rope_factor} "
-                         f"would do nothing, because pe={cfg.pe!r} has no rope; leave them out")
+                         f"would do nothing, because pe={cfg.pe!r} has no rope; use 'none' and 1")
 
 def check_choices(cfg):
     """Raises ValueError for a dataclass field whose value is not among those of its Literal."""

@@ -29,7 +29,7 @@ import config
 from data.shards import Split, locate
 from data.tokenizer import tokenizer
 from eval import figures, losses, results
-from model import GPT, PES, GPTConfig, check_choices, choose
+from model import GPT, GPTConfig, check_choices, choose
 
 torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
 
@@ -258,6 +258,7 @@ class Run:
         self.meta = saved["meta"]
         self.step = saved["step"]
         self.data = data or self.config["data"]
+        self.reads_its_own = locate(self.data).resolve() == locate(self.config["data"]).resolve()
         row_length = self.meta["row_length"].get("train")
         # tokens per sequence in training; the last token of a row is only a target
         self.trained = row_length - 1 if row_length else self.config["block_size"]
@@ -272,7 +273,7 @@ class Run:
                              f"the run was trained with {self.meta['tokenizer']!r}; prepare the "
                              "data again with the run's tokenizer")
         changed = split.changes(self.meta)
-        if changed and self.data == self.config["data"]:
+        if changed and self.reads_its_own:
             raise ValueError(f"{split.folder} has changed since {self.name} was trained on it, in "
                              f"{', '.join(changed)}; to evaluate on it, rename it and use --data")
         return split
@@ -288,25 +289,17 @@ class Run:
 
 def load_model(saved, folder, options):
     """Returns the model of the checkpoint that was read from the folder, with the options
-    "key=value,key=value". Raises ValueError for options that the weights do not allow, or that
-    belong to methods that the run lacks. Sampling and evaluation never use the Triton kernels. CoPE
-    is therefore evaluated with exact gates, even if it was trained with the kernel, which rounds
-    them to multiples of 1/2048."""
+    "key=value,key=value". Raises ValueError for options that the weights do not allow. Options of
+    methods that the run lacks change nothing, as in train.py. Sampling and evaluation never use the
+    Triton kernels. CoPE is therefore evaluated with exact gates, even if it was trained with the
+    kernel, which rounds them to multiples of 1/2048."""
     given = {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
         given[key] = config.typed(GPTConfig, key, text, option)
     cfg = checkpoint.model_config(saved, **given)
     checkpoint.keep_trained_length(cfg, checkpoint.model_config(saved))
-    try:
-        model = GPT(cfg)
-    except ValueError as error:  # such as a method that model.py no longer has
-        raise ValueError(f"{folder}: {error}") from error
-    for key in given:
-        method = key.partition("_")[0]  # options begin with the name of the method that reads them
-        if method in PES and not any(isinstance(part, PES[method]) for part in model.modules()):
-            raise ValueError(f"{key} in {folder}@{options} does nothing, because "
-                             f"pe={model.cfg.pe!r} has no {method}; leave it out")
+    model = GPT(cfg)
     checkpoint.load_weights(model, saved, folder)
     return model
 

@@ -13,6 +13,7 @@ their comments. An unknown key, or a value of the wrong type or out of range, ra
 import ast
 import dataclasses
 import difflib
+import errno
 import glob
 import inspect
 import math
@@ -37,7 +38,7 @@ def load(cls, argv, **given):
     values that override the defaults. A config file and flags override them in turn. The field
     `config` becomes the path of the config file."""
     if "--help" in argv or "-h" in argv:
-        show(usage(cls))
+        print(usage(cls))
         sys.exit()
     for word in argv:
         if word.startswith("--") and "=" not in word:
@@ -83,9 +84,8 @@ def typed(cls, key, value, where):
     value has another type or is out of range."""
     types = {field.name: field.type for field in dataclasses.fields(cls)}
     if key not in types:
-        near = difflib.get_close_matches(key, types, 1, 0.8)
-        hint = f"did you mean {near[0]!r}? --help" if near else "--help"
-        raise ValueError(f"unknown key {key!r} in {where}; {hint} lists all keys")
+        near = ", ".join(difflib.get_close_matches(key, types, 3, 0)) or "no key"
+        raise ValueError(f"unknown key {key!r} in {where}; nearest to it: {near}")
     kind = types[key]
     low, high = RANGES.get(kind, (None, None))
     if get_origin(kind) is Annotated:
@@ -108,6 +108,8 @@ def typed(cls, key, value, where):
         raise ValueError(f"{key}={value!r} in {where} is not of type {kind.__name__}")
     if low is not None and not low <= read < high:
         raise ValueError(f"{key}={read} in {where} is out of range; use {low} <= {key} < {high}")
+    if kind is str and read.startswith("~/"):
+        read = os.path.expanduser(read)  # a shell does not do so after the = of --out_dir=~/run
     return read
 
 def usage(cls):
@@ -126,14 +128,6 @@ def usage(cls):
         rows.append(f"  --{field.name}={field.default!r}  {comment}")
     return "\n".join([sys.modules[cls.__module__].__doc__.strip(), "", cls.__doc__, "", *rows])
 
-def show(text):
-    """Prints the text, and does not fail if a reader such as `head` closes the pipe early."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # Python flushes stdout again when it exits, and that would fail too
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
 def last_line(error):
     """Returns the line that a script prints when it ends with this error. But if the error is a
     bug, raises it again, because its traceback is needed."""
@@ -142,6 +136,8 @@ def last_line(error):
     line = f"{type(error).__name__}: {error}".partition("\n")[0]
     if isinstance(error, ModuleNotFoundError):
         line += f"; try pip install {error.name}"
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        line += "; free some space and give the same command again"
     return line
 
 def end_by_ctrl_c(line):

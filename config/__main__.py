@@ -49,7 +49,7 @@ def command(path, flags):
 
 def main(argv):
     if "--help" in argv or "-h" in argv:
-        config.show(__doc__.strip())
+        print(__doc__.strip())
         return
     if len(argv) != 1:
         raise ValueError("name one config file, such as config/cope_flip_flop.py; see --help")
@@ -59,7 +59,7 @@ def main(argv):
     commands = [command(argv[0], flags) for flags in runs(docstring)]
     if not commands:
         raise ValueError(f"the docstring of {argv[0]} has no table with a heading `flags`")
-    config.show("\n".join(commands))
+    print("\n".join(commands))
 
 if __name__ == "__main__":
     try:

@@ -13,8 +13,8 @@ folder under its final name is always complete. It holds
                  that is not listed is a stream, in which a window may begin at any token
     loss         "all", or "mask" if there are .loss files
     shards       {"train_000000.bin": number of tokens, ...}
-    checksum     the CRC-32 of all tokens in the order in which they were written, by which a run
-                 notices that its set was written again with other tokens
+    checksum     the CRC-32 of all tokens and masks in the order in which they were written, by
+                 which a run notices that its set was written again with other contents
     settings, documents: only in text corpora, see write_documents in data/text.py
 """
 import collections
@@ -65,8 +65,11 @@ class Split:
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path} is damaged; {self.write_again}") from None
         if split not in known:
-            raise ValueError(f"{folder} has no split {split!r}; it has: {', '.join(known)}; change "
-                             "--eval_splits, --evaluate or --split")
+            remedy = "change --eval_splits, --evaluate or --split"
+            if split == "train":
+                remedy = "name a set to train on with --data"
+            raise ValueError(f"{folder} has no split {split!r}; it has: {', '.join(known)}; "
+                             f"{remedy}")
         self.bins = []
         self.masks = []
         for name, count in sorted(self.meta["shards"].items()):
@@ -138,7 +141,7 @@ class Split:
     def _map(self, name, count, dtype):
         path = self.folder / name
         size = count * np.dtype(dtype).itemsize
-        found = path.stat().st_size
+        found = path.stat().st_size if path.exists() else 0
         if found != size:
             raise ValueError(f"{path} has {found} bytes instead of {size}; {self.write_again}")
         return np.memmap(path, dtype, mode="r")
@@ -231,12 +234,16 @@ class Writer(contextlib.AbstractContextManager):
         waiting = self.tokens.setdefault(split, bytearray())
         waiting += content
         if loss is not None:
-            self.masks.setdefault(split, bytearray()).extend((np.asarray(loss) != 0).tobytes())
+            mask = (np.asarray(loss) != 0).tobytes()
+            self.meta["checksum"] = zlib.crc32(mask, self.meta["checksum"])
+            self.masks.setdefault(split, bytearray()).extend(mask)
         if tokens.ndim == 1:
             if len(waiting) >= 2 * self.shard_tokens:
                 self.end_shard(split)
             return
-        self.row_length[split] = tokens.shape[1]
+        length = self.row_length.setdefault(split, tokens.shape[1])
+        if tokens.shape[1] != length:
+            raise ValueError(f"{split} has rows of {length} tokens, got one of {tokens.shape[1]}")
         size = max(self.shard_tokens // tokens.shape[1], 1) * tokens.shape[1]
         while len(waiting) >= 2 * size:
             self.end_shard(split, size)

@@ -224,7 +224,7 @@ def files(source):
     if top.is_file():
         return [top]
     if not top.is_dir():
-        raise ValueError(f"source={source!r} does not exist; name a file, or a folder of files")
+        raise ValueError(f"{source!r} does not exist; name a file, or a folder of files")
     paths = []
     for path in sorted(top.rglob("*")):
         is_hidden = any(name.startswith(".") for name in path.relative_to(top).parts)

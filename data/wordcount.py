@@ -3,7 +3,7 @@ and appendix E)
 
     python -m data.wordcount             # TinyStories from the hub; about half an hour
     python -m data.wordcount --join=3    # WordCount-hard: three stories per example
-    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # a folder of *.txt
+    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # your own
 
 This needs `pip install nltk`, and `datasets` for TinyStories. An example is a prompt and its answer
 
@@ -27,13 +27,12 @@ options  stories: a folder of text files instead of TinyStories; <|endoftext|> s
 """
 import collections
 import re
-from pathlib import Path
 
 import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import hub
+from data.text import files, hub
 from data.tokenizer import load_encoding, with_checksum
 
 FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
@@ -42,10 +41,10 @@ PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentence
 # targets: how many of the last tokens carry loss; sentences, words: how many the story has
 Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentences", "words"])
 
-def read_folder(folder):
-    """Returns the stories of a folder's *.txt files as rows, [{"text": story}, ...]."""
+def read_stories(source):
+    """Returns the stories of a file or a folder of files as rows, [{"text": story}, ...]."""
     stories = []
-    for path in sorted(Path(folder).rglob("*.txt")):
+    for path in files(source):
         text = path.read_text(encoding="utf-8")
         separator = r"<\|endoftext\|>" if "<|endoftext|>" in text else r"\n\s*\n"
         stories += re.split(separator, text)
@@ -96,7 +95,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     from nltk.tokenize import PunktSentenceTokenizer
 
     if stories:
-        corpus = read_folder(stories)
+        corpus = read_stories(stories)
     else:
         corpus = hub("roneneldan/TinyStories", split="train")
     tokenizer = with_checksum(tokenizer)
@@ -104,8 +103,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     sentences = PunktSentenceTokenizer().tokenize
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
-        raise ValueError(f"stories={stories!r} has {len(order)} stories, which are too few for one "
-                         f"example of {join} for training and one for validation; give more")
+        raise ValueError(f"{len(order)} stories are too few for one example of {join} for training "
+                         "and one for validation; give more, or a larger limit")
     val_stories = max(len(order) // 100, join)
     end = encoding.eot_token
     left_out = 0

@@ -71,7 +71,7 @@ def draw_by_length(lines, path):
     for line in lines:
         split, _, multiple = line["split"].rpartition(" ")
         if line["metric"] == "token_error":
-            split = re.sub(r"_?x[\d.]+$", "", line["split"])
+            split = re.sub(r"(^|[ _])(val|x[\d.]+)$", "", line["split"])
         elif line["metric"] != "loss" or not multiple.endswith("x"):
             continue
         title = os.path.basename(line["config"]).removesuffix(".py").removesuffix("_small")

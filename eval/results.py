@@ -47,7 +47,7 @@ def append(run, row):
         machine = torch.cuda.get_device_name(run.device)
     code = commit()
     split = row["split"]
-    if run.data != run.config["data"]:
+    if not run.reads_its_own:
         split = f"{run.data} {split}"
     lines = ""
     for metric, value in row.items():
@@ -148,7 +148,7 @@ def latest(folders):
             options = line.get("options", split_options(line["run"])[1])
             line["run"] = f"{folder}@{options}" if options else folder
             if line["steps"] == last_step:
-                found[line["run"], line["split"], line["length"], line["metric"]] = line
+                found[line["run"], line["split"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "
                          "python sample.py RUN --evaluate=val")

@@ -22,13 +22,13 @@ MISSING = "cuda" if torch.backends.mps.is_available() else "mps"  # no machine h
 MISTAKES = [
     # the command line
     ("train.py", ["nothing to train; try python train.py config/quickstart.py"]),
-    ("train.py --n_layers=3", ["unknown key 'n_layers' in --n_layers=3", "mean 'n_layer'?"]),
+    ("train.py --n_layers=3", ["unknown key 'n_layers' in --n_layers=3; nearest to it: n_layer, "]),
     ("train.py --compile", ["'--compile' has no value; write --compile=VALUE"]),
     ("train.py --n_layer=1.5", ["n_layer='1.5' in --n_layer=1.5 is not of type int"]),
     ("train.py --batch_size=0", ["batch_size=0 in --batch_size=0", "use 1 <= batch_size < 9"]),
     ("train.py quickstart", ["no config file 'quickstart'", "choose ", "config/quickstart.py"]),
     ("train.py {broken}", ["{broken} cannot be read (NameError: ", "correct the file"]),
-    ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; --help lists all keys"]),
+    ("train.py {wrong_key}", ["unknown key 'eval_iters' in {wrong_key}; nearest to it: eval_"]),
     ("config/__main__.py", ["name one config file", "see --help"]),
     ("config/__main__.py quickstart", ["choose ", "config/quickstart.py"]),
     ("config/__main__.py {wrong_key}", ["{wrong_key} has no table with a heading `flags`"]),
@@ -41,15 +41,17 @@ MISTAKES = [
     # the data to train on
     ("train.py --data={nothing}", ["no meta.json in {nothing}", "python -m data.NAME"]),
     ("train.py --data=poem.txt", ["`python -m data.text --source=poem.txt`"]),
-    ("train.py --data=flip_flop@lenght=8", ["'lenght'", "did you mean 'length'"]),
+    ("train.py --data=flip_flop@lenght=8", ["'lenght'", "nearest to it: length"]),
     ("train.py --data=c4", ["needs a download", "`python -m data.c4`"]),
     ("train.py --data={set} --eval_splits=vla", ["no split 'vla'", "it has: train"]),
+    ("train.py --data={tests}", ["no split 'train'; it has: test; name a set to train on"]),
     ("train.py --data={rows} --block_size=10", ["block_size >= 11"]),
     ("train.py --vocab_size=28", ["vocab_size=28 is less than the 29 of"]),
     # other runs
     ("train.py --init_from={run} --out_dir=", ["name it with --out_dir=..."]),
     ("train.py --init_from={run}/ckpt.pt", ["name its directory, {run}"]),
     ("train.py --init_from={run} --data={rows}", ["the tokenizer", "prepare the data with"]),
+    ("train.py --init_from={run} --n_embd=64", ["n_embd=16, not 64; keep these as they were"]),
     ("train.py --out_dir={run}", ["{run} already holds a run; resume it with --resume=True"]),
     ("train.py --out_dir={gone}", ["{gone} holds the results of a run whose ckpt.pt is gone"]),
     ("train.py --data={cut}", ["meta.json is damaged; delete {cut} and write it again"]),
@@ -61,7 +63,6 @@ MISTAKES = [
     # sample.py
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
     ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
-    ("sample.py {run}@cope_npos=9", ["cope_npos in {run}@cope_npos=9 does nothing", "no cope"]),
     ("sample.py {run} {task}", ["some of these runs are of text and some of tasks; name one"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
@@ -89,13 +90,15 @@ MISTAKES = [
     ("data/flip_flop.py --out={moved}/corpus", ["corpus.part was written from another source"]),
     ("data/counting.py --length=0", ["variables=1 must be 1 to 26, and", "length=0 3 or more"]),
     ("data/text.py", ["no text was named", "--source="]),
-    ("data/text.py {text}", ["'{text}' has no value; write --key=value, or --help"]),
+    ("data/text.py {text}", ["'{text}' is not of the form key=value; keys: source, "]),
     ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),
     ("data/text.py --source={latin}", ["{latin} is not UTF-8", "convert"]),
     ("data/text.py --source={text} --tokenizer=gpt9 --out={new}", ["(ValueError: Unknown enc"]),
     ("data/jsb.py --source={text} --out={moved}/x", ["{text} does not hold the chorales"]),
     ("data/jsb.py --source={set}/meta.json --out={moved}/x", ["does not hold the chorales"]),
     ("data/wordcount.py --join=0", ["join=0 stories", "use 1 or more"]),
+    ("data/wordcount.py --stories={nothing} --out={moved}/x", ["'{nothing}' does not exist"]),
+    ("data/maestro.py --source={text} --out={moved}/x", ["{text} is not the archive of MAESTRO"]),
 ]
 
 @pytest.fixture(scope="module")
@@ -111,9 +114,10 @@ def places(stream, rows, tmp_path_factory):
                               ("own", "stream", "--pe=cope", "--cope_shared=False")):
         words = [f"--data={folder / data}", *TINY, "--max_iters=2", *flags]
         train.main([*words, f"--out_dir={folder / run}"])
-    writer = Writer(folder / "set")
-    writer.write("train", np.arange(1000) % 500)
-    writer.finish(vocab_size=500, tokenizer="bytes")
+    for name, split in (("set", "train"), ("tests", "test")):
+        writer = Writer(folder / name)
+        writer.write(split, np.arange(1000) % 500)
+        writer.finish(vocab_size=500, tokenizer="bytes")
     meta = folder / "edited" / "meta.json"
     meta.write_text(meta.read_text().replace('"separator": 0', '"separator": 1'))
     shutil.copytree(folder / "run", folder / "flipped")

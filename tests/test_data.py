@@ -8,6 +8,7 @@ import random
 import resource
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,18 +41,22 @@ def drawn(request, tmp_path_factory):
         mask = dice.integers(0, 2, shape) if is_masked else None
         splits[name] = dice.integers(0, vocab_size, shape), mask, row_length
     begins = dict.fromkeys(splits, 0)
+    written = b""
     with Writer(folder, shard_tokens) as writer:
         while begins:
             name = str(dice.choice(list(begins)))
             tokens, mask, _ = splits[name]
             chunk = slice(begins[name], begins[name] + int(dice.integers(0, LARGEST_CHUNK)))
             writer.write(name, tokens[chunk], None if mask is None else mask[chunk])
+            written += tokens[chunk].astype("<u2").tobytes()
+            if mask is not None:
+                written += mask[chunk].astype("u1").tobytes()
             begins[name] = chunk.stop
             if chunk.stop >= len(tokens):
                 del begins[name]
         writer.finish(vocab_size, tokenizer="bytes", separator=1)
     return SimpleNamespace(folder=folder, seed=request.param, shard_tokens=shard_tokens,
-                           splits=splits)
+                           splits=splits, checksum=zlib.crc32(written))
 
 # reading
 
@@ -77,6 +82,7 @@ def test_files_are_as_documented(drawn):
     files = contents(drawn.folder)
     meta = json.loads(files.pop("meta.json"))
     assert list(meta["shards"]) == [name for name in files if name.endswith(".bin")]
+    assert meta["checksum"] == drawn.checksum
     for split, (tokens, mask, row_length) in drawn.splits.items():
         names = [name for name in meta["shards"] if name.rpartition("_")[0] == split]
         sizes = [meta["shards"][name] for name in names]

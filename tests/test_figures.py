@@ -108,6 +108,7 @@ def test_a_panel_for_each_set_of_lengths(drawn):
     for config, metric, splits in (
         ("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 4, "test": 8}),
         ("config/task.py", "token_error", {"val": 8, "x2": 16}),
+        ("config/task.py", "token_error", {"data/other val": 8, "data/other x2": 16}),
         ("config/lookup_small.py", "token_error", {"content": 8, "content_x2": 16}),
         ("config/lookup_small.py", "token_error", {"position": 8, "position_x2": 16}),
     ):
@@ -117,7 +118,7 @@ def test_a_panel_for_each_set_of_lengths(drawn):
     figures.draw_by_length(lines, "x")
     axes = [ax for ax in drawn[0].axes if ax.get_visible()]
     assert [ax.get_title() for ax in axes] == [
-        "text", "task", "lookup, content", "lookup, position"]
+        "text", "task", "task, data/other", "lookup, content", "lookup, position"]
     for ax in axes:
         assert ax.lines[0].get_xydata().tolist() == [[8, 18], [16, 26]]
         assert ax.get_xticks().tolist() == [8, 16]

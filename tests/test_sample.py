@@ -292,11 +292,6 @@ def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
     assert re.findall("--- (.*), sample", printed.out) == ["a@length=64", changed]
     assert "left out curves.png" in printed.err
 
-def test_an_unknown_method_names_its_run(runs, monkeypatch):
-    monkeypatch.setattr("model.PES", {"nope": sample.PES["nope"]})
-    with pytest.raises(ValueError, match=f"{runs / 'rope'}: pe='rope' is unknown"):
-        sample.main([str(runs / "rope")])
-
 def test_yarn_knows_the_trained_length(runs, rows, tmp_path):
     """A larger block_size is not the length that the run was trained at."""
     yarn = f"{runs / 'rope'}@rope_scaling=yarn,rope_factor=4"
