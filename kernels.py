@@ -328,7 +328,8 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
 # --- the kernels ----------------------------------------------------------------------------------
 # inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; and z_pairs. All but the first
 # three may be None, and Triton then compiles a kernel without the code for them. Without z_pairs
-# nothing is counted, and without gate_q the gates reuse the logits
+# nothing is counted, and without gate_q the gates reuse the logits. What is left if you skip the
+# lines under COUNTS is FlashAttention, which is best read first
 
 @triton.jit
 def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: constexpr,
@@ -355,7 +356,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     acc = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
     right_edge = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. right_edge - 1
-    bounds = (0, diagonal, right_edge)
+    bounds = (0, diagonal, right_edge)  # of the tiles that part 2 takes without and with a mask
 
     # 1. the keys that are counted, from right to left, beginning with those under the mask
     if COUNTS:

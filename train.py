@@ -159,8 +159,9 @@ def main(argv):
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights may be saved. They are saved before an evaluation,
-        # because it can take a long time, and at the end once more after it, as `best` may be new
+        # The loss is finite, so these weights may be saved (the last pass is only for this check).
+        # They are saved before an evaluation, because it can take a long time, and at the end once
+        # more after it, as `best` may be new
         pause_start = time.perf_counter()
         last = step >= cfg.max_iters
         stop = stop_signal.heard()
