@@ -108,7 +108,9 @@ def load_weights(model, checkpoint, run):
         differ = [f"{key}={value!r}, not {given[key]!r}"
                   for key, value in asdict(model_config(checkpoint)).items() if value != given[key]]
         first = str(error).split("\n")[1].strip()  # which says more if the code has changed
-        reason = "; ".join([*differ, "keep these as they were"]) if differ else first
+        reason = first
+        if differ:
+            reason = f"{'; '.join(differ)}; keep these as they were"
         raise ValueError(f"{run} holds another architecture: {reason}") from error
     # A tensor that several layers share has several names, and of the copies under these names only
     # the last survives loading. So the copies in the checkpoint must not differ

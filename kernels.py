@@ -328,7 +328,7 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
 # --- the kernels ----------------------------------------------------------------------------------
 # inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; z_pairs. All but q, k and v may be
 # None, and Triton then leaves out their code. Without z_pairs nothing is counted, and what is left
-# is FlashAttention, which is best read first. Without gate_q the gates reuse the logits
+# is FlashAttention, which you should read first. Without gate_q the gates reuse the logits
 
 @triton.jit
 def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: constexpr,

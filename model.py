@@ -674,7 +674,7 @@ class CARoPE(PE):
         super().__init__(cfg)
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
         target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
-        self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1), softplus's inverse
+        self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1) in a stable form
 
     @staticmethod
     def check(cfg):
@@ -802,8 +802,8 @@ class T5(PE):
 def alibi_slopes(H, x):
     """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H, 1, 1). If H is not a power of
     two, the first heads get the slopes of the next lower power, and the others every other slope of
-    the next higher one, as in the code of ALiBi's authors. Six heads get 2^-2, 2^-4, 2^-6, 2^-8 and
-    2^-1, 2^-3."""
+    the next higher one, as in the code of ALiBi's authors. With six heads, these are 2^-2, 2^-4,
+    2^-6, 2^-8, and then 2^-1, 2^-3."""
     lower = 2 ** int(math.log2(H))
     h = torch.arange(1, H + 1, device=x.device, dtype=at_least_float32(x))
     exponent = torch.where(h <= lower, h, h - lower - 0.5) * (8 / lower)
@@ -958,7 +958,8 @@ class CoPE_MLP(CoPE):
 
     @staticmethod
     def check(cfg):
-        check_positive(cfg, "cope_npos", "cope_mlp_width")
+        CoPE.check(cfg)
+        check_positive(cfg, "cope_mlp_width")
 
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width

@@ -289,10 +289,10 @@ class Run:
 
 def load_model(saved, folder, options):
     """Returns the model of the checkpoint that was read from the folder, with the options
-    "key=value,key=value". Raises ValueError for options that the weights do not allow. Options of
-    methods that the run lacks change nothing, as in train.py. Sampling and evaluation never use the
-    Triton kernels. CoPE is therefore evaluated with exact gates, even if it was trained with the
-    kernel, which rounds them to multiples of 1/2048."""
+    "key=value,key=value". Raises ValueError for options that the weights do not allow. As in
+    train.py, most options of methods that the run lacks change nothing. Sampling and evaluation
+    never use the Triton kernels. CoPE is therefore evaluated with exact gates, even if it was
+    trained with the kernel, which rounds them to multiples of 1/2048."""
     given = {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")

@@ -56,7 +56,7 @@ class TrainConfig(GPTConfig):
     data: str = "stdlib"  # a data set prepared by data/NAME.py, or the path of a folder of shards
     out_dir: str = ""  # run directory; empty: out/<config>_<pe>, with data and seed if not default
     resume: bool = False  # resume from the run directory's checkpoint, if there is one
-    init_from: str = ""  # fine-tuning: the run directory to take weights and model options from
+    init_from: str = ""  # fine-tuning: run directory with weights and model options; needs out_dir
     seed: int = 1337  # of weights, batches and dropout
     batch_size: AtLeast1 = 16  # sequences per step, over all processes and micro-batches
     micro_batch: int = 0  # sequences per forward pass; 0: all sequences of the process
@@ -159,7 +159,7 @@ def main(argv):
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights may be saved (the last pass is only for this check).
+        # The loss is finite, so these weights may be saved. (The last pass is only for this check.)
         # They are saved before an evaluation, because it can take a long time, and at the end once
         # more after it, as `best` may be new
         pause_start = time.perf_counter()

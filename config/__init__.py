@@ -31,6 +31,7 @@ INT_LIMIT = 2**63
 AtLeast1 = Annotated[int, 1, INT_LIMIT]
 AtLeast0 = Annotated[float, 0, math.inf]
 Below1 = Annotated[float, 0, 1]
+PATHS = {"data", "init_from", "out", "out_dir", "report", "source", "stories", "tokenizer"}
 RANGES = {int: (0, INT_LIMIT), float: (-sys.float_info.max, math.inf)}
 
 def load(cls, argv, **given):
@@ -84,8 +85,9 @@ def typed(cls, key, value, where):
     value has another type or is out of range."""
     types = {field.name: field.type for field in dataclasses.fields(cls)}
     if key not in types:
-        near = ", ".join(difflib.get_close_matches(key, types, 3, 0)) or "no key"
-        raise ValueError(f"unknown key {key!r} in {where}; nearest to it: {near}")
+        near = difflib.get_close_matches(key, types, 3) or types
+        names = ", ".join(near) or "nothing, since there are no keys"
+        raise ValueError(f"unknown key {key!r} in {where}; choose from {names}")
     kind = types[key]
     low, high = RANGES.get(kind, (None, None))
     if get_origin(kind) is Annotated:
@@ -108,7 +110,7 @@ def typed(cls, key, value, where):
         raise ValueError(f"{key}={value!r} in {where} is not of type {kind.__name__}")
     if low is not None and not low <= read < high:
         raise ValueError(f"{key}={read} in {where} is out of range; use {low} <= {key} < {high}")
-    if kind is str and read.startswith("~/"):
+    if key in PATHS and read.startswith("~/"):
         read = os.path.expanduser(read)  # a shell does not do so after the = of --out_dir=~/run
     return read
 
@@ -136,7 +138,7 @@ def last_line(error):
     line = f"{type(error).__name__}: {error}".partition("\n")[0]
     if isinstance(error, ModuleNotFoundError):
         line += f"; try pip install {error.name}"
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         line += "; free some space and give the same command again"
     return line
 

@@ -2,7 +2,7 @@
 hub that has one file per row.
 
     python -m data.code                              # 50 GB of Python files from GitHub
-    python -m data.code --out=data/code_valid --source=codeparrot/codeparrot-clean-valid  # fewer
+    python -m data.code --out=data/code_valid --source=codeparrot/codeparrot-clean-valid  # smaller
 
 The paper trains on the code of Llama 2's private mix, which is not public. Of every hundred files,
 one is for validation and one for testing. The files of one project land in all three splits, which

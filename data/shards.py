@@ -65,11 +65,8 @@ class Split:
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path} is damaged; {self.write_again}") from None
         if split not in known:
-            remedy = "change --eval_splits, --evaluate or --split"
-            if split == "train":
-                remedy = "name a set to train on with --data"
-            raise ValueError(f"{folder} has no split {split!r}; it has: {', '.join(known)}; "
-                             f"{remedy}")
+            raise ValueError(f"{folder} has no split {split!r}; it has: {', '.join(known)}; change "
+                             "--data, --eval_splits, --evaluate or --split")
         self.bins = []
         self.masks = []
         for name, count in sorted(self.meta["shards"].items()):
@@ -141,7 +138,9 @@ class Split:
     def _map(self, name, count, dtype):
         path = self.folder / name
         size = count * np.dtype(dtype).itemsize
-        found = path.stat().st_size if path.exists() else 0
+        if not path.exists():
+            raise ValueError(f"{path} is missing; {self.write_again}")
+        found = path.stat().st_size
         if found != size:
             raise ValueError(f"{path} has {found} bytes instead of {size}; {self.write_again}")
         return np.memmap(path, dtype, mode="r")

@@ -3,7 +3,7 @@ and appendix E)
 
     python -m data.wordcount             # TinyStories from the hub; about half an hour
     python -m data.wordcount --join=3    # WordCount-hard: three stories per example
-    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # your own
+    python -m data.wordcount --stories=FOLDER --tokenizer=bytes --out=data/mine  # your own stories
 
 This needs `pip install nltk`, and `datasets` for TinyStories. An example is a prompt and its answer
 
@@ -20,13 +20,14 @@ has one example, so that its sequence error is the fraction of wrong answers.
 splits   train, val (1% of the stories); k1, k2, ...: the examples of val that ask about the last k
          sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
          their number of sentences and by their number of words (Figure 8)
-options  stories: a folder of text files instead of TinyStories; <|endoftext|> separates the stories
-         of a file, and in a file without it, each paragraph is a story; join: stories per example,
-         none of which is used twice; length: tokens per row of train; tokenizer: that of the model
-         to fine-tune; limit: the number of stories, for a trial; seed
+options  stories: a file, or a folder of *.txt, instead of TinyStories; <|endoftext|> separates the
+         stories of a file, and in one without it, each paragraph is a story; join: stories per
+         example, none of which is used twice; length: tokens per row of train; tokenizer: that of
+         the model to fine-tune; limit: the number of stories, for a trial; seed
 """
 import collections
 import re
+from pathlib import Path
 
 import numpy as np
 
@@ -42,9 +43,12 @@ PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentence
 Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentences", "words"])
 
 def read_stories(source):
-    """Returns the stories of a file or a folder of files as rows, [{"text": story}, ...]."""
+    """Returns the stories of a file or a folder of files as rows, [{"text": story}, ...]. Of a
+    folder, only *.txt files are read."""
     stories = []
     for path in files(source):
+        if path.suffix != ".txt" and path != Path(source):
+            continue
         text = path.read_text(encoding="utf-8")
         separator = r"<\|endoftext\|>" if "<|endoftext|>" in text else r"\n\s*\n"
         stories += re.split(separator, text)
@@ -104,7 +108,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
         raise ValueError(f"{len(order)} stories are too few for one example of {join} for training "
-                         "and one for validation; give more, or a larger limit")
+                         "and one for validation; give more (and a larger --limit)")
     val_stories = max(len(order) // 100, join)
     end = encoding.eot_token
     left_out = 0

@@ -23,7 +23,8 @@ METRICS = {
     "sequence_error": "rows with a wrong target, %",
 }
 # options in which runs may differ and still count as the same experiment
-FREE = {"seed", "config", "out_dir", "resume", "device", "log_interval", "wandb_project"}
+FREE = {"seed", "config", "out_dir", "resume", "device", "micro_batch", "compile", "log_interval",
+        "checkpoint_interval", "eval_interval", "eval_batches", "eval_splits", "wandb_project"}
 
 def split_options(run):
     """Returns the folder and the options of "folder@key=value,key=value". A folder's own name may
@@ -36,7 +37,10 @@ def split_options(run):
 
 def settings(cfg):
     """Returns a checksum of a run's options that is the same for all seeds of an experiment."""
-    return zlib.crc32(repr([(key, cfg[key]) for key in sorted(cfg) if key not in FREE]).encode())
+    kept = {key: value for key, value in cfg.items() if key not in FREE}
+    for key in ("data", "init_from"):  # folders may have moved, and each seed has its own origin
+        kept[key] = re.sub(r"_seed\d+$", "", os.path.basename(cfg[key]))
+    return zlib.crc32(repr(sorted(kept.items())).encode())
 
 # --- what is written ------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class Slope(PE):
         self.m = nn.Parameter(torch.zeros(self.H, 1, 1))
 
     def logit_bias(self, q, logits, i, j, per_key):
-        return self.m * (j - i).float()  # bfloat16 cannot hold large distances
+        return self.m * (j - i).float()  # because bfloat16 would round large distances
 
 PES["slope"] = Slope
 gpt = train("slope")

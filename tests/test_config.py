@@ -66,13 +66,6 @@ def test_wrong_words_are_refused():
             if kind in (int, float):
                 refused(lambda words: options(prepare, words), key, "x")
 
-def test_every_key_is_read():
-    """A flag that nothing reads would be ignored without a word. For sample.py, test_sample.py
-    checks which actions read a key."""
-    source = open("model.py").read() + open("train.py").read()
-    for field in dataclasses.fields(TrainConfig):
-        assert re.search(rf"cfg\.{field.name}\b", source), f"nothing reads {field.name}"
-
 @pytest.mark.parametrize("cls", [TrainConfig, SampleConfig])
 def test_help_prints_every_key_with_its_comment(cls, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -272,9 +272,10 @@ def test_runs_of_one_name_that_differ_in_more_than_their_seed(change):
     assert list(results.labels(rows).values()) == ["pope_seed1", "pope_seed2"]
 
 def test_settings_leave_out_what_seeds_may_differ_in():
-    first = results.settings(dict(seed=1, out_dir="a", learning_rate=0.1))
-    assert results.settings(dict(seed=2, out_dir="b", learning_rate=0.1)) == first
-    assert results.settings(dict(seed=2, out_dir="b", learning_rate=0.2)) != first
+    config = dict(seed=1, out_dir="a", data="x", init_from="out/y_seed1", learning_rate=0.1)
+    again = dict(config, seed=2, out_dir="b", data="/mnt/x", init_from="out/y_seed2")
+    assert results.settings(config) == results.settings(again)
+    assert results.settings(config) != results.settings(dict(again, learning_rate=0.2))
 
 # runs and actions
 

@@ -1,6 +1,7 @@
 """train.py and checkpoint.py: a run that is stopped, resumed or divided over processes is the same
 run, no way of ending it loses it, and its numbers are those that a sum by hand gives. What is
 refused before training is in test_bad_input.py."""
+import errno
 import itertools
 import json
 import math
@@ -23,11 +24,13 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from conftest import SIGNALS, TINY, contents, fails
+from conftest import SIGNALS, TINY, contents, fails, write_stream
 
+import checkpoint
 import config
 import train
 from checkpoint import load_weights, model_config, read
+from data import shards
 from data.shards import Split, Writer
 from eval import results
 from model import GPT
@@ -290,30 +293,17 @@ def test_interrupted_at_random_moments(stream, tmp_path, numbers, ranks):
     assert same(whole, run(stream, out, *flags, end, "--resume=True", ranks=ranks))
     assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
 
-WINDOWS = """
-import os, signal, sys
-sys.modules["fcntl"] = None
-from conftest import TINY, write_stream
-del signal.SIGHUP, os.O_DIRECTORY
-import sample
-import train
-
-del os.open  # nothing here needs it, except to open a directory
-write_stream("data/toy")
-for steps in (2, 4):
-    train.main(["--data=data/toy", "--out_dir=run", *TINY, "--resume=True", f"--max_iters={steps}"])
-sample.main(["run", "--max_new_tokens=5"])
-sample.main(["run", "--evaluate=val"])
-"""
-
-def test_windows(tmp_path):
-    """Without fcntl, SIGHUP and handles of directories, data are written, and a run is trained,
-    resumed, sampled from and evaluated."""
-    path = os.pathsep.join([os.getcwd(), os.path.join(os.getcwd(), "tests")])
-    done = subprocess.run([sys.executable, "-c", WINDOWS], cwd=tmp_path, capture_output=True,
-                          text=True, timeout=120, env=dict(os.environ, PYTHONPATH=path))
-    assert done.returncode == 0, done.stderr
-    assert "from step 2" in done.stdout and read(str(tmp_path / "run"))["step"] == 4
+def test_windows(tmp_path, monkeypatch):
+    """Without fcntl, SIGHUP and handles of directories, data are written, and a run is trained and
+    resumed."""
+    monkeypatch.setattr(checkpoint, "fcntl", None)
+    monkeypatch.setattr(shards, "fcntl", None)
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.delattr(os, "O_DIRECTORY")
+    data = write_stream(tmp_path / "data")
+    for steps in (2, 4):
+        last = run(data, tmp_path / "run", "--resume=True", f"--max_iters={steps}")
+    assert last["step"] == 4
 
 def test_the_last_line_of_torchrun_is_ours(tmp_path):
     """It says what the mistake is, and there is no traceback of train.py."""
@@ -488,6 +478,9 @@ def test_ctrl_c_ends_a_shell_loop(script, monkeypatch, capsys):
     runpy.run_path(script, run_name="__main__")
     assert ended_by == [signal.SIGINT] and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert capsys.readouterr().err.startswith("\nstopped")
+
+def test_a_full_disk_has_a_remedy():
+    assert "free some space" in config.last_line(OSError(errno.ENOSPC, "No space left on device"))
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(config, "typed", lambda *_: int("a bug"))
