@@ -18,7 +18,7 @@ from dataclasses import asdict, fields
 import torch
 
 import config
-from model import GPTConfig, choose
+from model import GPTConfig
 
 try:
     import fcntl
@@ -92,10 +92,19 @@ def model_config(checkpoint, **changes):
     options = {name: value for name, value in checkpoint["config"].items() if name in names}
     return GPTConfig(**{**options, **changes})
 
-def keep_trained_length(cfg, before):
-    """Gives YaRN the length that a run was trained at, which is the block_size before a change."""
+def trained_length(checkpoint):
+    """Returns the number of tokens per sequence in the training of a checkpoint."""
+    row_length = checkpoint["meta"]["row_length"].get("train")
+    # the last token of a row is only a target
+    return row_length - 1 if row_length else checkpoint["config"]["block_size"]
+
+def keep_trained_length(cfg, checkpoint):
+    """Gives YaRN the length that the checkpoint was trained at, or, if it was trained with YaRN
+    from scratch, the block_size that it took for it."""
     if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
-        cfg.rope_trained = before.block_size
+        before = checkpoint["config"]
+        had_yarn = before["rope_scaling"] == "yarn"
+        cfg.rope_trained = before["block_size"] if had_yarn else trained_length(checkpoint)
 
 def load_weights(model, checkpoint, run):
     """Copies the weights of checkpoint, which was read from run, into the model. Raises ValueError
@@ -145,7 +154,6 @@ def open_log(run):
 def pick_device(kind, index=0):
     """Returns the torch.device for "cpu", "cuda", "mps" or "auto", which is the fastest available.
     index chooses one of several GPUs."""
-    choose("device", kind, ("auto", "cpu", "cuda", "mps"))
     available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),

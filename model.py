@@ -490,12 +490,9 @@ class GPT(nn.Module):
             for pe in block.attn.pes:
                 pe.clamp_parameters()
 
-    def get_num_params(self, non_embedding=True):
-        """Returns the number of parameters, by default without learned positions, as in nanoGPT."""
-        total = sum(p.numel() for p in self.parameters())
-        if non_embedding and "learned" in self.first_instance:
-            total -= self.first_instance["learned"].wpe.weight.numel()
-        return total
+    def get_num_params(self):
+        """Returns the number of parameters without learned positions, as in nanoGPT."""
+        return sum(p.numel() for name, p in self.named_parameters() if "wpe" not in name)
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak, T):
         """Returns the fraction of the peak FLOP/s that is used if fwdbwd_per_iter sequences of T
@@ -802,8 +799,7 @@ class T5(PE):
 def alibi_slopes(H, x):
     """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H, 1, 1). If H is not a power of
     two, the first heads get the slopes of the next lower power, and the others every other slope of
-    the next higher one, as in the code of ALiBi's authors. With six heads, these are 2^-2, 2^-4,
-    2^-6, 2^-8, and then 2^-1, 2^-3."""
+    the next higher one, as in the authors' code (for H = 6: 2^-2, 2^-4, 2^-6, 2^-8, 2^-1, 2^-3)."""
     lower = 2 ** int(math.log2(H))
     h = torch.arange(1, H + 1, device=x.device, dtype=at_least_float32(x))
     exponent = torch.where(h <= lower, h, h - lower - 0.5) * (8 / lower)

@@ -81,8 +81,6 @@ def main(argv):
 # --- the actions: each is a function of the config and the runs, or their folders -----------------
 
 def write_text(cfg, runs):
-    # dividing the logits by a smaller temperature may overflow
-    temperature = cfg.temperature if cfg.temperature >= 1e-3 else 0
     for run in runs:
         text = tokenizer(run.meta)
         start = text.encode(cfg.prompt) or [run.meta["separator"] or 0]
@@ -92,7 +90,7 @@ def write_text(cfg, runs):
         for i in range(cfg.num_samples):
             torch.manual_seed(cfg.seed + i)
             idx = torch.tensor([start], device=run.device)
-            tokens = run.model.generate(idx, new, temperature, cfg.top_k)[0].tolist()
+            tokens = run.model.generate(idx, new, cfg.temperature, cfg.top_k)[0].tolist()
             if not cfg.prompt:
                 tokens = tokens[1:]  # the separator is not part of the text
             print(f"--- {run.name}, sample {i + 1}{end}")
@@ -221,21 +219,20 @@ def chosen_action(cfg, given):
     return flag
 
 def run_names(words):
-    """Returns the names of the runs, each only once, even if several paths lead to it. Files are
-    left out, and a line on stderr says so, because a pattern such as out/* also finds tables and
-    pictures. Raises ValueError if no run is left."""
-    names = {}  # (where it really is, options) -> the name to show
+    """Returns the names of the runs, each only once. Files are left out, and a line on stderr says
+    so, because a pattern such as out/* also finds tables and pictures. Raises ValueError if no run
+    is left."""
+    names = []
     for word in words:
         folder, options = results.split_options(word)
         folder = os.path.normpath(folder)
         if os.path.isfile(folder):
             print(f"left out {folder}, which is not a run directory", file=sys.stderr)
         else:
-            name = f"{folder}@{options}" if options else folder
-            names.setdefault((os.path.realpath(folder), options), name)
+            names.append(f"{folder}@{options}" if options else folder)
     if not names:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
-    return list(names.values())
+    return list(dict.fromkeys(names))
 
 def writable(path):
     """Returns the path after making its folder, before any work that could otherwise be lost."""
@@ -259,9 +256,7 @@ class Run:
         self.step = saved["step"]
         self.data = data or self.config["data"]
         self.reads_its_own = locate(self.data).resolve() == locate(self.config["data"]).resolve()
-        row_length = self.meta["row_length"].get("train")
-        # tokens per sequence in training; the last token of a row is only a target
-        self.trained = row_length - 1 if row_length else self.config["block_size"]
+        self.trained = checkpoint.trained_length(saved)
         self.model = load_model(saved, self.folder, self.options).to(self.device).eval()
 
     def split(self, name):
@@ -298,7 +293,7 @@ def load_model(saved, folder, options):
         key, _, text = option.partition("=")
         given[key] = config.typed(GPTConfig, key, text, option)
     cfg = checkpoint.model_config(saved, **given)
-    checkpoint.keep_trained_length(cfg, checkpoint.model_config(saved))
+    checkpoint.keep_trained_length(cfg, saved)
     model = GPT(cfg)
     checkpoint.load_weights(model, saved, folder)
     return model

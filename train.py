@@ -8,8 +8,7 @@ A step's batch depends only on (seed, step), so a run that was stopped and resum
 steps as an uninterrupted one. On GPUs, or with three or more processes, rounding may differ, and if
 the number of processes changes, so do rounding and dropout. On SIGTERM, Ctrl-C or a closed
 terminal, a run saves a checkpoint and stops, and the same command with --resume=True resumes it. A
-further Ctrl-C ends it without saving, but not under torchrun, which waits for its shutdown_timeout
-(30 seconds).
+further Ctrl-C ends it without saving, but not under torchrun, which waits for shutdown_timeout.
 
 main() is the whole training run, from top to bottom. The functions that it calls follow it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
@@ -225,10 +224,10 @@ def read_config(argv):
             raise ValueError(f"init_from={cfg.init_from!r} needs a directory for the new run; name "
                              "it with --out_dir=...")
         run = cfg.init_from
-        if cfg.resume and checkpoint.exists(cfg.out_dir):
+        if checkpoint.exists(cfg.out_dir):
             run = cfg.out_dir  # which has the same options, and the origin may be gone by now
-        origin = model_config(checkpoint.read(run))
-        cfg = config.load(TrainConfig, argv, **asdict(origin))
+        origin = checkpoint.read(run)
+        cfg = config.load(TrainConfig, argv, **asdict(model_config(origin)))
         cfg.init_from = os.path.normpath(cfg.init_from)  # resuming compares it
         checkpoint.keep_trained_length(cfg, origin)
     check(cfg)

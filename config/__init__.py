@@ -85,9 +85,8 @@ def typed(cls, key, value, where):
     value has another type or is out of range."""
     types = {field.name: field.type for field in dataclasses.fields(cls)}
     if key not in types:
-        near = difflib.get_close_matches(key, types, 3) or types
-        names = ", ".join(near) or "nothing, since there are no keys"
-        raise ValueError(f"unknown key {key!r} in {where}; choose from {names}")
+        near = difflib.get_close_matches(key, types, 3) or types or ["none"]
+        raise ValueError(f"unknown key {key!r} in {where}; choose from: {', '.join(near)}")
     kind = types[key]
     low, high = RANGES.get(kind, (None, None))
     if get_origin(kind) is Annotated:

@@ -64,7 +64,6 @@ max_iters = 238419
 learning_rate = 4e-4
 min_lr = 4e-5
 warmup_iters = 2000
-beta2 = 0.95
 
 eval_interval = 1000
 eval_batches = 1

@@ -45,7 +45,6 @@ max_iters = 23842
 learning_rate = 5e-4
 min_lr = 5e-5
 warmup_iters = 2000
-beta2 = 0.95
 
 eval_interval = 1000
 eval_batches = 1

@@ -61,7 +61,5 @@ learning_rate = 3e-4
 beta2 = 0.999
 schedule = "linear"
 warmup_iters = 50
-weight_decay = 0.1
 
-eval_interval = 500
 eval_splits = "val,sparse"

@@ -41,5 +41,4 @@ learning_rate = 1e-4
 min_lr = 1e-5
 warmup_iters = 2000
 
-eval_interval = 500
 eval_batches = 4

@@ -56,8 +56,6 @@ max_iters = 19073
 learning_rate = 6e-4
 min_lr = 6e-5
 warmup_iters = 954  # 5%
-weight_decay = 0.1
-beta2 = 0.95
 
 eval_interval = 1000
 eval_batches = 4

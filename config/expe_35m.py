@@ -47,8 +47,6 @@ max_iters = 2289
 learning_rate = 1e-3
 min_lr = 3e-6
 warmup_iters = 229  # 10%
-weight_decay = 0.1
-beta2 = 0.95
 dtype = "float32"
 
 eval_interval = 200

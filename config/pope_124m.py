@@ -79,7 +79,6 @@ learning_rate = 6e-4
 min_lr = 6e-5
 warmup_iters = 1000
 weight_decay = 0.01
-beta2 = 0.95
 
 eval_interval = 2000
 eval_batches = 8

@@ -2,7 +2,7 @@
 hub that has one file per row.
 
     python -m data.code                              # 50 GB of Python files from GitHub
-    python -m data.code --out=data/code_valid --source=codeparrot/codeparrot-clean-valid  # smaller
+    python -m data.code --out=data/code_valid --dataset=codeparrot/codeparrot-clean-valid  # smaller
 
 The paper trains on the code of Llama 2's private mix, which is not public. Of every hundred files,
 one is for validation and one for testing. The files of one project land in all three splits, which
@@ -10,7 +10,7 @@ makes val and test easier than code from projects that the model has not seen. E
 each file.
 
 splits   train, val, test
-options  source: a data set of the hub, with the text of a file in the column `content` (for one
+options  dataset: a data set of the hub, with the text of a file in the column `content` (for one
          that needs a login, run `hf auth login` first); limit: the number of files, for a trial;
          tokenizer
 """
@@ -18,16 +18,16 @@ from data import command
 from data.text import hub, texts, write_documents
 
 
-def prepare(folder, source: str = "codeparrot/codeparrot-clean-train", limit: int = None,
+def prepare(folder, dataset: str = "codeparrot/codeparrot-clean-train", limit: int = None,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
     def corpus():
-        rows = hub(source, split="train").rename_column("content", "text")
+        rows = hub(dataset, split="train").rename_column("content", "text")
         numbers = range(len(rows))[:limit]
         train = [i for i in numbers if i % 100 > 1]
         chosen = {"val": numbers[::100], "test": numbers[1::100], "train": train}
         return {split: texts(rows.select(chosen[split])) for split in chosen}
 
-    write_documents(folder, corpus, tokenizer, limit=limit, source=source)
+    write_documents(folder, corpus, tokenizer, limit=limit, source=dataset)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -4,6 +4,5 @@ so a script that imports it gets this file.
     python -m data.openwebtext    # this is how to run a script
 """
 import sys
-from pathlib import Path
 
-sys.exit(f"run it from the folder above: `python -m data.{Path(sys.argv[0]).stem}`")
+sys.exit("run it from the folder above, with `python -m data.NAME`")

@@ -1,7 +1,7 @@
 """The human reference genome, GRCh38.p14, in 6-mers (PoPE section 4, appendix B.1).
 
     python -m data.human_genome                                       # downloads 1 GB
-    python -m data.human_genome --source=/path/GRCh38.fna.gz --out=data/human_genome
+    python -m data.human_genome --source=/path/GRCh38.fna.gz
 
 The paper follows the preprocessing and the tokenization of the Nucleotide Transformer, and so do
 we, with the two differences below. Letters other than A, C, G, T become N. A chromosome is cut into

@@ -1,7 +1,7 @@
 """JSB Chorales: Bach's chorales for four voices, on a grid of 16th notes (PoPE section 4, B.1).
 
     python -m data.jsb                                                        # downloads 1.7 MB
-    python -m data.jsb --source=/path/Jsb16thSeparated.json --out=data/jsb    # no network
+    python -m data.jsb --source=/path/Jsb16thSeparated.json    # no network
     python -m data.jsb --length=256                                           # shorter rows
 
 A token is the pitch of one voice during a 16th note: a MIDI key from 21 to 108, or -1 for silence.

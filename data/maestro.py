@@ -3,7 +3,7 @@ section 4, appendix B.1).
 
     pip install miditok==3.0.5.post1
     python -m data.maestro                                                            # 56 MB
-    python -m data.maestro --source=/path/maestro-v3.0.0-midi.zip --out=data/maestro
+    python -m data.maestro --source=/path/maestro-v3.0.0-midi.zip
 
 The tokenizer is miditok's REMI with chords, tempos and the special tokens PAD, BOS, EOS, MASK. Its
 vocabulary depends on the version. Versions 3.0.1 to 3.0.5.post1 have the paper's 328 tokens,

@@ -335,7 +335,7 @@ class Writer(contextlib.AbstractContextManager):
                 os.fsync(file.fileno())
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise OSError(f"{path}: {error.strerror}; make room there or use --out") from None
+            raise OSError(f"{path}: {error.strerror}; make room, or write elsewhere") from None
         del waiting[:size]
 
 def split_of(shard):

@@ -33,7 +33,7 @@ import numpy as np
 
 from data import command
 from data.shards import Writer, rng
-from data.text import files, hub
+from data.text import files, hub, measure
 from data.tokenizer import load_encoding, with_checksum
 
 FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
@@ -49,6 +49,7 @@ def read_stories(source):
     for path in files(source):
         if path.suffix != ".txt" and path != Path(source):
             continue
+        measure(path)  # raises ValueError if it is not UTF-8
         text = path.read_text(encoding="utf-8")
         separator = r"<\|endoftext\|>" if "<|endoftext|>" in text else r"\n\s*\n"
         stories += re.split(separator, text)

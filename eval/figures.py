@@ -2,7 +2,6 @@
 The pictures that sample.py draws. A method has the same colour in all of them. Runs that differ
 only in their seed form one curve, which is their mean, in a band from the lowest to the highest.
 """
-import collections
 import math
 import os
 import re
@@ -83,8 +82,9 @@ def draw_by_length(lines, path):
     if not groups:
         return
     figure, axes = panels(len(groups), 3, 4, 3)
+    styles = {}
     for ax, ((title, metric), group) in zip(axes, groups.items()):
-        draw_curves(ax, group, "length", "value", metric)
+        draw_curves(ax, group, "length", "value", metric, styles)
         lengths = sorted({line["length"] for line in group})
         ax.set_xscale("log", base=2)
         ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) > 6 else 0)
@@ -97,15 +97,16 @@ def draw_training(rows, path):
     keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
     keys = [key for key in keys if key not in ("run", "pe", "settings", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
+    styles = {}
     for ax, key in zip(axes, keys):
-        draw_curves(ax, rows, "step", key, key)
+        draw_curves(ax, rows, "step", key, key, styles)
         ax.set_xlabel("step")
     save(figure, path)
 
 def draw_by_position(rows, path):
     """Draws the loss at each position of a long context. rows are from losses.by_position."""
     figure, (ax,) = panels(1, 1, 6, 4)
-    draw_curves(ax, rows, "position", "loss", "loss")
+    draw_curves(ax, rows, "position", "loss", "loss", {})
     trained = max(row["trained"] for row in rows)
     last = max(row["position"] for row in rows)
     ax.set_xticks(range(0, math.ceil(last) + trained, trained))
@@ -113,17 +114,17 @@ def draw_by_position(rows, path):
            xlabel="position, tokens; dashed: as trained")
     save(figure, path)
 
-def draw_curves(ax, rows, x, y, metric):
+def draw_curves(ax, rows, x, y, metric, styles):
     """Draws y, which is a value of this metric, against x, with one curve for each label of the
     rows. Points with fewer seeds than others are left out, and losses far above the lowest are cut
-    off, because they would hide how the others differ."""
+    off, because they would hide how the others differ. The dict styles tells curves of one colour
+    apart, and all panels of a figure share it, as they share the legend."""
     label_of = results.labels(rows)
     curves = {}  # {(label, pe): {x: [y of each seed]}}
     for row in rows:
         if y in row:
             seeds = curves.setdefault((label_of[row["run"]], row["pe"]), {})
             seeds.setdefault(row[x], []).append(row[y])
-    drawn = collections.Counter()  # tells curves of one colour apart
     for (label, pe), seeds in curves.items():
         most = max(map(len, seeds.values()))
         at = sorted(value for value in seeds if len(seeds[value]) == most)
@@ -131,8 +132,10 @@ def draw_curves(ax, rows, x, y, metric):
         low = [min(seeds[value]) for value in at]
         high = [max(seeds[value]) for value in at]
         color = COLORS.get(pe, "#b0b0b0")  # grey for a method that the table lacks
-        style = STYLES[drawn[color] % len(STYLES)]
-        drawn[color] += 1
+        if (color, label) not in styles:
+            number = sum(of_color == color for of_color, _ in styles)
+            styles[color, label] = STYLES[number % len(STYLES)]
+        style = styles[color, label]
         ax.plot(at, mean, label=label, color=color, linestyle=style, marker=".")
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
     ax.set_ylabel(results.METRICS.get(metric, metric))

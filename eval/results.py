@@ -35,12 +35,21 @@ def split_options(run):
         return run, ""
     return folder, options
 
-def settings(cfg):
-    """Returns a checksum of a run's options that is the same for all seeds of an experiment."""
-    kept = {key: value for key, value in cfg.items() if key not in FREE}
-    for key in ("data", "init_from"):  # folders may have moved, and each seed has its own origin
-        kept[key] = re.sub(r"_seed\d+$", "", os.path.basename(cfg[key]))
-    return zlib.crc32(repr(sorted(kept.items())).encode())
+def settings(folder):
+    """Returns a checksum of the options of a run, including those before it was resumed, which is
+    the same for all seeds of an experiment."""
+    history = []
+    for line in records(folder, "log.jsonl"):
+        if "config" not in line:
+            continue
+        if line.get("from_step") == 0:  # it starts over
+            history = []
+        kept = {key: value for key, value in line["config"].items() if key not in FREE}
+        for key in ("data", "init_from"):  # folders may have moved; seeds differ in their origin
+            kept[key] = re.sub(r"_seed\d+$", "", os.path.basename(kept[key]))
+        if kept not in history:
+            history.append(kept)
+    return zlib.crc32(repr(history).encode())
 
 # --- what is written ------------------------------------------------------------------------------
 
@@ -60,9 +69,8 @@ def append(run, row):
                 "run": run.folder, "options": run.options, "config": run.config["config"],
                 "pe": run.model.cfg.pe, "seed": run.config["seed"], "split": split,
                 "data": row.get("data"), "trained": run.trained, "length": row["length"],
-                "metric": metric, "value": value, "steps": run.step,
-                "settings": settings(run.config), "commit": code, "torch": torch.__version__,
-                "machine": machine,
+                "metric": metric, "value": value, "steps": run.step, "commit": code,
+                "torch": torch.__version__, "machine": machine,
             }) + "\n"
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         size = file.seek(0, os.SEEK_END)
@@ -133,7 +141,7 @@ def training(folders):
                 row[f"{split}/{key}" if split else key] = value
         if not rows:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
-        same = {"run": folder, "pe": cfg["pe"], "settings": settings(cfg)}
+        same = {"run": folder, "pe": cfg["pe"], "settings": settings(folder)}
         found.extend({**same, **row} for row in rows.values())
     return found
 
@@ -147,10 +155,12 @@ def latest(folders):
         if not lines:
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
         last_step = max((line["steps"] for line in lines), default=0)
+        options_of_run = settings(folder)
         for line in lines:
             # the run may have been measured under another path
             options = line.get("options", split_options(line["run"])[1])
             line["run"] = f"{folder}@{options}" if options else folder
+            line["settings"] = options_of_run
             if line["steps"] == last_step:
                 found[line["run"], line["split"], line["metric"]] = line
     if not found:

@@ -41,8 +41,6 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     assert got == TrainConfig(config=str(path), n_layer=8, norm="c d", data="12", bias=False,
                               max_iters=2000, learning_rate=1.0, min_lr=1.0)
 
-# every key of every script
-
 def refused(function, key, value):
     """The function raises ValueError for --key=value, in one line that names both."""
     with pytest.raises(ValueError) as error:
@@ -76,8 +74,6 @@ def test_help_prints_every_key_with_its_comment(cls, capsys):
         start = f"  --{field.name}={field.default!r}  "
         line = next(line for line in lines if line.startswith(start))
         assert len(line.split("  ", 2)[2]) > 5, f"{field.name} has no comment"
-
-# the commands of the config files
 
 @pytest.mark.parametrize("path", WITH_TABLE)
 def test_commands_of_a_config(path, capsys):

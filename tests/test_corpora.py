@@ -135,8 +135,6 @@ def test_a_killed_corpus_resumes_with_the_same_files(tmp_path, seed):
         assert contents(folder) == contents(tmp_path / "whole")
         assert not Path(f"{folder}.part").exists()
 
-# tokenizers of the hub
-
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
     """A byte-level tokenizer.json, trained here. Its end-of-text token is </s>, as in Llama's."""
@@ -252,8 +250,6 @@ def test_corpora_of_the_hub(tmp_path, hub, name, options, parts, how):
     assert killed_at(4, prepare)
     prepare()
     check(tmp_path / "set", parts, **how)
-
-# a text of one's own
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_text_becomes_both_splits(tmp_path, monkeypatch, seed):

@@ -195,7 +195,7 @@ def test_a_full_disk_is_one_line(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     unfinished = tmp_path / "set.part"
-    one_line(error, str(unfinished / "dense_000000.bin"), "make room there or use --out")
+    one_line(error, str(unfinished / "dense_000000.bin"), "make room, or write")
     saved = contents(unfinished)
     assert "train_000000.bin" in saved and "dense_000000.bin" not in saved
     for name in ("train_000001.bin.tmp", "meta.json.tmp", "val_000007.loss"):  # as a kill may leave
@@ -246,7 +246,7 @@ def test_a_script_run_as_a_file_says_how_to_run_it():
     words = [sys.executable, str(ROOT / "data" / "flip_flop.py")]
     run = subprocess.run(words, capture_output=True, text=True)
     assert run.returncode == 1
-    assert run.stderr == "run it from the folder above: `python -m data.flip_flop`\n"
+    assert run.stderr == "run it from the folder above, with `python -m data.NAME`\n"
 
 def test_stdlib_splits_by_file(tmp_path, monkeypatch, capsys):
     library = tmp_path / "site-packages"  # a folder of this name is skipped inside the library

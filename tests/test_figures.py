@@ -123,6 +123,13 @@ def test_a_panel_for_each_set_of_lengths(drawn):
         assert ax.lines[0].get_xydata().tolist() == [[8, 18], [16, 26]]
         assert ax.get_xticks().tolist() == [8, 16]
 
+def test_a_curve_has_one_style_in_all_panels(drawn):
+    rows = [{"run": run, "pe": "rope", "step": step, key: 1.0}
+            for run, key in (("a", "loss"), ("b", "loss"), ("b", "lr")) for step in (1, 2)]
+    figures.draw_training(rows, "x")
+    lines = [line for ax in drawn[0].axes for line in ax.lines]
+    assert {(line.get_label(), line.get_linestyle()) for line in lines} == {("a", "-"), ("b", "--")}
+
 def test_methods_picture(drawn, monkeypatch):
     """Every method with a kind has a panel, in the row of its kind. What depends only on i - j is
     constant along diagonals, for keys of one kind."""

@@ -522,7 +522,7 @@ def test_generate(case):
 def test_mfu():
     net = gpt(pe="learned")
     n = net.get_num_params()
-    assert n == net.get_num_params(non_embedding=False) - 16 * 32
+    assert n == sum(p.numel() for p in net.parameters()) - 16 * 32
     flops = 4 * 16 * (6 * n + 12 * 2 * 32 * 16)  # 4 sequences of 16 tokens
     assert math.isclose(net.estimate_mfu(4, 0.5, 1e9, 16), flops / 0.5 / 1e9)
 

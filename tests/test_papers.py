@@ -37,7 +37,7 @@ def model_fields(cfg):
 def parameters(cfg):
     """Counted in a model with no memory for its weights."""
     with torch.device("meta"):
-        return GPT(GPTConfig(**model_fields(cfg))).get_num_params(non_embedding=False)
+        return sum(p.numel() for p in GPT(GPTConfig(**model_fields(cfg))).parameters())
 
 def length(cfg):
     """Tokens of a training sequence."""

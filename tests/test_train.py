@@ -294,8 +294,7 @@ def test_interrupted_at_random_moments(stream, tmp_path, numbers, ranks):
     assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
 
 def test_windows(tmp_path, monkeypatch):
-    """Without fcntl, SIGHUP and handles of directories, data are written, and a run is trained and
-    resumed."""
+    """Without fcntl, SIGHUP and O_DIRECTORY, data are written, and a run is trained and resumed."""
     monkeypatch.setattr(checkpoint, "fcntl", None)
     monkeypatch.setattr(shards, "fcntl", None)
     monkeypatch.delattr(signal, "SIGHUP")
