@@ -94,8 +94,6 @@ def main(argv):
 
     # model and optimizer
     torch.manual_seed(cfg.seed)
-    # "high" lets GPUs round the operands of float32 products to 10 bits (TF32), which is faster
-    torch.set_float32_matmul_precision("highest" if cfg.dtype == "float32" else "high")
     raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
     if cfg.init_from and not checkpoint.exists(cfg.out_dir):
         load_origin(raw_model, cfg, train, processes)

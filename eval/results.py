@@ -46,7 +46,7 @@ def settings(folder):
             history = []
         kept = {key: value for key, value in line["config"].items() if key not in FREE}
         for key in ("data", "init_from"):  # folders may have moved; seeds differ in their origin
-            kept[key] = re.sub(r"_seed\d+$", "", os.path.basename(kept[key]))
+            kept[key] = re.sub(r"_seed\d+$", "", os.path.basename(kept[key].rstrip("/")))
         if kept not in history:
             history.append(kept)
     return zlib.crc32(repr(history).encode())
