@@ -892,10 +892,7 @@ class CoPE(PE):
 
     @staticmethod
     def check(cfg):
-        check_positive(cfg, "cope_m0")
-        if cfg.cope_npos < 2:
-            raise ValueError(f"cope_npos={cfg.cope_npos} leaves no two positions to tell apart; "
-                             "use 2 or more")
+        check_positive(cfg, "cope_npos", "cope_m0")
 
     def add_parameters(self, shared_from):
         """Creates e. The two variants of CoPE below create other parameters instead, which layers
@@ -954,8 +951,7 @@ class CoPE_MLP(CoPE):
 
     @staticmethod
     def check(cfg):
-        CoPE.check(cfg)
-        check_positive(cfg, "cope_mlp_width")
+        check_positive(cfg, "cope_npos", "cope_mlp_width")
 
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width

@@ -107,7 +107,7 @@ def main(argv):
     best = state["best"]
     x, y = get_batch(step)
     length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
-    log.start(cfg, state["wandb"], length, step)
+    log.start(cfg, state["wandb"], length, step, train.meta.get("checksum"))
 
     def save():
         if processes.rank == 0:
@@ -441,11 +441,11 @@ class Log:
         self.wandb_run = None
         self.wandb_id = None
 
-    def start(self, cfg, wandb_id, length, step):
-        """Records the settings and the first step, and opens a W&B run, or resumes the one with
-        this id."""
-        self.record(config=asdict(cfg), from_step=step, length=length, device=self.device_name,
-                    torch=torch.__version__)
+    def start(self, cfg, wandb_id, length, step, data):
+        """Records the settings, the first step and the checksum of the data, and opens a W&B run,
+        or resumes the one with this id."""
+        self.record(config=asdict(cfg), from_step=step, length=length, data=data,
+                    device=self.device_name, torch=torch.__version__)
         if self.writes and cfg.wandb_project:
             import wandb
             self.wandb_run = wandb.init(

@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import shlex
-import signal
 import sys
 
 import config
@@ -63,9 +62,7 @@ def main(argv):
     print("\n".join(commands))
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     try:
         main(sys.argv[1:])
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(config.last_line(error))

@@ -67,10 +67,7 @@ def encode(tokenizer, midi, transpositions):
 def prepare(folder, source: str = None):
     tokenizer = remi()  # before the download, because miditok may be missing
     with Writer(folder) as writer:
-        path = source or download(URL, SHA256)
-        if not zipfile.is_zipfile(path):
-            raise ValueError(f"{path} is not the archive of MAESTRO; download {URL}")
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(source or download(URL, SHA256))
         names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]
         names = rng(0, 0).permutation(sorted(names, key=os.path.basename)).tolist()
         n = round(len(names) / 20)  # files of val, and of test

@@ -20,7 +20,7 @@ COLORS = {
     "relative": "#bcbd22", "t5": "#e377c2", "nope": "#7f7f7f", "learned": "#111111",
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
-STYLES = ("-", "--", ":", "-.")  # of the first, second, ... curve of one colour
+STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))  # of curves of one colour
 TEXTS = 10  # segments of the split over which a picture of attention is averaged
 SHORT = 256  # tokens of each segment at most, because a larger map could not be read
 TOKENS_PER_INCH = 10  # in a map that is labelled with its tokens
@@ -51,11 +51,12 @@ def save(figure, path):
     """Writes the figure to <path>.png, with one legend below all panels."""
     lines = {}
     for ax in figure.axes:
-        lines.update((line.get_label(), line) for line in ax.get_legend_handles_labels()[0])
+        for line in ax.get_legend_handles_labels()[0]:
+            lines[line.get_label(), line.get_color(), line.get_linestyle()] = line
     if lines:
-        inches = 0.8 + 0.085 * max(len(name) for name in lines)  # the width of the longest name
+        inches = 0.8 + 0.085 * max(len(name) for name, *_ in lines)  # the width of the longest name
         columns = max(1, min(6, len(lines), int(figure.get_figwidth() / inches)))
-        figure.legend(lines.values(), lines, loc="outside lower center", ncols=columns,
+        figure.legend(handles=lines.values(), loc="outside lower center", ncols=columns,
                       frameon=False)
     figure.savefig(path + ".png", dpi=120)
     print(f"wrote {path}.png")
@@ -84,7 +85,7 @@ def draw_by_length(lines, path):
     figure, axes = panels(len(groups), 3, 4, 3)
     styles = {}
     for ax, ((title, metric), group) in zip(axes, groups.items()):
-        draw_curves(ax, group, "length", "value", metric, styles)
+        draw_curves(ax, group, "length", "value", metric, results.labels(lines), styles)
         lengths = sorted({line["length"] for line in group})
         ax.set_xscale("log", base=2)
         ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) > 6 else 0)
@@ -95,18 +96,18 @@ def draw_by_length(lines, path):
 def draw_training(rows, path):
     """Draws a panel for each quantity in the logs, over steps. rows are from results.training."""
     keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
-    keys = [key for key in keys if key not in ("run", "pe", "settings", "step")]
+    keys = [key for key in keys if key not in ("run", "pe", "seed", "settings", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
     styles = {}
     for ax, key in zip(axes, keys):
-        draw_curves(ax, rows, "step", key, key, styles)
+        draw_curves(ax, rows, "step", key, key, results.labels(rows), styles)
         ax.set_xlabel("step")
     save(figure, path)
 
 def draw_by_position(rows, path):
     """Draws the loss at each position of a long context. rows are from losses.by_position."""
     figure, (ax,) = panels(1, 1, 6, 4)
-    draw_curves(ax, rows, "position", "loss", "loss", {})
+    draw_curves(ax, rows, "position", "loss", "loss", results.labels(rows), {})
     trained = max(row["trained"] for row in rows)
     last = max(row["position"] for row in rows)
     ax.set_xticks(range(0, math.ceil(last) + trained, trained))
@@ -114,12 +115,11 @@ def draw_by_position(rows, path):
            xlabel="position, tokens; dashed: as trained")
     save(figure, path)
 
-def draw_curves(ax, rows, x, y, metric, styles):
-    """Draws y, which is a value of this metric, against x, with one curve for each label of the
-    rows. Points with fewer seeds than others are left out, and losses far above the lowest are cut
-    off, because they would hide how the others differ. The dict styles tells curves of one colour
-    apart, and all panels of a figure share it, as they share the legend."""
-    label_of = results.labels(rows)
+def draw_curves(ax, rows, x, y, metric, label_of, styles):
+    """Draws y, which is a value of this metric, against x, with one curve for each label. Points
+    with fewer seeds than others are left out, and losses far above the lowest are cut off, because
+    they would hide how the others differ. The dict styles tells curves of one colour apart, and all
+    panels of a figure share it, as they share the legend."""
     curves = {}  # {(label, pe): {x: [y of each seed]}}
     for row in rows:
         if y in row:

@@ -140,7 +140,8 @@ def by_position(runs, name, tokens):
             loss, targets = group.sum(1).tolist()
             rows.append({"run": run.name, "pe": run.model.cfg.pe, "split": name,
                          "trained": run.trained, "position": where.mean().item(),
-                         "loss": loss / targets, "settings": settings(run.folder)})
+                         "loss": loss / targets, "seed": run.config["seed"], "steps": run.step,
+                         "settings": settings(run.folder)})
     return rows
 
 # --- how a loss is measured -----------------------------------------------------------------------

@@ -24,7 +24,7 @@ METRICS = {
 }
 # options in which runs may differ and still count as the same experiment
 FREE = {"seed", "config", "out_dir", "resume", "device", "micro_batch", "compile", "log_interval",
-        "checkpoint_interval", "eval_interval", "eval_batches", "eval_splits", "wandb_project"}
+        "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
 
 def split_options(run):
     """Returns the folder and the options of "folder@key=value,key=value". A folder's own name may
@@ -36,8 +36,9 @@ def split_options(run):
     return folder, options
 
 def settings(folder):
-    """Returns a checksum of the options of a run, including those before it was resumed, which is
-    the same for all seeds of an experiment."""
+    """Returns a checksum of the options of a run, of its data and of the run that it was fine-tuned
+    from, which is the same for all seeds of an experiment. If the run was resumed with other
+    options, these and the step count too."""
     history = []
     for line in records(folder, "log.jsonl"):
         if "config" not in line:
@@ -45,11 +46,12 @@ def settings(folder):
         if line.get("from_step") == 0:  # it starts over
             history = []
         kept = {key: value for key, value in line["config"].items() if key not in FREE}
-        for key in ("data", "init_from"):  # folders may have moved; seeds differ in their origin
-            kept[key] = re.sub(r"_seed\d+$", "", os.path.basename(kept[key].rstrip("/")))
-        if kept not in history:
-            history.append(kept)
-    return zlib.crc32(repr(history).encode())
+        kept["data"] = line.get("data")
+        if os.path.isdir(kept["init_from"]):
+            kept["init_from"] = settings(kept["init_from"])
+        if kept not in [options for _, options in history]:
+            history.append((line.get("from_step"), kept))
+    return zlib.crc32(repr(history or folder).encode())
 
 # --- what is written ------------------------------------------------------------------------------
 
@@ -121,8 +123,8 @@ def records(folder, name):
     return found
 
 def training(folders):
-    """Returns rows with the keys run, pe, settings, step, loss, val/loss and so on, one for each
-    step in the logs of the run directories. Raises ValueError for a log without any step."""
+    """Returns rows with the keys run, pe, seed, settings, step, loss, val/loss and so on, one for
+    each step in the logs of the run directories. Raises ValueError for a log without any step."""
     found = []
     for folder in folders:
         rows = {}
@@ -141,7 +143,7 @@ def training(folders):
                 row[f"{split}/{key}" if split else key] = value
         if not rows:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
-        same = {"run": folder, "pe": cfg["pe"], "settings": settings(folder)}
+        same = dict(run=folder, pe=cfg["pe"], seed=cfg["seed"], settings=settings(folder))
         found.extend({**same, **row} for row in rows.values())
     return found
 
@@ -174,6 +176,7 @@ def print_tables(lines):
     """Prints a Markdown table for each config and metric. Runs that differ only in their seed share
     a row, and each split has a column. Its heading says if not all runs read the same data."""
     tables = {}
+    label_of = labels(lines)
     for line in lines:
         tables.setdefault((line["config"], line["metric"]), []).append(line)
     for (config, metric), table in tables.items():
@@ -185,7 +188,6 @@ def print_tables(lines):
             headings.append(split if len(data) == 1 else f"{split}, on different data")
         print(f"| run | seeds | {' | '.join(headings)} |")
         print("| --- " * (2 + len(splits)) + "|")
-        label_of = labels(table)
         rows = {}  # {label: its lines}
         for line in table:
             rows.setdefault(label_of[line["run"]], []).append(line)
@@ -200,27 +202,28 @@ def print_tables(lines):
             print(f"| {' | '.join(cells)} |")
 
 def labels(rows):
-    """Returns {run: label}, where a label holds what tells the runs apart. Runs that differ only in
-    their seed have the same label: it is `pope` for both out/quickstart_pope and
-    out/quickstart_pope_seed1338. If anything else differs, each has the name of its own folder."""
-    names = {}  # {run: (its name without the seed, its own name)}
-    kinds = {}  # {name without the seed: what there is besides the seed}
-    stems = []
+    """Returns {run: label}, where a label holds what tells the runs of a config apart. Runs that
+    differ only in their seed have the same label: it is `pope` for both out/quickstart_pope and
+    out/quickstart_pope_seed1338. If anything else differs, or if two of them have the same seed,
+    each has the name of its own folder."""
+    names = {}  # {run: (its name without the seed, its own name, its config)}
+    alike = {}  # {name without the seed: {run: what there is besides the seed, and the seed}}
+    stems = {}  # {config: the names of its runs without their methods}
     for row in rows:
         folder, options = split_options(row["run"])
         name = re.sub(r"_seed\d+$", "", folder)
-        stems.append(name.removesuffix(row["pe"]))
+        stems.setdefault(row.get("config"), []).append(name.removesuffix(row["pe"]))
         if options:
             options = f" ({options.replace(',', ', ')})"
-        names[row["run"]] = name + options, folder + options
+        names[row["run"]] = name + options, folder + options, row.get("config")
         kind = row["pe"], row.get("steps"), row.get("settings")
-        kinds.setdefault(name + options, set()).add(kind)
-    common = os.path.commonprefix(stems)
-    cut = 1 + max(common.rfind("_"), common.rfind(os.sep))  # after the last whole word
+        alike.setdefault(name + options, {})[row["run"]] = kind, row.get("seed", row["run"])
     found = {}
-    for run, (name, own_name) in names.items():
-        label = name if len(kinds[name]) == 1 else own_name
-        found[run] = label[cut:]
+    for run, (name, own_name, config) in names.items():
+        kinds, seeds = map(set, zip(*alike[name].values()))
+        label = name if len(kinds) == 1 and len(seeds) == len(alike[name]) else own_name
+        common = os.path.commonprefix(stems[config])
+        found[run] = label[1 + max(common.rfind("_"), common.rfind(os.sep)) :]  # whole words
     return found
 
 def spread(values):

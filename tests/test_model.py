@@ -549,7 +549,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(pe="alibi", alibi_fraction=0.1), "alibi_fraction=0.1 gives a slope to 0 of 4 heads"),
     (dict(pe="alibi", alibi_fraction=1.3), "alibi_fraction=1.3 gives a slope to 5 of 4 heads"),
     (dict(vocab_size=0), "vocab_size=0 must be positive"),
-    (dict(pe="cope", cope_npos=1), "cope_npos=1 leaves no two positions to tell apart"),
+    (dict(pe="cope", cope_npos=0), "cope_npos=0 must be positive and finite"),
     (dict(pe="cope_alibi", cope_m0=-1.0), "cope_m0=-1.0 must be positive and finite"),
     (dict(pe="expe", expe_scale=-1.0), "expe_scale=-1.0 must be positive and finite"),
     (dict(pope_mu="exp"), "pope_mu='exp' is unknown; choose one of "),

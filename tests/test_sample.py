@@ -229,6 +229,8 @@ def test_report(tmp_path, monkeypatch, capsys):
         ("x_rope", "rope_factor=2", 1, 3, 4),
     ):
         os.makedirs(f"out/{folder}", exist_ok=True)
+        with open(f"out/{folder}/log.jsonl", "w") as file:
+            file.write('{"config": {"init_from": ""}}\n')
         with open(f"out/{folder}/results.jsonl", "a") as file:
             for n, value in enumerate(values, 1):
                 line = dict(run=f"elsewhere/{folder}", options=options, config="config/x.py",
@@ -261,26 +263,39 @@ def test_report(tmp_path, monkeypatch, capsys):
 def test_runs_that_were_measured_on_different_data(capsys):
     line = dict(config="x", metric="loss", pe="pope", steps=9, split="val", value=1.0)
     lines = [dict(line, run=f"out/x_pope_seed{seed}", seed=seed, data=seed) for seed in (1, 2)]
+    lines.append(dict(line, run="out/x_other_pope", seed=1, metric="window_loss"))
     results.print_tables(lines)
-    assert "| run | seeds | val, on different data |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| run | seeds | val, on different data |" in printed
+    assert "| pope | 2 |" in printed and "| other_pope | 1 |" in printed  # in a table of its own
 
-@pytest.mark.parametrize("change", [dict(steps=5), dict(pe="rope"), dict(settings=7)])
+@pytest.mark.parametrize("change", [
+    dict(steps=5), dict(pe="rope"), dict(settings=7), dict(seed=1)])
 def test_runs_of_one_name_that_differ_in_more_than_their_seed(change):
-    rows = [dict(run=f"out/x_pope_seed{seed}", pe="pope", steps=9, settings=6) for seed in (1, 2)]
+    rows = [dict(run=f"out/x_pope_seed{seed}", pe="pope", steps=9, settings=6, seed=seed)
+            for seed in (1, 2)]
     assert list(results.labels(rows).values()) == ["pope", "pope"]
     rows[1].update(change)
     assert list(results.labels(rows).values()) == ["pope_seed1", "pope_seed2"]
 
-def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path):
-    def settings(*starts):
-        lines = [json.dumps(dict(config=dict(CONFIG, **options))) for options in starts]
-        (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
-        return results.settings(tmp_path)
+def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
-    CONFIG = dict(seed=1, out_dir="a", data="x", init_from="out/y_seed1", max_iters=9)
-    again = dict(seed=2, out_dir="b", data="/mnt/x", init_from="out/y_seed2")
-    assert settings({}) == settings(again) == settings({}, {})
-    assert len({settings({}), settings(dict(max_iters=5)), settings(dict(max_iters=5), {})}) == 3
+    def settings(folder, *starts):  # each is (from_step, data, options)
+        os.mkdir(folder)
+        with open(f"{folder}/log.jsonl", "w") as file:
+            for step, data, options in starts:
+                line = dict(from_step=step, data=data, config=dict(init_from="", **options))
+                print(json.dumps(line), file=file)
+        return results.settings(folder)
+
+    short, long = (0, 1, {}), (0, 1, dict(max_iters=20))
+    alike = [settings("a", short), settings("b", short, (5, 1, dict(seed=2))),
+             settings("c", long, short)]
+    others = [settings("d", long), settings("e", short, (5, 1, dict(max_iters=20))),
+              settings("f", short, (6, 1, dict(max_iters=20))), settings("g", (0, 2, {})),
+              settings("h"), settings("i")]
+    assert len(set(alike)) == 1 and len({*alike, *others}) == 1 + len(others)
 
 # runs and actions
 

@@ -1,7 +1,6 @@
 """train.py and checkpoint.py: a run that is stopped, resumed or divided over processes is the same
 run, no way of ending it loses it, and its numbers are those that a sum by hand gives. What is
 refused before training is in test_bad_input.py."""
-import errno
 import itertools
 import json
 import math
@@ -477,9 +476,6 @@ def test_ctrl_c_ends_a_shell_loop(script, monkeypatch, capsys):
     runpy.run_path(script, run_name="__main__")
     assert ended_by == [signal.SIGINT] and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert capsys.readouterr().err.startswith("\nstopped")
-
-def test_a_full_disk_has_a_remedy():
-    assert "free some space" in config.last_line(OSError(errno.ENOSPC, "No space left on device"))
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(config, "typed", lambda *_: int("a bug"))
