@@ -109,7 +109,7 @@ def typed(cls, key, value, where):
         raise ValueError(f"{key}={value!r} in {where} is not of type {kind.__name__}")
     if low is not None and not low <= read < high:
         raise ValueError(f"{key}={read} in {where} is out of range; use {low} <= {key} < {high}")
-    if key in PATHS and read.startswith("~/"):
+    if key in PATHS and read.split("/")[0] == "~":
         read = os.path.expanduser(read)  # a shell does not do so after the = of --out_dir=~/run
     return read
 

@@ -38,7 +38,7 @@ MISTAKES = [
     ("WORLD_SIZE=3 train.py", ["batch_size=4 is not divisible by the 3 processes"]),
     # the data to train on
     ("train.py --data={nothing}", ["no meta.json in {nothing}", "python -m data.NAME"]),
-    ("train.py --data=poem.txt", ["`python -m data.text --source=poem.txt`"]),
+    ("train.py --data=poem.txt", ["`python -m data.text --source=poem.txt`, then use --data=poem"]),
     ("train.py --data=flip_flop@lenght=8", ["'lenght'", "choose from: length"]),
     ("train.py --data=c4", ["needs a download", "`python -m data.c4`"]),
     ("train.py --data={set} --eval_splits=vla", ["no split 'vla'", "it has: train"]),
