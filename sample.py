@@ -11,7 +11,7 @@ Sample from, evaluate and inspect trained models:
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
 as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Losses, errors and scores are also
 appended to RUN/results.jsonl, from which --report makes its tables, a CSV file and a picture.
-Models compute in float32 here, even if they were trained in bfloat16.
+Runs that differ only in their seed share a row and a curve. Models always compute in float32.
 """
 import os
 import re
