@@ -100,7 +100,7 @@ def trained_length(checkpoint):
 
 def keep_trained_length(cfg, checkpoint):
     """Gives YaRN the length that the checkpoint was trained at, or, if it was trained with YaRN
-    from scratch, the block_size that it took for it."""
+    from scratch, the block_size that it took as that length."""
     if cfg.rope_scaling == "yarn" and not cfg.rope_trained:
         before = checkpoint["config"]
         had_yarn = before["rope_scaling"] == "yarn"

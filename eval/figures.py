@@ -3,7 +3,6 @@ The pictures that sample.py draws. A method has the same colour in all of them. 
 only in their seed form one curve, which is their mean, in a band from the lowest to the highest.
 """
 import math
-import os
 import re
 import statistics
 from pathlib import Path
@@ -74,7 +73,7 @@ def draw_by_length(lines, path):
             split = re.sub(r"(^|[ _])(val|x[\d.]+)$", "", line["split"])
         elif line["metric"] != "loss" or not multiple.endswith("x"):
             continue
-        title = os.path.basename(line["config"]).removesuffix(".py").removesuffix("_small")
+        title = results.panel_of(line["config"])
         if split not in ("val", ""):
             title += f", {split}"
         groups.setdefault((title, line["metric"]), []).append(line)

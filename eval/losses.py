@@ -136,12 +136,11 @@ def by_position(runs, name, tokens):
         found = token_losses(run, splits[run], windows)
         sums = torch.stack(list(found.values())).double().sum(0)  # (2, length)
         positions = torch.arange(1.0, length + 1)
+        same = {"run": run.name, "pe": run.model.cfg.pe, "split": name, "trained": run.trained,
+                "seed": run.config["seed"], "steps": run.step, "settings": settings(run.folder)}
         for group, where in zip(sums.split(size, 1), positions.split(size)):
             loss, targets = group.sum(1).tolist()
-            rows.append({"run": run.name, "pe": run.model.cfg.pe, "split": name,
-                         "trained": run.trained, "position": where.mean().item(),
-                         "loss": loss / targets, "seed": run.config["seed"], "steps": run.step,
-                         "settings": settings(run.folder)})
+            rows.append({**same, "position": where.mean().item(), "loss": loss / targets})
     return rows
 
 # --- how a loss is measured -----------------------------------------------------------------------

@@ -35,10 +35,10 @@ def split_options(run):
         return run, ""
     return folder, options
 
-def settings(folder):
+def settings(folder, seen=()):
     """Returns a checksum of the options of a run, of its data and of the run that it was fine-tuned
     from, which is the same for all seeds of an experiment. If the run was resumed with other
-    options, these and the step count too."""
+    options, these and the step of the change count too."""
     history = []
     for line in records(folder, "log.jsonl"):
         if "config" not in line:
@@ -46,10 +46,11 @@ def settings(folder):
         if line.get("from_step") == 0:  # it starts over
             history = []
         kept = {key: value for key, value in line["config"].items() if key not in FREE}
-        kept["data"] = line.get("data")
-        if os.path.isdir(kept["init_from"]):
-            kept["init_from"] = settings(kept["init_from"])
-        if kept not in [options for _, options in history]:
+        kept["data"] = line.get("data") or kept.get("data")
+        origin = kept.get("init_from", "")
+        if os.path.isdir(origin) and origin not in (*seen, folder):
+            kept["init_from"] = settings(origin, (*seen, folder))
+        if not history or kept != history[-1][1]:
             history.append((line.get("from_step"), kept))
     return zlib.crc32(repr(history or folder).encode())
 
@@ -123,8 +124,8 @@ def records(folder, name):
     return found
 
 def training(folders):
-    """Returns rows with the keys run, pe, seed, settings, step, loss, val/loss and so on, one for
-    each step in the logs of the run directories. Raises ValueError for a log without any step."""
+    """Returns rows with run, pe, seed, settings, step, loss, val/loss and so on, one for each step
+    in the runs' logs. Raises ValueError for a log without any step."""
     found = []
     for folder in folders:
         rows = {}
@@ -156,7 +157,8 @@ def latest(folders):
         lines = records(folder, "results.jsonl")
         if not lines:
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
-        last_step = max((line["steps"] for line in lines), default=0)
+            continue
+        last_step = max(line["steps"] for line in lines)
         options_of_run = settings(folder)
         for line in lines:
             # the run may have been measured under another path
@@ -201,28 +203,33 @@ def print_tables(lines):
                     cells[-1] += f" [{len(values)} of {len(runs)} runs]"
             print(f"| {' | '.join(cells)} |")
 
+def panel_of(config):
+    """Returns the title under which a picture shows the runs of a config file."""
+    return os.path.basename(config).removesuffix(".py").removesuffix("_small")
+
 def labels(rows):
-    """Returns {run: label}, where a label holds what tells the runs of a config apart. Runs that
+    """Returns {run: label}, where a label holds what tells the runs of a panel apart. Runs that
     differ only in their seed have the same label: it is `pope` for both out/quickstart_pope and
     out/quickstart_pope_seed1338. If anything else differs, or if two of them have the same seed,
     each has the name of its own folder."""
-    names = {}  # {run: (its name without the seed, its own name, its config)}
+    names = {}  # {run: (its name without the seed, its own name, its panel)}
     alike = {}  # {name without the seed: {run: what there is besides the seed, and the seed}}
-    stems = {}  # {config: the names of its runs without their methods}
+    stems = {}  # {panel: the names of its runs without their methods}
     for row in rows:
         folder, options = split_options(row["run"])
         name = re.sub(r"_seed\d+$", "", folder)
-        stems.setdefault(row.get("config"), []).append(name.removesuffix(row["pe"]))
+        panel = panel_of(row.get("config", ""))
+        stems.setdefault(panel, []).append(name.removesuffix(row["pe"]))
         if options:
             options = f" ({options.replace(',', ', ')})"
-        names[row["run"]] = name + options, folder + options, row.get("config")
+        names[row["run"]] = name + options, folder + options, panel
         kind = row["pe"], row.get("steps"), row.get("settings")
         alike.setdefault(name + options, {})[row["run"]] = kind, row.get("seed", row["run"])
     found = {}
-    for run, (name, own_name, config) in names.items():
+    for run, (name, own_name, panel) in names.items():
         kinds, seeds = map(set, zip(*alike[name].values()))
         label = name if len(kinds) == 1 and len(seeds) == len(alike[name]) else own_name
-        common = os.path.commonprefix(stems[config])
+        common = os.path.commonprefix(stems[panel])
         found[run] = label[1 + max(common.rfind("_"), common.rfind(os.sep)) :]  # whole words
     return found
 

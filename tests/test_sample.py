@@ -277,6 +277,8 @@ def test_runs_of_one_name_that_differ_in_more_than_their_seed(change):
     assert list(results.labels(rows).values()) == ["pope", "pope"]
     rows[1].update(change)
     assert list(results.labels(rows).values()) == ["pope_seed1", "pope_seed2"]
+    rows = [dict(run=f"{name}_rope", pe="rope", config=f"{name}.py") for name in ("x", "x_small")]
+    assert list(results.labels(rows).values()) == ["rope", "small_rope"]  # they share a panel
 
 def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -285,7 +287,7 @@ def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch
         os.mkdir(folder)
         with open(f"{folder}/log.jsonl", "w") as file:
             for step, data, options in starts:
-                line = dict(from_step=step, data=data, config=dict(init_from="", **options))
+                line = dict(from_step=step, data=data, config={"init_from": "", **options})
                 print(json.dumps(line), file=file)
         return results.settings(folder)
 
@@ -294,7 +296,7 @@ def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch
              settings("c", long, short)]
     others = [settings("d", long), settings("e", short, (5, 1, dict(max_iters=20))),
               settings("f", short, (6, 1, dict(max_iters=20))), settings("g", (0, 2, {})),
-              settings("h"), settings("i")]
+              settings("h", (0, 1, dict(init_from="h"))), settings("i"), settings("j")]
     assert len(set(alike)) == 1 and len({*alike, *others}) == 1 + len(others)
 
 # runs and actions

@@ -364,8 +364,6 @@ def test_learning_rate_schedules():
         rates = [train.learning_rate(step, cfg) for step in (0, 3, 4, 6, 9, 14)]
         assert rates == pytest.approx([0.2, 0.8, 1, *after])
 
-# what a run starts from, says and keeps
-
 def test_fine_tuning_starts_from_other_weights(stream, tmp_path, capsys):
     """From step 0. It takes the model's options, unless they are given, and no others. It says
     which differ. Once there is a checkpoint, the origin may go."""
