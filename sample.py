@@ -219,20 +219,21 @@ def chosen_action(cfg, given):
     return flag
 
 def run_names(words):
-    """Returns the names of the runs, each only once. Files are left out, and a line on stderr says
-    so, because a pattern such as out/* also finds tables and pictures. Raises ValueError if no run
-    is left."""
-    names = []
+    """Returns the names of the runs, each only once, even if several paths lead to it. Files are
+    left out, and a line on stderr says so, because a pattern such as out/* also finds tables and
+    pictures. Raises ValueError if no run is left."""
+    names = {}  # (where it really is, options) -> the name to show
     for word in words:
         folder, options = results.split_options(word)
         folder = os.path.normpath(folder)
         if os.path.isfile(folder):
             print(f"left out {folder}, which is not a run directory", file=sys.stderr)
         else:
-            names.append(f"{folder}@{options}" if options else folder)
+            name = f"{folder}@{options}" if options else folder
+            names.setdefault((os.path.realpath(folder), options), name)
     if not names:
         raise ValueError("no run directory given; e.g. python sample.py out/quickstart_pope")
-    return list(dict.fromkeys(names))
+    return list(names.values())
 
 def writable(path):
     """Returns the path after making its folder, before any work that could otherwise be lost."""

@@ -82,9 +82,10 @@ def draw_by_length(lines, path):
     if not groups:
         return
     figure, axes = panels(len(groups), 3, 4, 3)
+    label_of = results.labels(lines)
     styles = {}
     for ax, ((title, metric), group) in zip(axes, groups.items()):
-        draw_curves(ax, group, "length", "value", metric, results.labels(lines), styles)
+        draw_curves(ax, group, "length", "value", metric, label_of, styles)
         lengths = sorted({line["length"] for line in group})
         ax.set_xscale("log", base=2)
         ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) > 6 else 0)
@@ -97,9 +98,10 @@ def draw_training(rows, path):
     keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
     keys = [key for key in keys if key not in ("run", "pe", "seed", "settings", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
+    label_of = results.labels(rows)
     styles = {}
     for ax, key in zip(axes, keys):
-        draw_curves(ax, rows, "step", key, key, results.labels(rows), styles)
+        draw_curves(ax, rows, "step", key, key, label_of, styles)
         ax.set_xlabel("step")
     save(figure, path)
 
@@ -131,10 +133,8 @@ def draw_curves(ax, rows, x, y, metric, label_of, styles):
         low = [min(seeds[value]) for value in at]
         high = [max(seeds[value]) for value in at]
         color = COLORS.get(pe, "#b0b0b0")  # grey for a method that the table lacks
-        if (color, label) not in styles:
-            number = sum(of_color == color for of_color, _ in styles)
-            styles[color, label] = STYLES[number % len(STYLES)]
-        style = styles[color, label]
+        number = sum(of_color == color for of_color, _ in styles)
+        style = styles.setdefault((color, label), STYLES[number % len(STYLES)])
         ax.plot(at, mean, label=label, color=color, linestyle=style, marker=".")
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
     ax.set_ylabel(results.METRICS.get(metric, metric))

@@ -82,7 +82,7 @@ def extrapolate(runs, multiples, name, tokens):
     for run in runs:
         known = {}  # losses in windows of the trained length, which all multiples share
         for multiple in multiples:
-            length = max(1, round(multiple * run.trained))
+            length = round(multiple * run.trained)
             tiles = [(begin, min(begin + length, stop))  # the last of a stretch may be shorter
                      for start, stop in texts[run] for begin in range(start, stop, length)]
             window_loss = tiled_loss(run, splits[run], tiles, run.trained, known)
@@ -106,6 +106,9 @@ def stretches(split, trained, multiples, tokens):
         size = tokens // STRETCHES
     for multiple in multiples:
         length = round(multiple * trained)
+        if length < 1:
+            raise ValueError(f"extrapolate={multiple:g} times {trained} tokens is less than one; "
+                             "use a larger multiple")
         if length > size:
             raise ValueError(f"extrapolate={multiple:g} needs {length} tokens, but a stretch of "
                              f"{split.folder} has {size}; use a smaller multiple, or "

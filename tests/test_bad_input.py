@@ -65,6 +65,7 @@ MISTAKES = [
     ("sample.py {old} --evaluate=val", ["{edited} has changed since {old} was", "in separator"]),
     ("sample.py {run} --evaluate=val --extrapolate=1", ["exclude each other; keep one"]),
     ("sample.py {run} --extrapolate=a", ["extrapolate='a' is not a"]),
+    ("sample.py {run} --extrapolate=0.01", ["0.01 times 16 tokens is less than one; use a larger"]),
     ("sample.py {run} --extrapolate=99", ["99 needs 1584 tokens, but", "has 599; use a smaller"]),
     ("sample.py {run} {task} --extrapolate=1", ["holds rows of 12 tokens", "needs a stream"]),
     ("sample.py {run} --report={new}/", ["{new}/' is a folder; name a file in it"]),

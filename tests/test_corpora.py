@@ -91,8 +91,6 @@ def killed_at(moment, function, *arguments, **options):
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 
-# writing
-
 def drawn_corpus(seed):
     """Returns {part: its texts} and drawn options of write_documents."""
     dice = random.Random(seed)
@@ -180,8 +178,6 @@ def test_a_tokenizer_file(vocabulary, tmp_path):
     changed.write_text(Path(vocabulary).read_text() + " ")
     with pytest.raises(ValueError, match="tokenizer.json has changed since data were written"):
         tokenizer({"tokenizer": meta["tokenizer"].replace(vocabulary, str(changed))})
-
-# the scripts
 
 def wiki(lines, seed):
     """Lines of WikiText's format: headings of several levels, empty lines, and a paragraph that

@@ -58,8 +58,6 @@ def drawn(request, tmp_path_factory):
     return SimpleNamespace(folder=folder, seed=request.param, shard_tokens=shard_tokens,
                            splits=splits, checksum=zlib.crc32(written))
 
-# reading
-
 def test_what_is_read_is_what_was_written(drawn):
     dice = np.random.default_rng(drawn.seed)
     for name, (tokens, mask, row_length) in drawn.splits.items():
@@ -171,8 +169,6 @@ def test_a_damaged_set_is_not_read(tmp_path):
         with pytest.raises(ValueError) as error:
             split.read([0, start], 60)
         one_line(error, str(tmp_path), "token 500", "vocab_size=500")
-
-# writing
 
 @pytest.mark.parametrize("tokens, part", [
     ([-1, 5], "-1 to 5"), ([65536], "65536 to 65536"), ([], "got no tokens")])

@@ -302,12 +302,15 @@ def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch
 # runs and actions
 
 def test_a_run_is_named_once(runs, tmp_path, monkeypatch, capsys):
-    """Files that a pattern such as out/* finds are left out. A folder's name may contain an @."""
+    """It does not matter which path leads to it. Files that a pattern such as out/* finds are left
+    out. A folder's own name may contain an @."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs / "rope", "a@length=64")
     (tmp_path / "curves.png").touch()
     changed = "a@length=64@rope_scaling=ntk,rope_factor=2"
-    sample.main(["a@length=64", "./a@length=64/", changed, "curves.png", "--num_samples=1"])
+    os.symlink("a@length=64", "link")
+    sample.main(["a@length=64", "./a@length=64/", "link", str(tmp_path / "a@length=64"), changed,
+                 "curves.png", "--num_samples=1"])
     printed = capsys.readouterr()
     assert re.findall("--- (.*), sample", printed.out) == ["a@length=64", changed]
     assert "left out curves.png" in printed.err
