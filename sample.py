@@ -29,7 +29,7 @@ import config
 from data.shards import Split, locate
 from data.tokenizer import tokenizer
 from eval import figures, losses, results
-from model import GPT, GPTConfig, check_choices, choose
+from model import GPT, PES, GPTConfig, check_choices, choose
 
 torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
 
@@ -285,10 +285,10 @@ class Run:
 
 def load_model(saved, folder, options):
     """Returns the model of the checkpoint that was read from the folder, with the options
-    "key=value,key=value". Raises ValueError for options that the weights do not allow. As in
-    train.py, most options of methods that the run lacks change nothing. Sampling and evaluation
-    never use the Triton kernels. CoPE is therefore evaluated with exact gates, even if it was
-    trained with the kernel, which rounds them to multiples of 1/2048."""
+    "key=value,key=value". Raises ValueError for options that the weights do not allow, or that
+    belong to methods that the run lacks. Sampling and evaluation never use the Triton kernels. CoPE
+    is therefore evaluated with exact gates, even if it was trained with the kernel, which rounds
+    them to multiples of 1/2048."""
     given = {}
     for option in filter(None, options.split(",")):
         key, _, text = option.partition("=")
@@ -296,6 +296,11 @@ def load_model(saved, folder, options):
     cfg = checkpoint.model_config(saved, **given)
     checkpoint.keep_trained_length(cfg, saved)
     model = GPT(cfg)
+    for key in given:
+        method = key.partition("_")[0]  # options begin with the name of the method that reads them
+        if method in PES and not any(isinstance(part, PES[method]) for part in model.modules()):
+            raise ValueError(f"{key} in {folder}@{options} does nothing, because "
+                             f"pe={model.cfg.pe!r} has no {method}; leave it out")
     checkpoint.load_weights(model, saved, folder)
     return model
 

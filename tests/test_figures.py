@@ -37,8 +37,6 @@ def record(monkeypatch, *names):
         monkeypatch.setattr(oracles, name, spy)
     return calls
 
-# learned attention patterns
-
 @torch.no_grad()
 @pytest.mark.parametrize("options, layers", [
     (dict(pe="carope,nope,expe+rope", norm="rmsnorm", bias=False), [0, 2]),
@@ -99,8 +97,6 @@ def test_maps(options, layers, monkeypatch):
             assert np.isnan(got[future]).all() and want[~future].std() > 0.001
             assert np.abs(got - want)[~future].max() < 1e-3
 
-# curves and pictures
-
 def test_a_panel_for_each_set_of_lengths(drawn):
     """Losses, errors, and errors on two kinds of questions have their own panels. A whole split is
     left out of the losses, because its windows differ."""
@@ -151,8 +147,6 @@ def test_help_draws_no_methods():
     command = [sys.executable, "-m", "eval.methods", "--help"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "python -m eval.methods" in printed and "wrote" not in printed
-
-# what the rotations have learned
 
 @torch.no_grad()
 def test_learned_rotation():
