@@ -36,6 +36,7 @@ from checkpoint import load_weights, model_config, open_log, pick_device
 from config import AtLeast0, AtLeast1, Below1
 from data.shards import Split, locate, prepare_if_missing
 from eval.losses import error_sums, scores
+from eval.results import settings
 from model import GPT, GPTConfig, check
 
 # Denormal numbers (near 1e-40) are slow on CPUs. Without this, pe=fox takes 1.2 to 1.5 times as
@@ -95,8 +96,9 @@ def main(argv):
     # model and optimizer
     torch.manual_seed(cfg.seed)
     raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
+    origin = None
     if cfg.init_from and not checkpoint.exists(cfg.out_dir):
-        load_origin(raw_model, cfg, train, processes)
+        origin = load_origin(raw_model, cfg, train, processes)
     optimizer = raw_model.configure_optimizers(
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
 
@@ -107,7 +109,8 @@ def main(argv):
     best = state["best"]
     x, y = get_batch(step)
     length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
-    log.start(cfg, state["wandb"], length, step, train.meta.get("checksum"))
+    log.start(cfg, state["wandb"], from_step=step, length=length, origin=origin,
+              data=train.meta.get("checksum"))
 
     def save():
         if processes.rank == 0:
@@ -365,8 +368,8 @@ def open_data(cfg, processes):
     return train, evals
 
 def load_origin(model, cfg, train, processes):
-    """Loads the weights of the run init_from, and prints which of its options change. Raises
-    ValueError if it had another tokenizer."""
+    """Loads the weights of the run init_from, and prints which of its options change. Returns its
+    settings and step, for the log. Raises ValueError if it had another tokenizer."""
     origin = checkpoint.read(cfg.init_from)
     theirs = origin["meta"]["tokenizer"]
     if theirs != train.meta["tokenizer"]:
@@ -375,6 +378,7 @@ def load_origin(model, cfg, train, processes):
                          "the tokenizer of that run")
     load_weights(model, origin, cfg.init_from)
     say_changes(cfg, asdict(model_config(origin)), processes)
+    return settings(cfg.init_from), origin["step"]
 
 def load_run(cfg, model, optimizer, train, processes):
     """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns step,
@@ -441,11 +445,10 @@ class Log:
         self.wandb_run = None
         self.wandb_id = None
 
-    def start(self, cfg, wandb_id, length, step, data):
-        """Records the settings, the first step and the checksum of the data, and opens a W&B run,
+    def start(self, cfg, wandb_id, **values):
+        """Records the options and what else a report needs to know of the run, and opens a W&B run,
         or resumes the one with this id."""
-        self.record(config=asdict(cfg), from_step=step, length=length, data=data,
-                    device=self.device_name, torch=torch.__version__)
+        self.record(config=asdict(cfg), **values, device=self.device_name, torch=torch.__version__)
         if self.writes and cfg.wandb_project:
             import wandb
             self.wandb_run = wandb.init(

@@ -118,20 +118,20 @@ def draw_by_position(rows, path):
 
 def draw_curves(ax, rows, x, y, metric, label_of, styles):
     """Draws y, which is a value of this metric, against x, with one curve for each label. Points
-    with fewer seeds than others are left out, and losses far above the lowest are cut off, because
+    without all of its runs are left out, and losses far above the lowest are cut off, because
     they would hide how the others differ. The dict styles tells curves of one colour apart, and all
     panels of a figure share it, as they share the legend."""
-    curves = {}  # {(label, pe): {x: [y of each seed]}}
+    curves = {}  # {(label, pe): {x: {run: y}}}
     for row in rows:
         if y in row:
-            seeds = curves.setdefault((label_of[row["run"]], row["pe"]), {})
-            seeds.setdefault(row[x], []).append(row[y])
-    for (label, pe), seeds in curves.items():
-        most = max(map(len, seeds.values()))
-        at = sorted(value for value in seeds if len(seeds[value]) == most)
-        mean = [statistics.fmean(seeds[value]) for value in at]
-        low = [min(seeds[value]) for value in at]
-        high = [max(seeds[value]) for value in at]
+            points = curves.setdefault((label_of[row["run"]], row["pe"]), {})
+            points.setdefault(row[x], {})[row["run"]] = row[y]
+    for (label, pe), points in curves.items():
+        most = max(points.values(), key=len).keys()
+        at = sorted(value for value in points if points[value].keys() == most)
+        mean = [statistics.fmean(points[value].values()) for value in at]
+        low = [min(points[value].values()) for value in at]
+        high = [max(points[value].values()) for value in at]
         color = COLORS.get(pe, "#b0b0b0")  # grey for a method that the table lacks
         number = sum(of_color == color for of_color, _ in styles)
         style = styles.setdefault((color, label), STYLES[number % len(STYLES)])

@@ -10,7 +10,7 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
-from eval.results import settings
+from eval.results import name_of_split, settings
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to bound the memory
@@ -77,8 +77,7 @@ def extrapolate(runs, multiples, name, tokens):
     have exactly the same targets."""
     splits = {run: run.split(name) for run in runs}
     texts = {run: stretches(splits[run], run.trained, multiples, tokens) for run in runs}
-    if tokens != TOKENS:
-        name += f" ({tokens:,} tokens)"  # a report keeps these numbers apart
+    name += tokens_read(tokens)
     for run in runs:
         known = {}  # losses in windows of the trained length, which all multiples share
         for multiple in multiples:
@@ -115,6 +114,11 @@ def stretches(split, trained, multiples, tokens):
                              f"--eval_tokens={STRETCHES * length} if the split has that many")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
+def tokens_read(tokens):
+    """Returns what is added to the name of a split of which another number of tokens than usual is
+    read, so that a report keeps the numbers apart."""
+    return "" if tokens == TOKENS else f" ({tokens:,} tokens)"
+
 def refuse_rows(split):
     if split.rows:
         raise ValueError(f"{split.folder} holds rows of {split.row_length} tokens, but this "
@@ -139,7 +143,8 @@ def by_position(runs, name, tokens):
         found = token_losses(run, splits[run], windows)
         sums = torch.stack(list(found.values())).double().sum(0)  # (2, length)
         positions = torch.arange(1.0, length + 1)
-        same = {"run": run.name, "pe": run.model.cfg.pe, "split": name, "trained": run.trained,
+        same = {"run": run.name, "pe": run.model.cfg.pe, "trained": run.trained,
+                "split": name_of_split(run, name) + tokens_read(tokens),
                 "seed": run.config["seed"], "steps": run.step, "settings": settings(run.folder)}
         for group, where in zip(sums.split(size, 1), positions.split(size)):
             loss, targets = group.sum(1).tolist()

@@ -35,24 +35,29 @@ def split_options(run):
         return run, ""
     return folder, options
 
-def settings(folder, seen=()):
+def settings(folder):
     """Returns a checksum of the options of a run, of its data and of the run that it was fine-tuned
     from, which is the same for all seeds of an experiment. If the run was resumed with other
     options, these and the step of the change count too."""
     history = []
+    origin = None
     for line in records(folder, "log.jsonl"):
         if "config" not in line:
             continue
-        if line.get("from_step") == 0:  # it starts over
-            history = []
+        begin = line.get("from_step", math.inf)
+        history = [(step, kept) for step, kept in history if step < begin]  # the rest is discarded
         kept = {key: value for key, value in line["config"].items() if key not in FREE}
         kept["data"] = line.get("data") or kept.get("data")
-        origin = kept.get("init_from", "")
-        if os.path.isdir(origin) and origin not in (*seen, folder):
-            kept["init_from"] = settings(origin, (*seen, folder))
+        if kept.get("init_from"):
+            origin = line.get("origin") or origin  # a resumed run keeps that of its first start
+            kept["init_from"] = origin or kept["init_from"]
         if not history or kept != history[-1][1]:
-            history.append((line.get("from_step"), kept))
+            history.append((begin, kept))
     return zlib.crc32(repr(history or folder).encode())
+
+def name_of_split(run, split):
+    """Returns the name under which a report shows a split that a run was evaluated on."""
+    return split if run.reads_its_own else f"{run.data} {split}"
 
 # --- what is written ------------------------------------------------------------------------------
 
@@ -62,9 +67,7 @@ def append(run, row):
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
     code = commit()
-    split = row["split"]
-    if not run.reads_its_own:
-        split = f"{run.data} {split}"
+    split = name_of_split(run, row["split"])
     lines = ""
     for metric, value in row.items():
         if isinstance(value, float):
@@ -180,7 +183,8 @@ def print_tables(lines):
     tables = {}
     label_of = labels(lines)
     for line in lines:
-        tables.setdefault((line["config"], line["metric"]), []).append(line)
+        config = os.path.basename(line["config"])  # its folder may be written in several ways
+        tables.setdefault((config, line["metric"]), []).append(line)
     for (config, metric), table in tables.items():
         splits = list(dict.fromkeys(line["split"] for line in table))
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,6 +109,7 @@ def test_loss_by_position(runs, stream, tmp_path, drawn, monkeypatch):
     monkeypatch.setattr(losses, "SEGMENT", 50)  # so that the cache is used
     sample.main([str(runs / "rope"), str(runs / "learned"), "--figure=loss_by_position",
                  f"--out={tmp_path / 'new' / 'x'}", "--device=cpu", "--eval_tokens=400"])
+    assert drawn[0].axes[0].get_title() == "loss at each position, val (400 tokens)"
     tokens = tokens_of(stream, "val")
     starts = [0, (599 - 128) // 2, 599 - 128]  # three segments of 128 tokens
     lines = drawn[0].axes[0].lines
@@ -233,7 +235,7 @@ def test_report(tmp_path, monkeypatch, capsys):
             file.write('{"config": {"init_from": ""}}\n')
         with open(f"out/{folder}/results.jsonl", "a") as file:
             for n, value in enumerate(values, 1):
-                line = dict(run=f"elsewhere/{folder}", options=options, config="config/x.py",
+                line = dict(run=f"elsewhere/{folder}", options=options, config=f"/{seed}/x.py",
                             seed=seed, pe=folder[2:6], split=f"val {n}x", data=1, trained=8,
                             length=8 * n, steps=9, metric="loss", value=value)
                 # two processes may have left empty lines, and the slower one an earlier step
@@ -283,21 +285,25 @@ def test_runs_of_one_name_that_differ_in_more_than_their_seed(change):
 def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def settings(folder, *starts):  # each is (from_step, data, options)
-        os.mkdir(folder)
+    def settings(*starts):  # each is (from_step, data, options, settings and step of the origin)
+        folder = tempfile.mkdtemp(dir=".")
         with open(f"{folder}/log.jsonl", "w") as file:
-            for step, data, options in starts:
-                line = dict(from_step=step, data=data, config={"init_from": "", **options})
+            for step, data, options, *origin in starts:
+                line = dict(from_step=step, data=data, config=options, origin=origin)
                 print(json.dumps(line), file=file)
         return results.settings(folder)
 
-    short, long = (0, 1, {}), (0, 1, dict(max_iters=20))
-    alike = [settings("a", short), settings("b", short, (5, 1, dict(seed=2))),
-             settings("c", long, short)]
-    others = [settings("d", long), settings("e", short, (5, 1, dict(max_iters=20))),
-              settings("f", short, (6, 1, dict(max_iters=20))), settings("g", (0, 2, {})),
-              settings("h", (0, 1, dict(init_from="h"))), settings("i"), settings("j")]
-    assert len(set(alike)) == 1 and len({*alike, *others}) == 1 + len(others)
+    short, long, tuned = (0, 1, {}), (0, 1, dict(max_iters=20)), dict(init_from="a")
+    changed = 5, 1, dict(max_iters=20)
+    alike = [settings(short), settings(short, (5, 1, dict(seed=2))), settings(long, short),
+             settings(short, changed, (5, 1, {}))]  # no step of the change was saved
+    fine = [settings((0, 1, tuned, 8, 5)), settings((0, 1, dict(init_from="b"), 8, 5)),
+            settings((0, 1, tuned, 8, 5), (0, 1, tuned))]  # it was stopped at once and resumed
+    others = [settings(long), settings(short, changed), settings(short, (6, *changed[1:])),
+              settings((0, 2, {})), settings((0, 1, tuned, 8, 6)), settings((0, 1, tuned, 9, 5)),
+              settings((0, 1, tuned)), settings(), settings()]
+    assert len(set(alike)) == len(set(fine)) == 1
+    assert len({*alike, *fine, *others}) == 2 + len(others)
 
 # runs and actions
 

@@ -376,6 +376,8 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path, capsys):
     keys = "pe", "block_size", "dropout", "batch_size"
     assert [tuned["config"][key] for key in keys] == ["pope", 24, 0.1, 16]
     assert same(first, tuned) and tuned["step"] == 0
+    origin = results.records(tmp_path / "b", "log.jsonl")[0]["origin"]  # a report compares it
+    assert origin == [results.settings(tmp_path / "a"), 3]
     shutil.rmtree(tmp_path / "a")
     train.main([*words, "--max_iters=1", "--resume=True"])
     assert read(str(tmp_path / "b"))["step"] == 1
