@@ -115,8 +115,7 @@ def stretches(split, trained, multiples, tokens):
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
 def tokens_read(tokens):
-    """Returns what is added to the name of a split of which another number of tokens than usual is
-    read, so that a report keeps the numbers apart."""
+    """Returns a suffix for the name of a split, so that a report keeps sizes apart."""
     return "" if tokens == TOKENS else f" ({tokens:,} tokens)"
 
 def refuse_rows(split):
