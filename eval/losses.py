@@ -126,8 +126,8 @@ def refuse_rows(split):
 def by_position(runs, name, tokens):
     """Returns rows of the mean loss at the positions of a context of LONGEST times the trained
     length. Positions are averaged in POINTS groups, and the `position` of a row is the mean of its
-    group. All runs read the same segments, which are spread evenly over the split and hold about
-    `tokens` tokens together. A model that allows only shorter contexts reads their beginnings."""
+    group. Runs of one data set read the same segments, which are spread evenly over the split and
+    hold about `tokens` tokens together. A model of shorter contexts reads their beginnings."""
     splits = {run: run.split(name) for run in runs}
     context = LONGEST * max(run.trained for run in runs)
     for split in splits.values():
