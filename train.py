@@ -43,9 +43,13 @@ from model import GPT, GPTConfig, check
 # long. Threads inherit the setting, so it comes before the first computation
 torch.set_flush_denormal(True)
 
-PEAK_FLOPS = {  # of matrix products in bfloat16; the first key found in the GPU's name applies
-    "A100": 312e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12,
-    "RTX 4090": 165e12,
+# The peak of bfloat16 matrix products, by the whole name of a GPU, because an H200 NVL, a laptop's
+# RTX 4090 and a slice of an A100 are slower than the GPU that they are named after
+PEAK_FLOPS = {
+    "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12, "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989e12, "NVIDIA GeForce RTX 4090": 165e12,
 }
 
 @dataclass
@@ -549,17 +553,11 @@ def speed(model, cfg, processes, length, seconds):
     """Returns ms and tokens_per_s of a step that takes this many seconds, and mfu, the fraction of
     the peak FLOP/s, if PEAK_FLOPS lists the GPU."""
     values = dict(ms=1e3 * seconds, tokens_per_s=cfg.batch_size * length / seconds)
-    peak = peak_flops(processes.device_name)
+    peak = PEAK_FLOPS.get(processes.device_name)
     if peak:
         sequences = cfg.batch_size / processes.world
         values["mfu"] = model.estimate_mfu(sequences, seconds, peak, length)
     return values
-
-def peak_flops(gpu):
-    """Returns the peak FLOP/s of a GPU with this name, or None if PEAK_FLOPS does not list it."""
-    for name, flops in PEAK_FLOPS.items():
-        if re.search(rf"\b{name}\b", gpu):  # whole words, because an RTX A1000 is not an A100
-            return flops
 
 def log_line(values, cfg, eval_seconds):
     """Returns a line such as `step 20/1600 loss 3.1416 lr 1.00e-03 52 ms 19,692 tokens/s left

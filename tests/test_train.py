@@ -342,7 +342,7 @@ def test_speed_in_bfloat16(rows, tmp_path, monkeypatch, capsys):
     the 11 targets of a row of 12. The first line has no speed, as the first step may compile."""
     clock = types.SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr(train, "time", clock)
-    monkeypatch.setattr(train, "PEAK_FLOPS", {"cp": 1.0, "cpu": 1e9})  # only whole words count
+    monkeypatch.setattr(train, "PEAK_FLOPS", {"cp": 1.0, "cpu": 1e9})  # only whole names count
     checkpoint = run(rows, tmp_path / "a", "--max_iters=6", "--log_interval=2", "--eval_interval=1",
                      "--dtype=bfloat16")
     assert {p.dtype for p in checkpoint["model"].values()} == {torch.float32}
