@@ -117,8 +117,8 @@ def draw_by_position(rows, path):
     save(figure, path)
 
 def draw_curves(ax, rows, x, y, metric, label_of, styles):
-    """Draws y, which is a value of this metric, against x, with one curve for each label. Points
-    without all of its runs are left out, and losses far above the lowest are cut off, because
+    """Draws y, which is a value of this metric, against x, with one curve for each label. A point
+    that some run of a curve lacks is left out, and losses far above the lowest are cut off, because
     they would hide how the others differ. The dict styles tells curves of one colour apart, and all
     panels of a figure share it, as they share the legend."""
     curves = {}  # {(label, pe): {x: {run: y}}}
@@ -127,8 +127,8 @@ def draw_curves(ax, rows, x, y, metric, label_of, styles):
             points = curves.setdefault((label_of[row["run"]], row["pe"]), {})
             points.setdefault(row[x], {})[row["run"]] = row[y]
     for (label, pe), points in curves.items():
-        most = max(points.values(), key=len).keys()
-        at = sorted(value for value in points if points[value].keys() == most)
+        runs = max(points.values(), key=len).keys()
+        at = sorted(value for value in points if points[value].keys() == runs)
         mean = [statistics.fmean(points[value].values()) for value in at]
         low = [min(points[value].values()) for value in at]
         high = [max(points[value].values()) for value in at]
