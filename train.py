@@ -382,7 +382,7 @@ def load_origin(model, cfg, train, processes):
                          "the tokenizer of that run")
     load_weights(model, origin, cfg.init_from)
     say_changes(cfg, asdict(model_config(origin)), processes)
-    return settings(cfg.init_from), origin["step"]
+    return settings(cfg.init_from, origin["step"]), origin["step"]
 
 def load_run(cfg, model, optimizer, train, processes):
     """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns step,

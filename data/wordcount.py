@@ -67,13 +67,6 @@ def question(story, sentences, random):
     count = sum(words(sentence).count(word) for sentence in found[-k:])
     return PROMPT.format(story, word, k), f" {count}", k, len(found)
 
-def example_of(story, sentences, encoding, random):
-    """Returns the Example of a story. The arguments are those of `question`, and an encoding."""
-    prompt, answer, k, sentence_count = question(story, sentences, random)
-    targets = encoding.encode_ordinary(answer) + [encoding.eot_token]
-    tokens = encoding.encode_ordinary(prompt) + targets
-    return Example(tokens, len(targets), k, sentence_count, len(words(story)))
-
 def pack(examples, length, end):
     """Yields the tokens and the mask of each row, both (1, length). A row has as many whole
     examples as fit, and then `end` as padding."""
@@ -123,7 +116,11 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             story = " ".join(corpus[i]["text"].strip() for i in group)
             if not words(story):
                 continue
-            example = example_of(story, sentences, encoding, rng(seed, 1 + group[0]))
+            random = rng(seed, 1 + group[0])
+            prompt, answer, k, sentence_count = question(story, sentences, random)
+            targets = encoding.encode_ordinary(answer) + [end]
+            tokens = encoding.encode_ordinary(prompt) + targets
+            example = Example(tokens, len(targets), k, sentence_count, len(words(story)))
             if len(example.tokens) > length + 1:
                 left_out += 1
                 continue

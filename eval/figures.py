@@ -90,7 +90,8 @@ def draw_by_length(lines, path):
         ax.set_xscale("log", base=2)
         ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) > 6 else 0)
         ax.minorticks_off()
-        ax.set(title=title, xlabel="length, tokens; dashed: as trained")
+        ax.set(title=title + results.on_different_data(group),
+               xlabel="length, tokens; dashed: as trained")
     save(figure, path)
 
 def draw_training(rows, path):

@@ -144,7 +144,8 @@ def by_position(runs, name, tokens):
         positions = torch.arange(1.0, length + 1)
         same = {"run": run.name, "pe": run.model.cfg.pe, "trained": run.trained,
                 "split": name_of_split(run, name) + tokens_read(tokens),
-                "seed": run.config["seed"], "steps": run.step, "settings": settings(run.folder)}
+                "seed": run.config["seed"], "steps": run.step,
+                "settings": settings(run.folder, run.step)}
         for group, where in zip(sums.split(size, 1), positions.split(size)):
             loss, targets = group.sum(1).tolist()
             rows.append({**same, "position": where.mean().item(), "loss": loss / targets})

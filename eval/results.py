@@ -35,10 +35,11 @@ def split_options(run):
         return run, ""
     return folder, options
 
-def settings(folder):
+def settings(folder, step=math.inf):
     """Returns a checksum of the options of a run, of its data and of the run that it was fine-tuned
     from, which is the same for all seeds of an experiment. If the run was resumed with other
-    options, these and the step of the change count too."""
+    options, these and the step of the change count too. What changed at `step` or later is left
+    out, because weights of that step do not depend on it."""
     history = []
     origin = None
     for line in records(folder, "log.jsonl"):
@@ -51,9 +52,13 @@ def settings(folder):
         if kept.get("init_from"):
             origin = line.get("origin") or origin  # a resumed run keeps that of its first start
             kept["init_from"] = origin or kept["init_from"]
-        if not history or kept != history[-1][1]:
+        if not history or (kept != history[-1][1] and begin < step):
             history.append((begin, kept))
     return zlib.crc32(repr(history or folder).encode())
+
+def on_different_data(lines):
+    """Returns what a heading or title says of lines that were not all measured on the same data."""
+    return ", on different data" if len({line.get("data") for line in lines}) > 1 else ""
 
 def name_of_split(run, split):
     """Returns the name under which a report shows a split that a run was evaluated on."""
@@ -162,7 +167,7 @@ def latest(folders):
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
             continue
         last_step = max(line["steps"] for line in lines)
-        options_of_run = settings(folder)
+        options_of_run = settings(folder, last_step)
         for line in lines:
             # the run may have been measured under another path
             options = line.get("options", split_options(line["run"])[1])
@@ -190,8 +195,8 @@ def print_tables(lines):
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")
         headings = []
         for split in splits:
-            data = {line.get("data") for line in table if line["split"] == split}
-            headings.append(split if len(data) == 1 else f"{split}, on different data")
+            column = [line for line in table if line["split"] == split]
+            headings.append(split + on_different_data(column))
         print(f"| run | seeds | {' | '.join(headings)} |")
         print("| --- " * (2 + len(splits)) + "|")
         rows = {}  # {label: its lines}

@@ -285,18 +285,19 @@ def test_runs_of_one_name_that_differ_in_more_than_their_seed(change):
 def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def settings(*starts):  # each is (from_step, data, options, settings and step of the origin)
+    def settings(*starts, of=math.inf):  # each start is (from_step, data, options, settings and step of the origin)
         folder = tempfile.mkdtemp(dir=".")
         with open(f"{folder}/log.jsonl", "w") as file:
             for step, data, options, *origin in starts:
                 line = dict(from_step=step, data=data, config=options, origin=origin)
                 print(json.dumps(line), file=file)
-        return results.settings(folder)
+        return results.settings(folder, of)
 
     short, long, tuned = (0, 1, {}), (0, 1, dict(max_iters=20)), dict(init_from="a")
     changed = 5, 1, dict(max_iters=20)
     alike = [settings(short), settings(short, (5, 1, dict(seed=2))), settings(long, short),
-             settings(short, changed, (5, 1, {}))]  # no step of the change was saved
+             settings(short, changed, (5, 1, {})),  # no step of the change was saved
+             settings(short, changed, of=5)]  # the weights are from before the change
     fine = [settings((0, 1, tuned, 8, 5)), settings((0, 1, dict(init_from="b"), 8, 5)),
             settings((0, 1, tuned, 8, 5), (0, 1, tuned))]  # it was stopped at once and resumed
     others = [settings(long), settings(short, changed), settings(short, (6, *changed[1:])),
@@ -304,6 +305,7 @@ def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch
               settings((0, 1, tuned)), settings(), settings()]
     assert len(set(alike)) == len(set(fine)) == 1
     assert len({*alike, *fine, *others}) == 2 + len(others)
+    assert settings(short, changed, of=6) == settings(short, changed)
 
 # runs and actions
 
