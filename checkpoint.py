@@ -7,12 +7,13 @@ checkpoint, and log.jsonl, with one record per line.
     checkpoint.load_weights(model, saved, "out/quickstart_pope")
 
 A checkpoint is a dict of model and optimizer (their state_dicts), step, config (all options of the
-run), meta (meta.json of its data set), best (its best evaluation, or None) and wandb (its run id at
-Weights & Biases, or None).
+run), meta (meta.json of its data set), history (how its weights were trained, see `history`), best
+(its best evaluation, or None) and wandb (its run id at Weights & Biases, or None).
 """
 import contextlib
 import os
 import zipfile
+import zlib
 from dataclasses import asdict, fields
 
 import torch
@@ -24,6 +25,10 @@ try:
     import fcntl
 except ImportError:  # Windows lacks it, so nothing there keeps two processes out of one directory
     fcntl = None
+
+# options in which runs may differ and still count as the same experiment
+FREE = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
+        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
@@ -77,6 +82,7 @@ def read(run, device="cpu"):
         checkpoint = torch.load(path, map_location=device, weights_only=True)
         if not {"model", "optimizer", "step", "config", "meta"} <= set(checkpoint):
             raise KeyError  # for example, it is nanoGPT's
+        checkpoint.setdefault("history", [[0, checkpoint["config"]]])  # older code saved none
         return checkpoint
     except Exception as error:  # its type depends on which bytes are wrong
         if isinstance(error, PermissionError) or config.ran_out_of_memory(error):
@@ -84,6 +90,24 @@ def read(run, device="cpu"):
         raise ValueError(f"{path} is damaged or not a checkpoint of this train.py "
                          f"({type(error).__name__}); train the run again with another "
                          "--out_dir") from error
+
+def history(before, step, cfg, meta):
+    """Returns the history of a run that trains with cfg from this step on. A history is a list of
+    [first step, options], and the first one of a fine-tuned run stands for the run that its weights
+    come from. `before` is the run's history up to now, whose options from this step on took no step
+    that was saved. meta is that of the data set."""
+    options = {key: value for key, value in asdict(cfg).items() if key not in FREE}
+    options["data"] = meta["checksum"]  # because its folder may be moved, or written again
+    kept = [entry for entry in before if entry[0] < step]
+    if not kept or kept[-1][1] != options:
+        kept.append([step, options])
+    return kept
+
+def experiment(history, step):
+    """Returns a checksum of how the weights of this step were trained. Runs that differ only in
+    their seed have the same one, and may share a row of a report."""
+    taken = [entry for entry in history if entry[0] < max(1, step)]
+    return zlib.crc32(repr(taken).encode())
 
 def model_config(checkpoint, **changes):
     """Returns the GPTConfig of a checkpoint, with these changes. Options that were added since it

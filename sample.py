@@ -257,6 +257,7 @@ class Run:
         self.step = saved["step"]
         self.data = data or self.config["data"]
         self.reads_its_own = locate(self.data).resolve() == locate(self.config["data"]).resolve()
+        self.experiment = checkpoint.experiment(saved["history"], saved["step"])
         self.trained = checkpoint.trained_length(saved)
         self.model = load_model(saved, self.folder, self.options).to(self.device).eval()
 

@@ -36,7 +36,6 @@ from checkpoint import load_weights, model_config, open_log, pick_device
 from config import AtLeast0, AtLeast1, Below1
 from data.shards import Split, locate, prepare_if_missing
 from eval.losses import error_sums, scores
-from eval.results import settings
 from model import GPT, GPTConfig, check
 
 # Denormal numbers (near 1e-40) are slow on CPUs. Without this, pe=fox takes 1.2 to 1.5 times as
@@ -100,9 +99,6 @@ def main(argv):
     # model and optimizer
     torch.manual_seed(cfg.seed)
     raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
-    origin = None
-    if cfg.init_from and not checkpoint.exists(cfg.out_dir):
-        origin = load_origin(raw_model, cfg, train, processes)
     optimizer = raw_model.configure_optimizers(
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
 
@@ -111,16 +107,18 @@ def main(argv):
     state = load_run(cfg, raw_model, optimizer, train, processes)
     step = state["step"]
     best = state["best"]
+    history = checkpoint.history(state["history"], step, cfg, train.meta)
     x, y = get_batch(step)
     length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
-    log.start(cfg, state["wandb"], from_step=step, length=length, origin=origin,
-              data=train.meta.get("checksum"))
+    log.start(cfg, state["wandb"], from_step=step, length=length,
+              experiment=checkpoint.experiment(history, step + 1))
 
     def save():
         if processes.rank == 0:
             checkpoint.write(cfg.out_dir, dict(
                 model=raw_model.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                config=asdict(cfg), meta=train.meta, best=best, wandb=log.wandb_id), log.file)
+                config=asdict(cfg), meta=train.meta, history=history, best=best,
+                wandb=log.wandb_id), log.file)
 
     # the model that runs
     dtype = choose_dtype(cfg, device)
@@ -372,8 +370,8 @@ def open_data(cfg, processes):
     return train, evals
 
 def load_origin(model, cfg, train, processes):
-    """Loads the weights of the run init_from, and prints which of its options change. Returns its
-    settings and step, for the log. Raises ValueError if it had another tokenizer."""
+    """Loads the weights of the run init_from, and prints which of its options change. Returns the
+    history of the new run up to now. Raises ValueError if that run had another tokenizer."""
     origin = checkpoint.read(cfg.init_from)
     theirs = origin["meta"]["tokenizer"]
     if theirs != train.meta["tokenizer"]:
@@ -382,12 +380,14 @@ def load_origin(model, cfg, train, processes):
                          "the tokenizer of that run")
     load_weights(model, origin, cfg.init_from)
     say_changes(cfg, asdict(model_config(origin)), processes)
-    return settings(cfg.init_from, origin["step"]), origin["step"]
+    experiment = checkpoint.experiment(origin["history"], origin["step"])
+    return [[-1, [experiment, origin["step"]]]]
 
 def load_run(cfg, model, optimizer, train, processes):
-    """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns step,
-    best, config and wandb from it, or their initial values for a new run."""
-    state = dict(step=0, best=None, config={}, wandb=None)
+    """Loads the run's checkpoint, if there is one, into the model and the optimizer, or else the
+    weights of init_from. Returns step, best, config, history and wandb from the checkpoint, or
+    their initial values for a new run."""
+    state = dict(step=0, best=None, config={}, history=[], wandb=None)
     if checkpoint.exists(cfg.out_dir):
         if not cfg.resume:
             raise ValueError(f"{cfg.out_dir} already holds a run; resume it with --resume=True, or "
@@ -405,6 +405,8 @@ def load_run(cfg, model, optimizer, train, processes):
         for key in ("eval_splits", "eval_batches"):
             if state["config"][key] != getattr(cfg, key):
                 state["best"] = None  # losses of different evaluations are not comparable
+    elif cfg.init_from:
+        state["history"] = load_origin(model, cfg, train, processes)
     check_agreement(cfg, train, state["step"], processes)
     return state
 

@@ -97,7 +97,7 @@ def draw_by_length(lines, path):
 def draw_training(rows, path):
     """Draws a panel for each quantity in the logs, over steps. rows are from results.training."""
     keys = dict.fromkeys(key for row in rows for key in row)  # a set would forget their order
-    keys = [key for key in keys if key not in ("run", "pe", "seed", "settings", "step")]
+    keys = [key for key in keys if key not in ("run", "pe", "seed", "experiment", "step")]
     figure, axes = panels(len(keys), 3, 4, 3)
     label_of = results.labels(rows)
     styles = {}

@@ -10,7 +10,7 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
-from eval.results import name_of_split, settings
+from eval.results import name_of_split
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer sequence runs in cached segments of this length, to bound the memory
@@ -144,8 +144,7 @@ def by_position(runs, name, tokens):
         positions = torch.arange(1.0, length + 1)
         same = {"run": run.name, "pe": run.model.cfg.pe, "trained": run.trained,
                 "split": name_of_split(run, name) + tokens_read(tokens),
-                "seed": run.config["seed"], "steps": run.step,
-                "settings": settings(run.folder, run.step)}
+                "seed": run.config["seed"], "steps": run.step, "experiment": run.experiment}
         for group, where in zip(sums.split(size, 1), positions.split(size)):
             loss, targets = group.sum(1).tolist()
             rows.append({**same, "position": where.mean().item(), "loss": loss / targets})

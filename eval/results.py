@@ -11,7 +11,6 @@ import re
 import statistics
 import subprocess
 import sys
-import zlib
 
 import torch
 
@@ -22,9 +21,6 @@ METRICS = {
     "token_error": "wrong targets, %",
     "sequence_error": "rows with a wrong target, %",
 }
-# options in which runs may differ and still count as the same experiment
-FREE = {"seed", "config", "out_dir", "resume", "device", "micro_batch", "compile", "log_interval",
-        "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
 
 def split_options(run):
     """Returns the folder and the options of "folder@key=value,key=value". A folder's own name may
@@ -34,27 +30,6 @@ def split_options(run):
     if not at or "=" not in options or os.path.isdir(run):
         return run, ""
     return folder, options
-
-def settings(folder, step=math.inf):
-    """Returns a checksum of the options of a run, of its data and of the run that it was fine-tuned
-    from, which is the same for all seeds of an experiment. If the run was resumed with other
-    options, these and the step of the change count too. What changed at `step` or later is left
-    out, because weights of that step do not depend on it."""
-    history = []
-    origin = None
-    for line in records(folder, "log.jsonl"):
-        if "config" not in line:
-            continue
-        begin = line.get("from_step", math.inf)
-        history = [(step, kept) for step, kept in history if step < begin]  # the rest is discarded
-        kept = {key: value for key, value in line["config"].items() if key not in FREE}
-        kept["data"] = line.get("data") or kept.get("data")
-        if kept.get("init_from"):
-            origin = line.get("origin") or origin  # a resumed run keeps that of its first start
-            kept["init_from"] = origin or kept["init_from"]
-        if not history or (kept != history[-1][1] and begin < step):
-            history.append((begin, kept))
-    return zlib.crc32(repr(history or folder).encode())
 
 def on_different_data(lines):
     """Returns what a heading or title says of lines that were not all measured on the same data."""
@@ -80,8 +55,9 @@ def append(run, row):
                 "run": run.folder, "options": run.options, "config": run.config["config"],
                 "pe": run.model.cfg.pe, "seed": run.config["seed"], "split": split,
                 "data": row.get("data"), "trained": run.trained, "length": row["length"],
-                "metric": metric, "value": value, "steps": run.step, "commit": code,
-                "torch": torch.__version__, "machine": machine,
+                "metric": metric, "value": value, "steps": run.step,
+                "experiment": run.experiment, "commit": code, "torch": torch.__version__,
+                "machine": machine,
             }) + "\n"
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
         size = file.seek(0, os.SEEK_END)
@@ -132,14 +108,14 @@ def records(folder, name):
     return found
 
 def training(folders):
-    """Returns rows with run, pe, seed, settings, step, loss, val/loss and so on, one for each step
-    in the runs' logs. Raises ValueError for a log without any step."""
+    """Returns rows with run, pe, seed, experiment, step, loss, val/loss and so on, one for each
+    step in the runs' logs. Raises ValueError for a log without any step."""
     found = []
     for folder in folders:
         rows = {}
         for line in records(folder, "log.jsonl"):
             if "config" in line:  # the run begins, resumes or starts over
-                cfg = line["config"]
+                start = line
                 begin = line.get("from_step", math.inf)
                 rows = {step: row for step, row in rows.items() if begin and step <= begin}
             if "step" not in line:
@@ -148,18 +124,21 @@ def training(folders):
             split = line.pop("split", "")
             # a resumed run repeats some steps, and its numbers replace the earlier ones
             row = rows.setdefault(step, {"step": step})
+            row.setdefault("experiment", start.get("experiment", folder))
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
         if not rows:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
-        same = dict(run=folder, pe=cfg["pe"], seed=cfg["seed"], settings=settings(folder))
-        found.extend({**same, **row} for row in rows.values())
+        same = dict(run=folder, pe=start["config"]["pe"], seed=start["config"]["seed"],
+                    experiment=rows[max(rows)]["experiment"])
+        found.extend({**row, **same} for row in rows.values())
     return found
 
 def latest(folders):
     """Returns the lines of each run's results.jsonl that were measured at its latest step. If a
     number was measured twice, the later one counts. A run without results is left out, and a line
-    on stderr says so. Raises ValueError if no run has any."""
+    on stderr says so. Raises ValueError if no run has any. Only this file is read, so it does not
+    matter what happened to the run after it was measured."""
     found = {}
     for folder in folders:
         lines = records(folder, "results.jsonl")
@@ -167,13 +146,13 @@ def latest(folders):
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
             continue
         last_step = max(line["steps"] for line in lines)
-        options_of_run = settings(folder, last_step)
+        lines = [line for line in lines if line["steps"] == last_step]
         for line in lines:
             # the run may have been measured under another path
             options = line.get("options", split_options(line["run"])[1])
             line["run"] = f"{folder}@{options}" if options else folder
-            line["settings"] = options_of_run
-            if line["steps"] == last_step:
+            line.setdefault("experiment", folder)  # older code did not write it
+            if line["experiment"] == lines[-1]["experiment"]:
                 found[line["run"], line["split"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "
@@ -232,7 +211,7 @@ def labels(rows):
         if options:
             options = f" ({options.replace(',', ', ')})"
         names[row["run"]] = name + options, folder + options, panel
-        kind = row["pe"], row.get("steps"), row.get("settings")
+        kind = row["pe"], row.get("steps"), row.get("experiment")
         alike.setdefault(name + options, {})[row["run"]] = kind, row.get("seed", row["run"])
     found = {}
     for run, (name, own_name, panel) in names.items():

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import tempfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -204,6 +203,7 @@ def test_each_number_is_kept_with_all_that_made_it(runs, rows, tmp_path, monkeyp
         assert line["run"] == str(run) and line["split"] == f"{other} val"
         assert line["seed"] == 1337 and line["torch"] == torch.__version__ and line["machine"]
         assert line.keys() >= {"commit", "config", "steps"}
+        assert line["experiment"] == sample.Run(str(run)).experiment
     with open(run / "results.jsonl", "a") as file:
         file.write('{"run": "cut by a full d')
     sample.main([str(run), "--evaluate=val", "--device=cpu"])
@@ -231,13 +231,11 @@ def test_report(tmp_path, monkeypatch, capsys):
         ("x_rope", "rope_factor=2", 1, 3, 4),
     ):
         os.makedirs(f"out/{folder}", exist_ok=True)
-        with open(f"out/{folder}/log.jsonl", "w") as file:
-            file.write('{"config": {"init_from": ""}}\n')
         with open(f"out/{folder}/results.jsonl", "a") as file:
             for n, value in enumerate(values, 1):
                 line = dict(run=f"elsewhere/{folder}", options=options, config=f"/{seed}/x.py",
                             seed=seed, pe=folder[2:6], split=f"val {n}x", data=1, trained=8,
-                            length=8 * n, steps=9, metric="loss", value=value)
+                            length=8 * n, steps=9, experiment=3, metric="loss", value=value)
                 # two processes may have left empty lines, and the slower one an earlier step
                 file.write(f"{json.dumps(line)}\n\n{json.dumps(dict(line, steps=5, value=77))}\n")
     os.mkdir("out/z_new")
@@ -272,40 +270,15 @@ def test_runs_that_were_measured_on_different_data(capsys):
     assert "| pope | 2 |" in printed and "| other_pope | 1 |" in printed  # in a table of its own
 
 @pytest.mark.parametrize("change", [
-    dict(steps=5), dict(pe="rope"), dict(settings=7), dict(seed=1)])
+    dict(steps=5), dict(pe="rope"), dict(experiment=7), dict(seed=1)])
 def test_runs_of_one_name_that_differ_in_more_than_their_seed(change):
-    rows = [dict(run=f"out/x_pope_seed{seed}", pe="pope", steps=9, settings=6, seed=seed)
+    rows = [dict(run=f"out/x_pope_seed{seed}", pe="pope", steps=9, experiment=6, seed=seed)
             for seed in (1, 2)]
     assert list(results.labels(rows).values()) == ["pope", "pope"]
     rows[1].update(change)
     assert list(results.labels(rows).values()) == ["pope_seed1", "pope_seed2"]
     rows = [dict(run=f"{name}_rope", pe="rope", config=f"{name}.py") for name in ("x", "x_small")]
     assert list(results.labels(rows).values()) == ["rope", "small_rope"]  # they share a panel
-
-def test_settings_are_those_of_all_seeds_and_of_all_starts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def settings(*starts, of=math.inf):  # each start is (from_step, data, options, settings and step of the origin)
-        folder = tempfile.mkdtemp(dir=".")
-        with open(f"{folder}/log.jsonl", "w") as file:
-            for step, data, options, *origin in starts:
-                line = dict(from_step=step, data=data, config=options, origin=origin)
-                print(json.dumps(line), file=file)
-        return results.settings(folder, of)
-
-    short, long, tuned = (0, 1, {}), (0, 1, dict(max_iters=20)), dict(init_from="a")
-    changed = 5, 1, dict(max_iters=20)
-    alike = [settings(short), settings(short, (5, 1, dict(seed=2))), settings(long, short),
-             settings(short, changed, (5, 1, {})),  # no step of the change was saved
-             settings(short, changed, of=5)]  # the weights are from before the change
-    fine = [settings((0, 1, tuned, 8, 5)), settings((0, 1, dict(init_from="b"), 8, 5)),
-            settings((0, 1, tuned, 8, 5), (0, 1, tuned))]  # it was stopped at once and resumed
-    others = [settings(long), settings(short, changed), settings(short, (6, *changed[1:])),
-              settings((0, 2, {})), settings((0, 1, tuned, 8, 6)), settings((0, 1, tuned, 9, 5)),
-              settings((0, 1, tuned)), settings(), settings()]
-    assert len(set(alike)) == len(set(fine)) == 1
-    assert len({*alike, *fine, *others}) == 2 + len(others)
-    assert settings(short, changed, of=6) == settings(short, changed)
 
 # runs and actions
 

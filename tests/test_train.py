@@ -27,6 +27,7 @@ from conftest import SIGNALS, TINY, contents, fails, write_stream
 
 import checkpoint
 import config
+import sample
 import train
 from checkpoint import load_weights, model_config, read
 from data import shards
@@ -376,13 +377,55 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path, capsys):
     keys = "pe", "block_size", "dropout", "batch_size"
     assert [tuned["config"][key] for key in keys] == ["pope", 24, 0.1, 16]
     assert same(first, tuned) and tuned["step"] == 0
-    origin = results.records(tmp_path / "b", "log.jsonl")[0]["origin"]  # a report compares it
-    assert origin == [results.settings(tmp_path / "a"), 3]
     shutil.rmtree(tmp_path / "a")
     train.main([*words, "--max_iters=1", "--resume=True"])
     assert read(str(tmp_path / "b"))["step"] == 1
     with pytest.raises(ValueError, match="was trained with init_from=.*, not 'c'"):
         train.main([*words, "--init_from=c", "--max_iters=2", "--resume=True"])
+
+def test_an_experiment_is_the_same_for_all_seeds_and_only_for_them():
+    def experiment(*starts, of=9):  # each start is (step, options)
+        history = []
+        for step, options in starts:
+            if "origin" in options:
+                history = [[-1, options["origin"]]]
+                continue
+            meta = dict(checksum=options.get("data", 1))
+            options = {key: value for key, value in options.items() if key != "data"}
+            history = checkpoint.history(history, step, train.TrainConfig(**options), meta)
+        return checkpoint.experiment(history, of)
+
+    short, long, changed = (0, {}), (0, dict(max_iters=20)), (5, dict(max_iters=20))
+    tuned = (0, dict(origin=[6, 3])), (0, dict(init_from="a"))
+    alike = [experiment(short), experiment((0, dict(seed=2)), (5, dict(resume=True))),
+             experiment(long, short),  # it was started over
+             experiment(short, changed, (5, {})),  # no step of the change was saved
+             experiment(short, changed, of=5)]  # these weights are from before the change
+    fine = [experiment(*tuned), experiment(tuned[0], (0, dict(init_from="b"))),
+            experiment(*tuned, (4, dict(seed=2)))]
+    others = [experiment(long), experiment(short, changed), experiment(short, (6, changed[1])),
+              experiment((0, dict(data=2))), experiment((0, dict(origin=[6, 4])), short),
+              experiment((0, dict(origin=[7, 3])), short)]
+    assert len(set(alike)) == len(set(fine)) == 1
+    assert len({*alike, *fine, *others}) == 2 + len(others)
+    assert experiment(short, changed, of=6) == experiment(short, changed)
+
+def test_a_run_knows_its_experiment_although_other_runs_change(stream, tmp_path):
+    """The weights carry it, and the log has the same one. An origin that is trained on afterwards
+    changes only the runs that start from it later."""
+    found = {}
+    for name, origin, steps in (("a", "", 3), ("b", "a", 4), ("a", "", 5), ("c", "a", 4)):
+        words = [f"--init_from={tmp_path / origin}"] if origin else []
+        run(stream, tmp_path / name, *words, f"--max_iters={steps}", "--resume=True",
+            "--log_interval=1")
+        for folder in {name, "a"}:
+            folder = str(tmp_path / folder)
+            found[name, folder] = sample.Run(folder, device="cpu").experiment
+            rows = results.training([folder])
+            assert {row["experiment"] for row in rows} == {found[name, folder]}
+    assert len(set(found.values())) == 4
+    b = str(tmp_path / "b")
+    assert sample.Run(b, device="cpu").experiment == found["b", b]
 
 def test_yarn_knows_the_length_of_the_training_before(stream, tmp_path):
     """That is the length of the run that it starts from, or the one which that run knew if it used
