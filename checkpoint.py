@@ -35,32 +35,33 @@ def write(run, checkpoint, log):
     either the old one or the new one. Raises OSError if the file cannot be written, and ValueError
     if `log`, the file from open_log, is gone, since another run may have taken its place."""
     path = os.path.join(run, "ckpt.pt")
-    there = os.path.join(run, "log.jsonl")
-    if not os.path.exists(there) or not os.path.samestat(os.stat(there), os.fstat(log.fileno())):
+    log_path = os.path.join(run, "log.jsonl")
+    if not (os.path.exists(log_path)
+            and os.path.samestat(os.stat(log_path), os.fstat(log.fileno()))):
         raise ValueError(f"{run} was moved or deleted while this run trained in it, so step "
                          f"{checkpoint['step']} is not saved; resume from where it is now")
-    part = path + ".tmp"
+    temporary = path + ".tmp"
     try:
-        with open(part, "wb") as file:
+        with open(temporary, "wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(temporary, path)
         if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a directory
             folder = os.open(run, os.O_DIRECTORY)
             os.fsync(folder)  # makes the rename durable
             os.close(folder)
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
-            os.remove(part)
+            os.remove(temporary)
         reason = error
         if isinstance(error, RuntimeError) and error.__context__:
             reason = error.__context__  # torch.save reports a full disk only there
-        then = "start again, because there is no earlier checkpoint"
+        advice = "start again, because there is no earlier checkpoint"
         if exists(run):
-            then = "resume from the previous checkpoint with --resume=True"
+            advice = "resume from the previous checkpoint with --resume=True"
         raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); free "
-                      f"some space, then {then}") from error
+                      f"some space, then {advice}") from error
 
 def exists(run):
     return os.path.exists(os.path.join(run, "ckpt.pt"))
@@ -188,5 +189,8 @@ def pick_device(kind, index=0):
     if not available[kind]:
         raise ValueError(f"device={kind!r}, but PyTorch sees none; use --device=cpu")
     if kind == "cuda":
+        if index >= torch.cuda.device_count():
+            raise ValueError(f"there are {torch.cuda.device_count()} GPUs, but this is process "
+                             f"{index + 1} here; start fewer with --nproc_per_node")
         return torch.device("cuda", index)
     return torch.device(kind)

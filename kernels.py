@@ -3,8 +3,9 @@ An optional fast path: causal attention as Triton kernels, without a T x T matri
 CoPE's backward pass keeps something that grows with T^2, namely T^2 / 32 numbers per head.
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
-to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention over d pairs
-of entries. PyTorch forms these, because a kernel would save only 13 bytes per entry of q.
+to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention whose
+q and k have width 2d. PyTorch rotates them beforehand, because a kernel that does so would save
+only 13 bytes of memory traffic per entry of q.
 
 Attention. i is a query, j and t are keys, and d is the width of v. dX is the gradient of the loss
 with respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
@@ -40,8 +41,9 @@ many of the keys j to i the query counts. z_i = q_i e (e is learned) holds a_ij 
     a_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
 In the backward pass, dS is the gradient of S + a. The slope of a in p is z_i[c + 1] - z_i[c]. But
-it is 0 if p is an integer (as a clamped p is), because Listing 1 then reads only z_i[p]. A gate
-g_ij is a term of p_it for all t <= j, so
+it is 0 if p is an integer (as a clamped p is), because Listing 1 then reads only z_i[p]. (model.py
+takes z_i[p + 1] - z_i[p] there, but its p are not rounded, so that hardly any is an integer.) A
+gate g_ij is a term of p_it for all t <= j, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
@@ -101,9 +103,9 @@ and the passes walk over them as the arrows show:
        |       plain        |       counted        |   masked,   |
        |    p = npos - 1    | gates, sums, look-up | and counted |
        +--------------------+----------------------+-------------+
-                            <------------------------------------  1. attention_forward sums gates
-       ------------------->                                        2. attention_forward
-       --------------------------------------------------------->  3. attention_backward_q sums dp
+                            <------------------------------------  attention_forward sums gates
+       ------------------->                                        attention_forward, after that
+       --------------------------------------------------------->  attention_backward_q sums dp
 
 attention_backward_kv has a tile of keys j0 .. j0 + N - 1 and visits the queries that see it. Each
 tile of queries stopped counting at a key of its own, so counted and plain tiles may alternate:
@@ -117,9 +119,10 @@ tile of queries stopped counting at a key of its own, so counted and plain tiles
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
-sums are exact in any order. Gradients ignore the rounding. With T = 1024, npos = 64 and a z of
-standard deviation 8, rounding changes o by 0.7%, dz by 1.2% and the gates' gradients by 4 to 18%.
-PyTorch in bfloat16, with gates summed in float32, changes them by 4 to 5%, 7 to 9% and 19 to 41%.
+sums are exact in any order. Gradients ignore the rounding, apart from the slope at an integer. With
+T = 1024, npos = 64 and a z of standard deviation 8, rounding changes o by 0.7%, dz by 1.2% and the
+gates' gradients by 4 to 18%. PyTorch in bfloat16, with gates summed in float32, changes them by 4
+to 5%, 7 to 9% and 19 to 41%.
 
 No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
@@ -226,7 +229,7 @@ BITS = constexpr(11)  # of a position's fraction; with more, float16 could not h
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
 MAGIC = constexpr(2.0**23)  # a float32 of this size has no bits for a fraction, so adding it rounds
 MAGIC_BITS = constexpr(0x4B000000)  # the bits of 2^23; those of 2^23 + x are MAGIC_BITS + x
-CHUNK = constexpr(2)  # tiles of keys between two checks of whether all rows are at npos - 1
+TILES_PER_CHECK = constexpr(2)  # of keys, between two checks of whether all rows are at npos - 1
 COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
 
 @triton.jit
@@ -355,7 +358,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     acc = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
     right_edge = tl.cdiv(tl.minimum(tile * M + M, T), N)  # tiles of keys 0 .. right_edge - 1
-    bounds = (0, diagonal, right_edge)  # of the tiles that part 2 takes without and with a mask
+    bounds = (0, diagonal, right_edge)  # of the tiles that step 2 takes without and with a mask
 
     # 1. the keys that are counted, from right to left, beginning with those under the mask
     if COUNTS:
@@ -366,11 +369,12 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
         row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # units counted over the keys to the right
-        # masked = 1: tiles under the mask; 0: CHUNK at a time until all rows are at npos - 1
+        # masked = 1: one round, of the tiles under the mask; 0: rounds of TILES_PER_CHECK tiles,
+        # until all rows are at npos - 1
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
             while (right_edge > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
-                stop = leftmost if masked else tl.maximum(right_edge - CHUNK, 0)
+                stop = leftmost if masked else tl.maximum(right_edge - TILES_PER_CHECK, 0)
                 for back in range(0, right_edge - stop):
                     j = (right_edge - 1 - back) * N + tl.arange(0, N)
                     k_tile = load(k, bh, H, j, T, D, masked)
@@ -482,7 +486,8 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
         bounds = (0, n_plain, diagonal, end)
 
     # 2. the walk over the keys
-    for part in tl.static_range(0, 3, 1 if COUNTS else 2):  # PLAIN, COUNTED, MASKED
+    # PLAIN, COUNTED, MASKED; if nothing is counted, only PLAIN and MASKED
+    for part in tl.static_range(0, 3, 1 if COUNTS else 2):
         for n in range(bounds[part], bounds[part + 1]):
             j = n * N + tl.arange(0, N)
             causal = i[:, None] >= j[None, :]
@@ -584,7 +589,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
             acc_gate = tl.zeros((N, triton.next_power_of_2(DV)), tl.float32)
     i_unmasked = tl.minimum(j0 + N, T)  # from here on, queries see all N keys
 
-    for part in tl.static_range(2, -1, -1 if COUNTS else -2):  # MASKED, COUNTED, PLAIN
+    # MASKED, COUNTED, PLAIN; if nothing is counted, only MASKED and PLAIN
+    for part in tl.static_range(2, -1, -1 if COUNTS else -2):
         # PLAIN and COUNTED both go through the later tiles of QUERIES queries, and skip those of
         # the other kind by an empty range. In MASKED, or without CoPE, one range is enough
         first_range, last_range = 0, 1
@@ -658,7 +664,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
 
 # --- launching ------------------------------------------------------------------------------------
 # The attention is a pair of PyTorch operators, made by custom_op because triton_op does not take
-# the CPU tensors of the interpreter. torch.compile learns all shapes from the fake_ functions
+# the CPU tensors of the interpreter. torch.compile learns all shapes from the functions empty_...
 
 QUERIES = 64  # M of attention_forward if it counts; all these rows stop counting at the same key
 KEYS = 64  # N of attention_backward_kv if it counts; for each such tile it needs the carried sums
@@ -748,19 +754,19 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
                gate_q: Optional[Tensor], gate_k: Optional[Tensor], seed: Tensor,
                dropout: float) -> list[Tensor]:
     """Returns o, what else the backward pass needs (see attention_forward), and z_pairs."""
-    results = fake_forward(q, k, v, key_bias, z)
+    results = empty_outputs(q, k, v, key_bias, z)
     if z is not None:
         results[-1] = pack(z)
     o, lse, o_residual, units_total, plain_keys, z_pairs = map(present, results)
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    stored = strided(o), lse, strided(o_residual), units_total, plain_keys
+    saved = strided(o), lse, strided(o_residual), units_total, plain_keys
     kernel, options = choose(attention_forward, q, v, z_pairs, dropout)
-    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, stored, seed, T, H, **options)
+    launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, saved, seed, T, H, **options)
     return results
 
 @forward_op.register_fake
-def fake_forward(q, k, v, key_bias, z, *_):
+def empty_outputs(q, k, v, key_bias, z, *_):
     B, H, T, _ = q.shape
     lse = q.new_empty(B, H, T, dtype=torch.float32)
     if z is None:
@@ -773,11 +779,11 @@ def fake_forward(q, k, v, key_bias, z, *_):
 @torch.library.custom_op("flash::backward", mutates_args=())
 def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor],
                 gate_q: Optional[Tensor], gate_k: Optional[Tensor], bias_learns: bool,
-                saved: list[Tensor], seed: Tensor, dropout: float) -> list[Tensor]:
-    """saved is what forward_op returned. Returns dq, dk, dv, dkey_bias, dz, dgate_q and dgate_k."""
-    results = fake_backward(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, saved)
+                outputs: list[Tensor], seed: Tensor, dropout: float) -> list[Tensor]:
+    """outputs is what forward_op returned. Returns dq, dk, dv, dkey_bias, dz, dgate_q, dgate_k."""
+    results = empty_gradients(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, outputs)
     dq, dk, dv, dkey_bias, dz, dgate_q, dgate_k = map(present, results)
-    o, lse, o_residual, units_total, plain_keys, z_pairs = map(present, saved)
+    o, lse, o_residual, units_total, plain_keys, z_pairs = map(present, outputs)
     B, H, T, _ = q.shape
     do_dot_o = torch.empty_like(lse)
     heads = B * H  # per launch
@@ -791,26 +797,26 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
         scratch = (do_dot_o, units_total.new_empty(heads, tiles, T),
                    lse.new_empty(heads, tiles, T), lse.new_empty(heads, T, npos, 2))
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
-    stored = strided(o), lse, strided(o_residual), units_total, plain_keys
+    saved = strided(o), lse, strided(o_residual), units_total, plain_keys
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
     kernel_q, options_q = choose(attention_backward_q, q, v, z_pairs, dropout)
     kernel_kv, options_kv = choose(attention_backward_kv, q, v, z_pairs, dropout)
     for first_head in range(0, B * H, heads):
         n_heads = min(heads, B * H - first_head)
-        launch(kernel_q, (math.ceil(T / options_q["M"]), n_heads), inputs, strided(do), stored,
+        launch(kernel_q, (math.ceil(T / options_q["M"]), n_heads), inputs, strided(do), saved,
                grads_q, scratch, seed, T, H, first_head, **options_q)
-        launch(kernel_kv, (math.ceil(T / options_kv["N"]), n_heads), inputs, strided(do), stored,
+        launch(kernel_kv, (math.ceil(T / options_kv["N"]), n_heads), inputs, strided(do), saved,
                grads_kv, scratch, seed, T, H, first_head, **options_kv)
     return results
 
 @backward_op.register_fake
-def fake_backward(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, saved, *_):
+def empty_gradients(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, outputs, *_):
     def like(x):
         return do.new_empty(0) if x is None else empty_heads(x)
 
     dkey_bias = torch.empty_like(key_bias) if bias_learns else do.new_empty(0)
-    dz = do.new_empty(saved[-1].shape)  # like z_pairs, which may be absent
+    dz = do.new_empty(outputs[-1].shape)  # like z_pairs, which may be absent
     return [like(q), like(k), like(v), dkey_bias, dz, like(gate_q), like(gate_k)]
 
 def save_inputs(ctx, inputs, output):
@@ -819,9 +825,9 @@ def save_inputs(ctx, inputs, output):
     ctx.save_for_backward(q, k, v, key_bias, gate_q, gate_k, seed, *output)
 
 def differentiate(ctx, grads):
-    q, k, v, key_bias, gate_q, gate_k, seed, *saved = ctx.saved_tensors
+    q, k, v, key_bias, gate_q, gate_k, seed, *outputs = ctx.saved_tensors
     found = backward_op(grads[0], q, k, v, key_bias, gate_q, gate_k, ctx.needs_input_grad[3],
-                        saved, seed, ctx.dropout)
+                        outputs, seed, ctx.dropout)
     found = tuple(present(grad) for grad in found)
     return found + (None, None)  # the seed and the fraction have no gradient
 

@@ -108,9 +108,11 @@ class PE(nn.Module):
 
     The model makes one instance for each layer that uses the method. shared_from is the instance in
     the first such layer, so that later layers can share its parameters. In the first layer it is
-    None. An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation and weight
-    decay, like any other. A bare nn.Parameter keeps the value that __init__ gives it, and does not
-    decay. Parameters may be bfloat16, so a hook that computes in float32 has to cast them.
+    None. Parameters that `angles` and `embed` read must be shared, because only the first layer's
+    instance runs these two. An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's
+    initialisation and weight decay, like any other. A bare nn.Parameter keeps the value that
+    __init__ gives it, and does not decay. Parameters may be bfloat16, so a hook that computes in
+    float32 has to cast them.
 
     `rotate` and `per_key` get a dict named cache, which belongs to one method in one layer. While
     tokens are generated, a hook finds in it what it stored in the previous calls. Otherwise the
@@ -144,7 +146,7 @@ class PE(nn.Module):
 
     def inputs(self, x, pos):
         """Returns the input x (B, T, C) of the projection to q and k, changed or not. The values
-        are always computed from what the attention got."""
+        are always computed from the unchanged x."""
         return x
 
     def rotate(self, q, k, x, angles, cache):
@@ -162,7 +164,8 @@ class PE(nn.Module):
     def logit_bias(self, q, logits, i, j, per_key):
         """Returns what to add to the logits, in any shape that broadcasts to (B, H, t, s) and of
         dtype at_least_float32(q). It must be finite for keys in the future (j > i) too, because
-        the mask adds -inf there and inf - inf is NaN.
+        the mask adds -inf there and inf - inf is NaN. So a logarithm or a root, for example, needs
+        (i - j).clamp(min=0).
 
             q         (B, H, t, d)   some of the queries, before rotation
             logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after rotation
@@ -252,7 +255,7 @@ class Attention(nn.Module):
                 per_key.append(pe.per_key(x, k, v, cache[name]))
         i = pos[:, None]  # (T, 1)
         S = k.size(2)
-        # pos need not start at 0, but the last key always belongs to the last query
+        # the last key belongs to the last query, also if a caller shifts all positions
         j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)
         return q, k, v, unrotated_q, i, j, per_key
 
@@ -270,13 +273,12 @@ class Attention(nn.Module):
         weights = F.dropout(weights.to(v.dtype), self.cfg.dropout, self.training)
         return weights @ v  # (B, H, t, d)
 
-    def attend(self, *operands):
+    def attend(self, q, k, v, *rest):
         """Calls the fastest equivalent of `textbook` that applies."""
-        q, k, v = operands[:3]
         if self.use_triton and q.size(2) == k.size(2):  # kernels.py needs as many queries as keys
-            return self.triton(*operands)
+            return self.triton(q, k, v, *rest)
         if self.bias_pes or self.cfg.hard_attention:
-            return self.chunked(*operands)
+            return self.chunked(q, k, v, *rest)
         return self.fused(q, k, v)
 
     def chunked(self, q, k, v, unrotated_q, i, j, per_key):
@@ -310,13 +312,13 @@ class Attention(nn.Module):
             # After PoPE, q and k are wider than v. Flash attention needs equal widths (and is also
             # faster on CPUs), so v gets columns of zeros, which are cut off the result
             v = F.pad(v, (0, q.size(3) - d))
-        mask = None
-        if T != S:
+        mask = None  # a single new token sees all keys
+        if 1 < T < S:
             # is_causal would align the first query with the first key, which is a cached one
             mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         dropout = self.cfg.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
-            q, k, v, mask, dropout, is_causal=mask is None, scale=self.d**-0.5)
+            q, k, v, mask, dropout, is_causal=T == S, scale=self.d**-0.5)
         return y[..., :d]
 
     def triton(self, q, k, v, unrotated_q, i, j, per_key):
@@ -380,7 +382,7 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 class GPT(nn.Module):
-    """The model. Raises ValueError if cfg makes no sense."""
+    """The model. Raises ValueError if cfg makes no sense (see `check` at the end of this file)."""
     def __init__(self, cfg):
         super().__init__()
         check(cfg)
@@ -491,14 +493,17 @@ class GPT(nn.Module):
                 pe.clamp_parameters()
 
     def get_num_params(self):
-        """Returns the number of parameters without learned positions, as in nanoGPT."""
-        return sum(p.numel() for name, p in self.named_parameters() if "wpe" not in name)
+        """Returns the number of parameters."""
+        return sum(p.numel() for p in self.parameters())
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak, T):
         """Returns the fraction of the peak FLOP/s that is used if fwdbwd_per_iter sequences of T
-        tokens take dt seconds. A token takes 6 N + 12 L C T FLOPs, for N parameters and L layers
-        (PaLM appendix B)."""
-        per_token = 6 * self.get_num_params() + 12 * self.cfg.n_layer * self.cfg.n_embd * T
+        tokens take dt seconds. A token takes 6 N + 12 L C T FLOPs, for L layers and N parameters,
+        without those that are only looked up in a table (PaLM appendix B)."""
+        N = sum(p.numel() for name, p in self.named_parameters() if "wpe" not in name)
+        if not self.cfg.tie:
+            N -= self.wte.weight.numel()
+        per_token = 6 * N + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
 
     def use_kernels(self, dtype):
@@ -746,7 +751,7 @@ class PoPE(PE):
 class Relative(PE):
     """`relative`: adds a learned vector per distance to the keys, so that the logit is
     q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4). As in CoPE's paper, the values get
-    no such vectors."""
+    no such vectors. All heads and layers share a."""
     kind = "relative"
 
     def __init__(self, cfg, shared_from=None):
@@ -867,7 +872,8 @@ class FoX(PE):
 
     def kernel_arguments(self, q, sums):
         """A bias of minus the running sum at each key is enough, because softmax drops the sum at
-        the query, which is the same for all keys."""
+        the query, which is the same for all keys. Here the sums are rounded as they are, which adds
+        less error than q and k in bfloat16 do."""
         return dict(key_bias=-sums.to(at_least_float32(q)))
 
 class CoPE(PE):
@@ -892,7 +898,7 @@ class CoPE(PE):
 
     @staticmethod
     def check(cfg):
-        check_positive(cfg, "cope_npos", "cope_m0")
+        check_positive(cfg, "cope_npos")
 
     def add_parameters(self, shared_from):
         """Creates e. The two variants of CoPE below create other parameters instead, which layers
@@ -972,6 +978,10 @@ class CoPE_ALiBi(CoPE):
     as the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
     has_kernel = False
 
+    @staticmethod
+    def check(cfg):
+        check_positive(cfg, "cope_m0")
+
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -1040,8 +1050,8 @@ class ExQPE(ExPE):
     garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
-        theta2 = self.constant(cfg.expe_theta2)
-        self.expe_theta2 = shared_from.expe_theta2 if shared_from else theta2
+        theta2 = shared_from.expe_theta2 if shared_from else self.constant(cfg.expe_theta2)
+        self.expe_theta2 = theta2
 
     def growth(self, i, c):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()

@@ -99,6 +99,9 @@ def main(argv):
     # model and optimizer
     torch.manual_seed(cfg.seed)
     raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
+    origin = []
+    if cfg.init_from and not checkpoint.exists(cfg.out_dir):
+        origin = load_origin(raw_model, cfg, train, processes)
     optimizer = raw_model.configure_optimizers(
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
 
@@ -107,7 +110,7 @@ def main(argv):
     state = load_run(cfg, raw_model, optimizer, train, processes)
     step = state["step"]
     best = state["best"]
-    history = checkpoint.history(state["history"], step, cfg, train.meta)
+    history = checkpoint.history(origin or state["history"], step, cfg, train.meta)
     x, y = get_batch(step)
     length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
     log.start(cfg, state["wandb"], from_step=step, length=length,
@@ -130,7 +133,9 @@ def main(argv):
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
     model = torch.compile(raw_model) if cfg.compile else raw_model
     ddp = processes.world > 1
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model) if ddp else model
+    ddp_model = model
+    if ddp:  # with the buckets as gradients, there is only one copy of them
+        ddp_model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     # training
     stop_signal = StopSignal(processes)
@@ -138,6 +143,9 @@ def main(argv):
     pause_seconds = 0.0  # spent since then on saving and evaluating
     eval_seconds = 0.0  # how long the last evaluation took, including the save before it
     while True:
+        # Each round computes the loss of the current weights and its gradient, saves and evaluates
+        # these weights if that is due, and only then updates them. The last round does not
+
         # Only dropout draws random numbers here. Its seed depends on the step, so that a resumed
         # run draws the same numbers, and on the rank, so that processes draw different ones
         torch.manual_seed(cfg.seed + step * processes.world + processes.rank)
@@ -161,9 +169,8 @@ def main(argv):
         loss = processes.sum(loss).item()
         refuse_nan("loss", loss, step, cfg)
 
-        # The loss is finite, so these weights may be saved. (The last pass is only for this check.)
-        # They are saved before an evaluation, because it can take a long time, and at the end once
-        # more after it, as `best` may be new
+        # The loss is finite, so these weights may be saved. They are saved before an evaluation,
+        # because it can take a long time, and at the end once more after it, as `best` may be new
         pause_start = time.perf_counter()
         last = step >= cfg.max_iters
         stop = stop_signal.heard()
@@ -273,8 +280,8 @@ class Processes:
             torch.cuda.set_device(self.device)
             self.device_name = torch.cuda.get_device_name(self.device)
             backend = "nccl"
-        if self.world > 1:  # two hours, because the others wait while rank 0 prepares data
-            dist.init_process_group(backend, timeout=timedelta(hours=2))
+        if self.world > 1:  # the others wait while rank 0 prepares data or saves a checkpoint
+            dist.init_process_group(backend, timeout=timedelta(minutes=30))
 
     def reduce(self, tensor, op):
         if self.world > 1:
@@ -359,7 +366,7 @@ def open_data(cfg, processes):
     folder = locate(cfg.data)
     if processes.rank == 0:
         prepare_if_missing(cfg.data, folder)
-    processes.max(0)  # wait
+    processes.max(0)  # waits for that process
     train = Split(folder, "train")
     evals = [Split(folder, name) for name in cfg.eval_splits.split(",")]
     for split in (train, *evals):
@@ -384,9 +391,8 @@ def load_origin(model, cfg, train, processes):
     return [[-1, [experiment, origin["step"]]]]
 
 def load_run(cfg, model, optimizer, train, processes):
-    """Loads the run's checkpoint, if there is one, into the model and the optimizer, or else the
-    weights of init_from. Returns step, best, config, history and wandb from the checkpoint, or
-    their initial values for a new run."""
+    """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns step,
+    best, config, history and wandb from it, or their initial values for a new run."""
     state = dict(step=0, best=None, config={}, history=[], wandb=None)
     if checkpoint.exists(cfg.out_dir):
         if not cfg.resume:
@@ -405,8 +411,6 @@ def load_run(cfg, model, optimizer, train, processes):
         for key in ("eval_splits", "eval_batches"):
             if state["config"][key] != getattr(cfg, key):
                 state["best"] = None  # losses of different evaluations are not comparable
-    elif cfg.init_from:
-        state["history"] = load_origin(model, cfg, train, processes)
     check_agreement(cfg, train, state["step"], processes)
     return state
 
@@ -468,8 +472,8 @@ class Log:
                 self.file.write(json.dumps(values).encode() + b"\n")
                 self.file.flush()
             except OSError as error:
-                raise OSError(f"{self.file.name} could not be written ({error}); free some space, "
-                              "then resume with --resume=True") from error
+                raise OSError(f"{self.file.name} could not be written ({error}); once it can be, "
+                              "resume with --resume=True") from error
         if self.wandb_run and "step" in values:
             step = values.pop("step")
             split = values.pop("split", "step")  # "train" may be a split that is evaluated
@@ -585,13 +589,15 @@ def closing_lines(cfg, step, best, stop):
         then = "the same command with --resume=True"
     if best:
         line += f", best {best['split']} loss {best['loss']:.4f} was at step {best['step']}"
+        if best["step"] != step:
+            line += " (those weights are not kept)"
     return f"{line}\nnext: {then}"
 
 if __name__ == "__main__":
     try:
         record(main)(sys.argv[1:])  # under torchrun, the first process that fails says why
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
-        line = config.last_line(error)
+        line = config.last_line(error)  # raises the error again if it is a bug
         if config.ran_out_of_memory(error):
             line = f"out of memory ({line}); try a smaller --micro_batch or model"
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun prints this, and no traceback of it

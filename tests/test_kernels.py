@@ -464,11 +464,11 @@ def check_rank(rank, world, meeting_point):
     idx = torch.randint(11, (world, 2, 2, 40))  # (rank, micro-batch, sequence, token), same in all
     batch = idx.flatten(0, 2)
     want = torch.autograd.grad(net(batch, batch)[1], list(net.parameters()))
-    ddp = torch.nn.parallel.DistributedDataParallel(net)
-    compiled = torch.compile(ddp, backend="aot_eager")
+    compiled = torch.compile(net, backend="aot_eager")
+    ddp = torch.nn.parallel.DistributedDataParallel(compiled, gradient_as_bucket_view=True)
     for micro in range(2):
         ddp.require_backward_grad_sync = micro == 1
-        (compiled(idx[rank, micro], idx[rank, micro])[1] / 2).backward()
+        (ddp(idx[rank, micro], idx[rank, micro])[1] / 2).backward()
     for (name, p), exact in zip(net.named_parameters(), want):
         assert (p.grad - exact).abs().max() <= 1e-4 * exact.abs().max() + 1e-7, name
     torch.distributed.destroy_process_group()

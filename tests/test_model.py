@@ -519,10 +519,14 @@ def test_generate(case):
     counts = torch.bincount(drawn, minlength=19)[top.indices] / 400
     assert counts.sum() == 1 and (counts - top.values / top.values.sum()).abs().max() < 0.1
 
-def test_mfu():
-    net = gpt(pe="learned")
-    n = net.get_num_params()
-    assert n == sum(p.numel() for p in net.parameters()) - 16 * 32
+@pytest.mark.parametrize("tie", [True, False])
+def test_mfu(tie):
+    """A table that is only looked up takes no FLOPs: positions, and tokens if lm_head has its own
+    weights."""
+    net = gpt(pe="learned", tie=tie)
+    n = sum(p.numel() for p in net.parameters())
+    assert net.get_num_params() == n
+    n -= 16 * 32 if tie else 16 * 32 + 19 * 32
     flops = 4 * 16 * (6 * n + 12 * 2 * 32 * 16)  # 4 sequences of 16 tokens
     assert math.isclose(net.estimate_mfu(4, 0.5, 1e9, 16), flops / 0.5 / 1e9)
 
@@ -530,8 +534,12 @@ def test_mfu():
     (True, True, "cuda:3"), (False, True, "mps"), (False, False, "cpu")])
 def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert pick_device("auto", 3) == torch.device(want)
+    if cuda:
+        with pytest.raises(ValueError, match="there are 4 GPUs, but this is process 5 here"):
+            pick_device("auto", 4)
 
 # --- wrong input ----------------------------------------------------------------------------------
 
