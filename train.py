@@ -549,6 +549,9 @@ def say_what_runs(cfg, model, dtype, state, processes):
                   f"{processes.world} x {processes.device.type}, {str(dtype).split('.')[1]}, "
                   f"{cfg.out_dir}, from step {state['step']}")
     say_changes(cfg, state["config"], processes)
+    if state["config"] and state["step"] >= cfg.max_iters:
+        processes.say(f"nothing is left to train, because max_iters={cfg.max_iters}; raise it, or "
+                      "write another run elsewhere with --out_dir=...")
 
 def say_changes(cfg, before, processes):
     for key, value in before.items():

@@ -152,7 +152,7 @@ class Split:
             need = f"block_size >= {targets}"
         else:
             targets = block_size
-            need = f"block_size < {self.tokens}"
+            need = f"more text or block_size < {self.tokens}"
         if targets > min(block_size, self.tokens - 1):
             raise ValueError(f"split {self.split!r} of {self.folder} has {self.tokens} tokens and "
                              f"needs {need}, got {block_size}")

@@ -3,12 +3,14 @@ The pictures that sample.py draws. A method has the same colour in all of them. 
 only in their seed form one curve, which is their mean, in a band from the lowest to the highest.
 """
 import math
+import os
 import re
 import statistics
 from pathlib import Path
 
 import torch
 
+from data.text import measure as measure_text
 from data.tokenizer import tokenizer
 from eval import results
 from model import CARoPE, CoPE, PoPE, RoPE, choose, frequencies, overrides, scaled_dot_products
@@ -155,7 +157,11 @@ def tokens_to_show(run, name, files, split):
     length = min(SHORT, run.model.cfg.block_size)
     if files:
         encode = tokenizer(run.meta).encode
-        texts = [encode(Path(path).read_text("utf-8"))[:length] for path in files.split(",")]
+        texts = []
+        for path in files.split(","):
+            path = os.path.expanduser(path)
+            measure_text(path)  # raises ValueError if it is not UTF-8
+            texts.append(encode(Path(path).read_text("utf-8"))[:length])
         shortest = min(len(text) for text in texts)
         if not shortest:
             raise ValueError(f"text={files!r} names an empty file; leave it out")

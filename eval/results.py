@@ -163,7 +163,8 @@ def latest(folders):
 
 def print_tables(lines):
     """Prints a Markdown table for each config and metric. Runs that differ only in their seed share
-    a row, and each split has a column. Its heading says if not all runs read the same data."""
+    a row, and each split has a column. Its heading says if not all runs read the same data. The
+    steps are those after which a run was measured. It may have been trained on since."""
     tables = {}
     label_of = labels(lines)
     for line in lines:
@@ -176,14 +177,14 @@ def print_tables(lines):
         for split in splits:
             column = [line for line in table if line["split"] == split]
             headings.append(split + on_different_data(column))
-        print(f"| run | seeds | {' | '.join(headings)} |")
-        print("| --- " * (2 + len(splits)) + "|")
+        print(f"| run | seeds | steps | {' | '.join(headings)} |")
+        print("| --- " * (3 + len(splits)) + "|")
         rows = {}  # {label: its lines}
         for line in table:
             rows.setdefault(label_of[line["run"]], []).append(line)
         for label, row in rows.items():
             runs = {line["run"] for line in row}
-            cells = [label, str(len({line["seed"] for line in row}))]
+            cells = [label, str(len({line["seed"] for line in row})), str(row[0]["steps"])]
             for split in splits:
                 values = [line["value"] for line in row if line["split"] == split]
                 cells.append(spread(values))

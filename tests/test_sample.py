@@ -243,10 +243,10 @@ def test_report(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert "left out out/z_new, which has no results" in printed.err
     assert printed.out.splitlines()[5:8] == [
-        "| pope | 3 | 3.000 ± 2.6 (1.000 to 6.000) "
+        "| pope | 3 | 9 | 3.000 ± 2.6 (1.000 to 6.000) "
         "| 2.500 ± 0.71 (2.000 to 3.000) [2 of 3 runs] |",
-        "| rope | 1 | 0.5000 | 1.500 |",
-        "| rope (rope_factor=2) | 1 | 3.000 | 4.000 |"]
+        "| rope | 1 | 9 | 0.5000 | 1.500 |",
+        "| rope (rope_factor=2) | 1 | 9 | 3.000 | 4.000 |"]
     assert len((tmp_path / "new" / "r.csv").read_text().splitlines()) == 1 + 9
     assert (tmp_path / "new" / "r.png").exists()
     (ax,) = drawn[0].axes
@@ -266,8 +266,8 @@ def test_runs_that_were_measured_on_different_data(capsys):
     lines.append(dict(line, run="out/x_other_pope", seed=1, metric="window_loss"))
     results.print_tables(lines)
     printed = capsys.readouterr().out
-    assert "| run | seeds | val, on different data |" in printed
-    assert "| pope | 2 |" in printed and "| other_pope | 1 |" in printed  # in a table of its own
+    assert "| run | seeds | steps | val, on different data |" in printed
+    assert "| pope | 2 | 9 |" in printed and "| other_pope | 1 | 9 |" in printed  # in its own table
 
 @pytest.mark.parametrize("change", [
     dict(steps=5), dict(pe="rope"), dict(experiment=7), dict(seed=1)])
