@@ -28,7 +28,8 @@ except ImportError:  # Windows lacks it, so nothing there keeps two processes ou
 
 # options in which runs may differ and still count as the same experiment
 FREE = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
-        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
+        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "eval_batches",
+        "wandb_project"}
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
@@ -38,8 +39,8 @@ def write(run, checkpoint, log):
     log_path = os.path.join(run, "log.jsonl")
     if not (os.path.exists(log_path)
             and os.path.samestat(os.stat(log_path), os.fstat(log.fileno()))):
-        raise ValueError(f"{run} was moved or deleted while this run trained in it, so step "
-                         f"{checkpoint['step']} is not saved; resume from where it is now")
+        raise ValueError(f"{log_path} was moved, deleted or replaced while this run trained, so "
+                         f"step {checkpoint['step']} is not saved; resume from where it is now")
     temporary = path + ".tmp"
     try:
         with open(temporary, "wb") as file:
@@ -92,13 +93,14 @@ def read(run, device="cpu"):
                          f"({type(error).__name__}); train the run again with another "
                          "--out_dir") from error
 
-def history(before, step, cfg, meta):
+def history(before, step, cfg, **actual):
     """Returns the history of a run that trains with cfg from this step on. A history is a list of
     [first step, options], and the first one of a fine-tuned run stands for the run that its weights
     come from. `before` is the run's history up to now, whose options from this step on took no step
-    that was saved. meta is that of the data set."""
+    that was saved. `actual` replaces options such as dtype="auto", and the path of the data, by
+    what they stand for here."""
     options = {key: value for key, value in asdict(cfg).items() if key not in FREE}
-    options["data"] = meta["checksum"]  # because its folder may be moved, or written again
+    options.update(actual)
     kept = [entry for entry in before if entry[0] < step]
     if not kept or kept[-1][1] != options:
         kept.append([step, options])

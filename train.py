@@ -102,6 +102,10 @@ def main(argv):
     origin = []
     if cfg.init_from and not checkpoint.exists(cfg.out_dir):
         origin = load_origin(raw_model, cfg, train, processes)
+    dtype = choose_dtype(cfg, device)
+    attention = "attention: pytorch (kernels=off)"
+    if cfg.kernels == "auto":
+        attention = raw_model.use_kernels(dtype)
     optimizer = raw_model.configure_optimizers(
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
 
@@ -110,7 +114,9 @@ def main(argv):
     state = load_run(cfg, raw_model, optimizer, train, processes)
     step = state["step"]
     best = state["best"]
-    history = checkpoint.history(origin or state["history"], step, cfg, train.meta)
+    history = checkpoint.history(
+        state["history"] or origin, step, cfg, dtype=str(dtype), data=train.fingerprint,
+        kernels=[block.attn.use_triton for block in raw_model.h])
     x, y = get_batch(step)
     length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
     log.start(cfg, state["wandb"], from_step=step, length=length,
@@ -124,10 +130,6 @@ def main(argv):
                 wandb=log.wandb_id), log.file)
 
     # the model that runs
-    dtype = choose_dtype(cfg, device)
-    attention = "attention: pytorch (kernels=off)"
-    if cfg.kernels == "auto":
-        attention = raw_model.use_kernels(dtype)
     say_what_runs(cfg, raw_model, dtype, state, processes)
     processes.say(attention)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
@@ -579,8 +581,9 @@ def log_line(values, cfg, eval_seconds):
     line += f" {values['ms']:.0f} ms {values['tokens_per_s']:,.0f} tokens/s"
     if "mfu" in values:
         line += f" mfu {100 * values['mfu']:.0f}%"
-    per_step = values["ms"] / 1e3 + eval_seconds / cfg.eval_interval
-    return f"{line} left {timedelta(seconds=round((cfg.max_iters - step) * per_step))}"
+    steps = cfg.max_iters - step
+    seconds = steps * values["ms"] / 1e3 + math.ceil(steps / cfg.eval_interval) * eval_seconds
+    return f"{line} left {timedelta(seconds=round(seconds))}"
 
 def closing_lines(cfg, step, best, stop):
     """Returns two lines that say how the run ended, its best evaluation and the next command."""

@@ -36,6 +36,8 @@ import numpy as np
 
 from data import command_for, locate, options, prepare_if_missing  # noqa: F401, for train.py
 
+KEYS = {"vocab_size", "tokenizer", "separator", "row_length", "loss", "shards", "checksum"}
+
 
 def rng(seed, number):
     """Returns a numpy generator that depends only on (seed, number)."""
@@ -46,6 +48,7 @@ class Split:
 
     `meta` is the content of meta.json, `tokens` is the number of tokens, `row_length` is the number
     of tokens per row, and `rows` is the number of rows. The last two are 0 in a stream.
+    `fingerprint` is a checksum of all contents of the set and of how they are divided into splits.
 
     Raises FileNotFoundError if there is no such set, and ValueError if it has no such split or if
     the size of a file is not the one in meta.json.
@@ -62,11 +65,15 @@ class Split:
         try:
             self.meta = json.loads(path.read_text(encoding="utf-8"))
             known = sorted({split_of(name) for name in self.meta["shards"]})
+            if not KEYS <= self.meta.keys():
+                raise KeyError
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path} is damaged; {self.write_again}") from None
         if split not in known:
             raise ValueError(f"{folder} has no split {split!r}; it has: {', '.join(known)}; change "
                              "--data, --eval_splits, --evaluate or --split")
+        divided = self.meta["checksum"], self.meta["row_length"], self.meta["shards"]
+        self.fingerprint = zlib.crc32(repr(divided).encode())
         self.bins = []
         self.masks = []
         for name, count in sorted(self.meta["shards"].items()):

@@ -115,7 +115,8 @@ def draw_by_position(rows, path):
     trained = max(row["trained"] for row in rows)
     last = max(row["position"] for row in rows)
     ax.set_xticks(range(0, math.ceil(last) + trained, trained))
-    ax.set(title=f"loss at each position, {rows[0]['split']}",
+    where = rows[0]["split"] + results.on_different_data(rows)
+    ax.set(title=f"loss at each position, {where}",
            xlabel="position, tokens; dashed: as trained")
     save(figure, path)
 

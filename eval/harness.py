@@ -1,5 +1,6 @@
 """Scores on downstream tasks, by EleutherAI's lm-evaluation-harness: sample.py RUN --tasks=piqa"""
 import os
+import zlib
 
 import lm_eval.tasks
 import torch
@@ -28,7 +29,9 @@ def score_tasks(runs, names, fewshot):
             shots = found["n-shot"].get(task, fewshot or None)
             if shots is not None:  # a group of tasks may have none
                 name += f", {shots}-shot"
-            results.append(run, {**scores, "split": name, "length": model.longest})
+            about = found["versions"].get(task), found["n-samples"].get(task)
+            results.append(run, {**scores, "split": name, "length": model.longest,
+                                 "data": zlib.crc32(repr(about).encode())})
 
 class Score(list):
     """The pair that the harness expects for a continuation: its log-likelihood, and whether greedy

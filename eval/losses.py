@@ -60,7 +60,7 @@ def evaluate(runs, names):
     for run in runs:
         for split in splits[run]:
             length = run.length(split)
-            row = {"split": split.split, "length": length, "data": split.meta["checksum"]}
+            row = {"split": split.split, "length": length, "data": split.fingerprint}
             if length <= run.model.limit:
                 sums = 0
                 for starts in batches(split.windows(length), lambda start: length):
@@ -86,7 +86,7 @@ def extrapolate(runs, multiples, name, tokens):
                      for start, stop in texts[run] for begin in range(start, stop, length)]
             window_loss = tiled_loss(run, splits[run], tiles, run.trained, known)
             row = {"split": f"{name} {multiple:g}x", "length": length,
-                   "data": splits[run].meta["checksum"]}
+                   "data": splits[run].fingerprint}
             if length <= run.model.limit:
                 row["loss"] = tiled_loss(run, splits[run], tiles, length, dict(known))
                 row["ppl"] = perplexity(row["loss"])
@@ -144,7 +144,8 @@ def by_position(runs, name, tokens):
         positions = torch.arange(1.0, length + 1)
         same = {"run": run.name, "pe": run.model.cfg.pe, "trained": run.trained,
                 "split": name_of_split(run, name) + tokens_read(tokens),
-                "seed": run.config["seed"], "steps": run.step, "experiment": run.experiment}
+                "seed": run.config["seed"], "steps": run.step, "experiment": run.experiment,
+                "data": splits[run].fingerprint}
         for group, where in zip(sums.split(size, 1), positions.split(size)):
             loss, targets = group.sum(1).tolist()
             rows.append({**same, "position": where.mean().item(), "loss": loss / targets})

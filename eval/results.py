@@ -113,6 +113,7 @@ def training(folders):
     found = []
     for folder in folders:
         rows = {}
+        start = None
         for line in records(folder, "log.jsonl"):
             if "config" in line:  # the run begins, resumes or starts over
                 start = line
@@ -120,11 +121,16 @@ def training(folders):
                 rows = {step: row for step, row in rows.items() if begin and step <= begin}
             if "step" not in line:
                 continue
+            if start is None:
+                raise ValueError(f"{folder}/log.jsonl does not begin with the options of the run; "
+                                 "leave this run out")
             step = line.pop("step")
             split = line.pop("split", "")
             # a resumed run repeats some steps, and its numbers replace the earlier ones
             row = rows.setdefault(step, {"step": step})
-            row.setdefault("experiment", start.get("experiment", folder))
+            # evaluations of other batches are not comparable
+            kind = start.get("experiment", folder), start["config"].get("eval_batches")
+            row.setdefault("experiment", kind)
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
         if not rows:
@@ -145,14 +151,16 @@ def latest(folders):
         if not lines:
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
             continue
+        for line in lines:
+            line.setdefault("experiment", folder)  # older code did not write it
+        # an older checkpoint may have been put back, and trained with other options
+        lines = [line for line in lines if line["experiment"] == lines[-1]["experiment"]]
         last_step = max(line["steps"] for line in lines)
-        lines = [line for line in lines if line["steps"] == last_step]
         for line in lines:
             # the run may have been measured under another path
             options = line.get("options", split_options(line["run"])[1])
             line["run"] = f"{folder}@{options}" if options else folder
-            line.setdefault("experiment", folder)  # older code did not write it
-            if line["experiment"] == lines[-1]["experiment"]:
+            if line["steps"] == last_step:
                 found[line["run"], line["split"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "

@@ -236,8 +236,10 @@ def test_report(tmp_path, monkeypatch, capsys):
                 line = dict(run=f"elsewhere/{folder}", options=options, config=f"/{seed}/x.py",
                             seed=seed, pe=folder[2:6], split=f"val {n}x", data=1, trained=8,
                             length=8 * n, steps=9, experiment=3, metric="loss", value=value)
-                # two processes may have left empty lines, and the slower one an earlier step
-                file.write(f"{json.dumps(line)}\n\n{json.dumps(dict(line, steps=5, value=77))}\n")
+                # an older checkpoint was put back; two processes left empty lines, and the slower
+                # one an earlier step
+                for more in (dict(steps=12, experiment=4, value=66), {}, dict(steps=5, value=77)):
+                    file.write(f"{json.dumps({**line, **more})}\n\n")
     os.mkdir("out/z_new")
     sample.main([*sorted(glob.glob("out/*")), "./out/x_rope", "--report=new/r"])
     printed = capsys.readouterr()

@@ -390,21 +390,20 @@ def test_an_experiment_is_the_same_for_all_seeds_and_only_for_them():
             if "origin" in options:
                 history = [[-1, options["origin"]]]
                 continue
-            meta = dict(checksum=options.get("data", 1))
-            options = {key: value for key, value in options.items() if key != "data"}
-            history = checkpoint.history(history, step, train.TrainConfig(**options), meta)
+            data = dict(data=options["data"]) if "data" in options else {}
+            history = checkpoint.history(history, step, train.TrainConfig(**options), **data)
         return checkpoint.experiment(history, of)
 
     short, long, changed = (0, {}), (0, dict(max_iters=20)), (5, dict(max_iters=20))
     tuned = (0, dict(origin=[6, 3])), (0, dict(init_from="a"))
-    alike = [experiment(short), experiment((0, dict(seed=2)), (5, dict(resume=True))),
+    alike = [experiment(short), experiment((0, dict(seed=2)), (5, dict(eval_batches=3))),
              experiment(long, short),  # it was started over
              experiment(short, changed, (5, {})),  # no step of the change was saved
              experiment(short, changed, of=5)]  # these weights are from before the change
     fine = [experiment(*tuned), experiment(tuned[0], (0, dict(init_from="b"))),
             experiment(*tuned, (4, dict(seed=2)))]
     others = [experiment(long), experiment(short, changed), experiment(short, (6, changed[1])),
-              experiment((0, dict(data=2))), experiment((0, dict(origin=[6, 4])), short),
+              experiment((0, dict(data="2"))), experiment((0, dict(origin=[6, 4])), short),
               experiment((0, dict(origin=[7, 3])), short)]
     assert len(set(alike)) == len(set(fine)) == 1
     assert len({*alike, *fine, *others}) == 2 + len(others)
@@ -422,7 +421,7 @@ def test_a_run_knows_its_experiment_although_other_runs_change(stream, tmp_path)
             folder = str(tmp_path / folder)
             found[name, folder] = sample.Run(folder, device="cpu").experiment
             rows = results.training([folder])
-            assert {row["experiment"] for row in rows} == {found[name, folder]}
+            assert {row["experiment"] for row in rows} == {(found[name, folder], 2)}
     assert len(set(found.values())) == 4
     b = str(tmp_path / "b")
     assert sample.Run(b, device="cpu").experiment == found["b", b]
@@ -538,7 +537,7 @@ def test_a_run_that_was_moved_saves_no_more(stream, tmp_path, monkeypatch):
         return evaluate(*rest)
 
     monkeypatch.setattr(train, "evaluate", move_and_replace)
-    with pytest.raises(ValueError, match="was moved or deleted .* so step 3 is not saved"):
+    with pytest.raises(ValueError, match="was moved, deleted or .* so step 3 is not saved"):
         run(stream, out, "--max_iters=3")
     assert read(str(out))["config"]["seed"] == 2
 
