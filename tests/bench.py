@@ -2,20 +2,17 @@
 
     python tests/bench.py                     a table, and then each of its lines as JSON
     python tests/bench.py --only=pope,fox     only lines whose names contain one of these
-    python tests/bench.py --sweep             other tiles for each kernel, with registers and spills
     python tests/bench.py --dry               tiny sizes on a CPU, with PyTorch instead of kernels
 
 There are three kinds of lines. `step` is a whole training step of a GPT of 124M parameters, eager
 and compiled. `attention` is attention by itself, forward and with its backward pass, in kernels.py
-and in its competitors, for 1,024 to 32,768 tokens. Its error is against float64, for the output and
+and in PyTorch, for 1,024 to 32,768 tokens. Its error is against float64, for the output and
 all gradients of a few queries, so that a fast but wrong kernel does not pass. `kernel` is the time
 of each Triton kernel. Times are medians. A line that fails says why, and does not end the run.
 """
 import argparse
 import copy
-import itertools
 import json
-import math
 import os
 import sys
 import time
@@ -46,7 +43,7 @@ class Bench:
         try:
             result = measure(self, *arguments)
             text = "  ".join(f"{key} {value:.4g}" for key, value in result.items())
-        except Exception as error:  # no memory, a package that is not installed, a wrong result
+        except Exception as error:  # no memory, a kernel that does not compile, a wrong result
             result = dict(error=f"{type(error).__name__}: {error}".splitlines()[0])
             text = result["error"][:120]
         self.lines.append(dict(kind=kind, name=name, T=T, **result))
@@ -225,34 +222,13 @@ def flex_attention(bench, layer, T):
         return flex.flex_attention(q, k, v, add_bias, mask, scale=layer.d**-0.5)
     return attend
 
-def flash_attn(bench, layer, T):
-    from flash_attn import flash_attn_func
-
-    def attend(q, k, v, *_):
-        slopes = None
-        if layer.bias_pes:  # only ALiBi has one here
-            slopes = layer.bias_pes[0].slopes(q).flatten()
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes).transpose(1, 2)
-    return attend
-
-def fla(bench, layer, T):
-    from fla.ops.forgetting_attn import parallel_forgetting_attn
-
-    def attend(q, k, v, unrotated_q, i, j, per_key):
-        sums = per_key[0]  # of the logs of FoX's gates
-        log_gates = torch.diff(sums, prepend=torch.zeros_like(sums[..., :1])).float()
-        q, k, v, log_gates = (x.transpose(1, 2) for x in (q, k, v, log_gates))
-        return parallel_forgetting_attn(q, k, v, log_gates).transpose(1, 2)
-    return attend
-
 IMPLEMENTATIONS = {
-    "rope": (triton, chunked, sdpa_flash, flex_attention, flash_attn),
+    "rope": (triton, chunked, sdpa_flash, flex_attention),
     "pope": (triton, chunked, sdpa_flash, flex_attention),
     "cope": (triton, chunked),
     NEVER_SATURATED: (triton,),
-    "fox": (triton, chunked, flex_attention, fla),
-    "alibi": (triton, chunked, flex_attention, flash_attn),
+    "fox": (triton, chunked, flex_attention),
+    "alibi": (triton, chunked, flex_attention),
 }
 
 def attentions(bench):
@@ -262,7 +238,7 @@ def attentions(bench):
                 bench.line("attention", f"{name}, {make.__name__}", T, measure_attention, make,
                            name, T)
 
-# --- the kernels one by one, and other tiles ------------------------------------------------------
+# --- the kernels one by one -----------------------------------------------------------------------
 
 def capture(bench, name, T, launches):
     """Appends (kernel, grid, arguments, options) of each launch in the forward and backward passes.
@@ -306,27 +282,9 @@ def each_kernel(bench):
             bench.line("kernel", f"{name}, {kernel.__name__}", T, measure_kernel, kernel, grid,
                        args, options)
 
-def sweep(bench):
-    T = 64 if bench.dry else 4096
-    for name in ("pope", "cope", "fox"):
-        for kernel, (_, heads), args, options in captured_launches(bench, name, T):
-            of_keys = kernel.__name__ == "attention_backward_kv"
-            sizes = 32, 64, 128
-            for M, N, warps, stages in itertools.product(sizes, sizes, (4, 8), (1, 2, 3)):
-                outer, inner = (N, M) if of_keys else (M, N)
-                if outer % inner or 16 * warps > outer:
-                    continue
-                if name == "cope" and (stages > 1 or outer != (options["N" if of_keys else "M"])):
-                    continue  # the scratch has the shape of today's tiles
-                tile = dict(M=M, N=N, num_warps=warps, num_stages=stages)
-                grid = math.ceil(T / outer), heads
-                text = f"{name}, {kernel.__name__[10:]} {M}x{N} {warps}w {stages}s"
-                bench.line("sweep", text, T, measure_kernel, kernel, grid, args, options | tile)
-
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="parts of names, separated by commas")
-    parser.add_argument("--sweep", action="store_true", help="times other tiles instead")
     parser.add_argument("--dry", action="store_true", help="a tiny size, on a CPU")
     options = parser.parse_args(words)
     if not options.dry:
@@ -336,12 +294,9 @@ def main(words=None):
               f"{kernels.triton.__version__}, bfloat16")
     bench = Bench(options.only, options.dry)
     try:
-        if options.sweep:
-            sweep(bench)
-        else:
-            attentions(bench)
-            each_kernel(bench)
-            steps(bench)
+        attentions(bench)
+        each_kernel(bench)
+        steps(bench)
     finally:
         for line in bench.lines:
             print(json.dumps(line))

@@ -144,6 +144,16 @@ def test_epochs_hold_every_row_once(tmp_path, batch_size):
     assert (np.sort(epochs) == rows[:, 0]).all()
     assert len(np.unique(epochs, axis=0)) == 6  # each has an order of its own
 
+def test_the_fingerprint_knows_where_a_split_ends(tmp_path):
+    found = set()
+    for border in (6, 6, 4):
+        with Writer(tmp_path / str(len(found)) / str(border)) as writer:
+            writer.write("train", np.arange(border))
+            writer.write("val", np.arange(border, 10))
+            writer.finish(vocab_size=10, tokenizer="bytes")
+        found.add(Split(writer.folder, "val").fingerprint)
+    assert len(found) == 2
+
 def test_a_damaged_set_is_not_read(tmp_path):
     """Otherwise a run would continue on a part of the data, with shifted masks or with tokens that
     the model does not have."""

@@ -579,20 +579,17 @@ def test_compiles_for(target, method, d, T, share, monkeypatch):
 # --- tests/bench.py, on a CPU ---------------------------------------------------------------------
 
 @needs_triton
-@pytest.mark.parametrize("words", [["--dry"], ["--dry", "--sweep", "--only=cope"]])
-def test_the_benchmark_builds_all_its_inputs(words, capsys):
+def test_the_benchmark_builds_all_its_inputs(capsys):
     import bench
 
-    lines = bench.main(words)
+    lines = bench.main(["--dry"])
     printed = capsys.readouterr().out.splitlines()
     assert [json.loads(line) for line in printed if line.startswith("{")] == lines
     assert all(sum(line["name"] in text for text in printed) >= 2 for line in lines)
-    absent = "flex_attention", "flash_attn", "fla"  # not on a CPU, or not installed
     failed = [line["name"] for line in lines if "error" in line]
-    assert all(name.endswith(absent) for name in failed), failed
-    if "--sweep" not in words:
-        assert {line["kind"] for line in lines} == {"attention", "kernel", "step"}
-        assert all(line["rel_error"] < 1e-4 for line in lines if "rel_error" in line)
+    assert all(name.endswith("flex_attention") for name in failed), failed  # not on a CPU
+    assert {line["kind"] for line in lines} == {"attention", "kernel", "step"}
+    assert all(line["rel_error"] < 1e-4 for line in lines if "rel_error" in line)
 
 def test_the_benchmark_outlives_a_kernel_that_fails(monkeypatch):
     import bench

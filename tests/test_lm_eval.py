@@ -14,7 +14,7 @@ from lm_eval.api.instance import Instance
 import sample
 import train
 from data.shards import Writer
-from eval import results
+from eval import cbt, results
 from eval.harness import Model
 from model import GPT, GPTConfig
 
@@ -81,6 +81,9 @@ def test_log_likelihood(pe):
         assert score == pytest.approx(got[i % len(different)])
     assert [score.tokens for score in got[: len(different)]] == [1, 8, 3, 1, 16, 8, 2, 10, 13, 3]
     assert got[len(different) - 1][1]
+
+def test_quotes_of_cbt():
+    assert cbt.plain("`` I say ` no ' , '' he did n't say .") == "\"I say 'no',\" he didn't say."
 
 def test_cbt(run, own_tasks, monkeypatch, capsys):
     """The mean per token decides; here a sum would decide otherwise. The space before a word is

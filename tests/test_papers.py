@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
-from model import GPT, PES, GPTConfig
+from model import GPT, GPTConfig
 from train import TrainConfig
 
 VOCABULARY = {  # where a config leaves it to the data
@@ -125,30 +125,6 @@ def test_defaults_of_the_papers():
     assert (cfg.cope_scale_z, cfg.cope_shared) == (False, True)
     assert (cfg.expe_l, cfg.expe_S, cfg.expe_theta, cfg.expe_theta2) == (0, 0, 2**-11, 2**-4)
     assert (cfg.t5_buckets, cfg.t5_max_distance, cfg.relative_capped) == (32, 128, False)
-
-@pytest.mark.parametrize("content, position", [(1.0, 0.3), (4.0, 0.7), (40.0, 1.0)])
-def test_position_apart_from_content_loses_the_last_x(content, position):
-    """CoPE section 3.1. A row is x y..y x y..y. Where logits are a content term, larger by Delta
-    (content) for an x than for a y, plus a position term that falls by at least delta (position)
-    per token, the last x gets less attention than the last y once it is more than Delta / delta
-    tokens back. CoPE counts only the x and finds the last one at any distance, if its gates are
-    sharp."""
-    T, cfg = 80, GPTConfig(n_head=1, n_embd=2, block_size=80, cope_npos=4)
-    q = torch.tensor([[[[2**0.5, 0.0]]]])  # q.a / sqrt(d) is the first entry of a
-    i, j = torch.tensor([[T - 1]]), torch.arange(T)
-    relative, cope = PES["relative"](cfg), PES["cope"](cfg)
-    relative.a.data[:, 0] = -position * torch.arange(T)
-    cope.e.data[0] = -position * torch.arange(4) / 2**0.5  # CoPE does not divide q.e by sqrt(d)
-    for distance in range(1, T - 1):
-        last_x = T - 1 - distance
-        is_x = (j == 0) | (j == last_x)
-        logits = (content * (is_x.float() - 0.5)).view(1, 1, 1, T)
-        apart = (logits + relative.logit_bias(q, logits, i, j, None)).softmax(-1).flatten()
-        if abs(distance - content / position) > 1e-3:
-            assert (apart[last_x] > apart[T - 1]) == (distance < content / position)
-        if content == 40:  # gates of sigmoid(20) and sigmoid(-20)
-            together = (logits + cope.logit_bias(q, logits, i, j, logits)).softmax(-1).flatten()
-            assert together.argmax() == last_x
 
 # --- config/README.md -----------------------------------------------------------------------------
 

@@ -384,27 +384,21 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path, capsys):
         train.main([*words, "--init_from=c", "--max_iters=2", "--resume=True"])
 
 def test_an_experiment_is_the_same_for_all_seeds_and_only_for_them():
-    def experiment(*starts, of=9):  # each start is (step, options)
-        history = []
+    def experiment(*starts, of=9, before=()):  # each start is (step, options)
+        history = list(before)
         for step, options in starts:
-            if "origin" in options:
-                history = [[-1, options["origin"]]]
-                continue
-            data = dict(data=options["data"]) if "data" in options else {}
-            history = checkpoint.history(history, step, train.TrainConfig(**options), **data)
+            history = checkpoint.history(history, step, train.TrainConfig(**options))
         return checkpoint.experiment(history, of)
 
     short, long, changed = (0, {}), (0, dict(max_iters=20)), (5, dict(max_iters=20))
-    tuned = (0, dict(origin=[6, 3])), (0, dict(init_from="a"))
+    origin = dict(before=[[-1, [6, 3]]])
     alike = [experiment(short), experiment((0, dict(seed=2)), (5, dict(eval_batches=3))),
              experiment(long, short),  # it was started over
              experiment(short, changed, (5, {})),  # no step of the change was saved
              experiment(short, changed, of=5)]  # these weights are from before the change
-    fine = [experiment(*tuned), experiment(tuned[0], (0, dict(init_from="b"))),
-            experiment(*tuned, (4, dict(seed=2)))]
+    fine = [experiment((0, dict(init_from=name)), **origin) for name in "ab"]
     others = [experiment(long), experiment(short, changed), experiment(short, (6, changed[1])),
-              experiment((0, dict(data="2"))), experiment((0, dict(origin=[6, 4])), short),
-              experiment((0, dict(origin=[7, 3])), short)]
+              experiment((0, dict(data="other"))), experiment(short, before=[[-1, [6, 4]]])]
     assert len(set(alike)) == len(set(fine)) == 1
     assert len({*alike, *fine, *others}) == 2 + len(others)
     assert experiment(short, changed, of=6) == experiment(short, changed)
