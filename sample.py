@@ -315,8 +315,7 @@ def load_model(saved, folder, options):
     return model
 
 if __name__ == "__main__":
-    if hasattr(sys.stdout, "reconfigure"):  # Windows may not be able to print every character
-        sys.stdout.reconfigure(errors="replace")
+    sys.stdout.reconfigure(errors="replace")  # Windows may not be able to print every character
     try:
         main(sys.argv[1:])
     except (ValueError, ImportError, OSError, MemoryError, RuntimeError) as error:

@@ -158,11 +158,10 @@ def tokens_to_show(run, name, files, split):
     length = min(SHORT, run.model.cfg.block_size)
     if files:
         encode = tokenizer(run.meta).encode
-        texts = []
-        for path in files.split(","):
-            path = os.path.expanduser(path)
+        paths = [os.path.expanduser(path) for path in files.split(",")]
+        for path in paths:
             measure_text(path)  # raises ValueError if it is not UTF-8
-            texts.append(encode(Path(path).read_text("utf-8"))[:length])
+        texts = [encode(Path(path).read_text("utf-8"))[:length] for path in paths]
         shortest = min(len(text) for text in texts)
         if not shortest:
             raise ValueError(f"text={files!r} names an empty file; leave it out")

@@ -143,8 +143,7 @@ def training(folders):
 def latest(folders):
     """Returns the lines of each run's results.jsonl that were measured at its latest step. If a
     number was measured twice, the later one counts. A run without results is left out, and a line
-    on stderr says so. Raises ValueError if no run has any. Only this file is read, so it does not
-    matter what happened to the run after it was measured."""
+    on stderr says so. Raises ValueError if no run has any."""
     found = {}
     for folder in folders:
         lines = records(folder, "results.jsonl")

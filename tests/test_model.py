@@ -521,8 +521,7 @@ def test_generate(case):
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_mfu(tie):
-    """A table that is only looked up takes no FLOPs: positions, and tokens if lm_head has its own
-    weights."""
+    """Positions are only looked up, without FLOPs, and so are tokens if lm_head is not tied."""
     net = gpt(pe="learned", tie=tie)
     n = sum(p.numel() for p in net.parameters())
     assert net.get_num_params() == n
