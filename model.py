@@ -312,13 +312,13 @@ class Attention(nn.Module):
             # After PoPE, q and k are wider than v. Flash attention needs equal widths (and is also
             # faster on CPUs), so v gets columns of zeros, which are cut off the result
             v = F.pad(v, (0, q.size(3) - d))
-        mask = None  # a single new token sees all keys
-        if 1 < T < S:
+        mask = None
+        if T != S:
             # is_causal would align the first query with the first key, which is a cached one
             mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         dropout = self.cfg.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
-            q, k, v, mask, dropout, is_causal=T == S, scale=self.d**-0.5)
+            q, k, v, mask, dropout, is_causal=mask is None, scale=self.d**-0.5)
         return y[..., :d]
 
     def triton(self, q, k, v, unrotated_q, i, j, per_key):

@@ -144,7 +144,7 @@ def trained_tokens(cfg):
 
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_cost_in_the_readme(name):
-    """A token costs 6 FLOPs a parameter that is not only looked up, and 12 L C T (see there)."""
+    """A token costs 6 FLOPs a parameter that is not only looked up, and 12 L C T (PaLM, app. B)."""
     cfg = load(name)
     looked_up = 0 if cfg.tie else cfg.vocab_size * cfg.n_embd
     a_token = 6 * (parameters(cfg) - looked_up) + 12 * cfg.n_layer * cfg.n_embd * length(cfg)
