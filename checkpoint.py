@@ -28,8 +28,7 @@ except ImportError:  # Windows lacks it, so nothing there keeps two processes ou
 
 # options in which runs may differ and still count as the same experiment
 FREE = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
-        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "eval_batches",
-        "wandb_project"}
+        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
@@ -84,7 +83,8 @@ def read(run, device="cpu"):
         checkpoint = torch.load(path, map_location=device, weights_only=True)
         if not {"model", "optimizer", "step", "config", "meta"} <= set(checkpoint):
             raise KeyError  # for example, it is nanoGPT's
-        checkpoint.setdefault("history", [[0, checkpoint["config"]]])  # older code saved none
+        if "history" not in checkpoint:  # older code saved none
+            checkpoint["history"] = history([], 0, checkpoint["config"])
         return checkpoint
     except Exception as error:  # its type depends on which bytes are wrong
         if isinstance(error, PermissionError) or config.ran_out_of_memory(error):
@@ -95,11 +95,11 @@ def read(run, device="cpu"):
 
 def history(before, step, cfg, **actual):
     """Returns the history of a run that trains with cfg from this step on. A history is a list of
-    [first step, options], and the first one of a fine-tuned run stands for the run that its weights
-    come from. `before` is the run's history up to now, whose options from this step on took no step
-    that was saved. `actual` replaces options such as dtype="auto", and the path of the data, by
-    what they stand for here."""
-    options = {key: value for key, value in asdict(cfg).items() if key not in FREE}
+    [first step, options], but the first entry of a fine-tuned run is [-1, ...] and stands for the
+    run that its weights come from. Of `before`, the history up to now, entries that begin at this
+    step or later are dropped, because no saved step used them. cfg is a dict, and `actual` replaces
+    options such as dtype="auto", and the path of the data, by what they stand for here."""
+    options = {key: value for key, value in cfg.items() if key not in FREE}
     options.update(actual)
     kept = [entry for entry in before if entry[0] < step]
     if not kept or kept[-1][1] != options:

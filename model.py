@@ -981,9 +981,6 @@ class CoPE_ALiBi(CoPE):
     @staticmethod
     def check(cfg):
         check_positive(cfg, "cope_m0")
-        if cfg.cope_m0 != 1 and cfg.cope_slopes != "geometric":
-            raise ValueError(f"cope_m0={cfg.cope_m0} does nothing with "
-                             f"cope_slopes={cfg.cope_slopes!r}; use cope_slopes=geometric")
 
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":

@@ -29,7 +29,7 @@ import config
 from data.shards import Split, locate
 from data.tokenizer import tokenizer
 from eval import figures, losses, results
-from model import GPT, GPTConfig, check_choices, choose
+from model import GPT, PES, GPTConfig, check_choices, choose
 
 torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
 
@@ -71,7 +71,7 @@ def main(argv):
         for name in names:
             if "block_size=" in results.split_options(name)[1]:
                 raise ValueError(f"block_size in {name} acts only on --tasks and figures of "
-                                 "attention; for longer texts, use --extrapolate")
+                                 "attention; leave it out, and for longer texts use --extrapolate")
     if not action:
         actions = {"answers" if run.meta["loss"] == "mask" else "text" for run in runs}
         if len(actions) > 1:
@@ -266,7 +266,7 @@ class Run:
         self.reads_its_own = locate(self.data).resolve() == locate(self.config["data"]).resolve()
         self.experiment = checkpoint.experiment(saved["history"], saved["step"])
         self.trained = checkpoint.trained_length(saved)
-        self.model = load_model(saved, self.folder, self.options).to(self.device)
+        self.model = load_model(saved, self.folder, self.options).to(self.device).eval()
 
     def split(self, name):
         """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's, or if
@@ -291,11 +291,10 @@ class Run:
         """Returns x and y, each (n, length), on the model's device."""
         return [torch.from_numpy(part).to(self.device) for part in split.read(starts, length)]
 
-@torch.no_grad()
 def load_model(saved, folder, options):
     """Returns the model of the checkpoint that was read from the folder, with the options
     "key=value,key=value". Raises ValueError for options that the weights do not allow, or that
-    change nothing. Sampling and evaluation never use the Triton kernels. CoPE
+    belong to methods that the run lacks. Sampling and evaluation never use the Triton kernels. CoPE
     is therefore evaluated with exact gates, even if it was trained with the kernel, which rounds
     them to multiples of 1/2048."""
     given = {}
@@ -304,14 +303,13 @@ def load_model(saved, folder, options):
         given[key] = config.typed(GPTConfig, key, text, option)
     cfg = checkpoint.model_config(saved, **given)
     checkpoint.keep_trained_length(cfg, saved)
-    model = GPT(cfg).eval()
+    model = GPT(cfg)
+    for key in given:
+        method = key.partition("_")[0]  # options begin with the name of the method that reads them
+        if method in PES and not any(isinstance(part, PES[method]) for part in model.modules()):
+            raise ValueError(f"{key} in {folder}@{options} does nothing, because "
+                             f"pe={model.cfg.pe!r} has no {method}; leave it out")
     checkpoint.load_weights(model, saved, folder)
-    if given and not given.keys() & {"block_size", "relative_capped"}:  # these act on longer texts
-        trained = load_model(saved, folder, "")
-        idx = torch.arange(min(64, model.limit))[None] % cfg.vocab_size
-        if torch.equal(model(idx, idx)[0], trained(idx, idx)[0]):
-            raise ValueError(f"the options in {folder}@{options} change nothing of what the model "
-                             f"computes, with pe={cfg.pe!r}; leave them out")
     return model
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def main(argv):
     step = state["step"]
     best = state["best"]
     history = checkpoint.history(
-        state["history"] or origin, step, cfg, dtype=str(dtype), data=train.fingerprint,
+        state["history"] or origin, step, asdict(cfg), dtype=str(dtype), data=train.fingerprint,
         kernels=[block.attn.use_triton for block in raw_model.h])
     x, y = get_batch(step)
     length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length

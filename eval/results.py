@@ -128,9 +128,7 @@ def training(folders):
             split = line.pop("split", "")
             # a resumed run repeats some steps, and its numbers replace the earlier ones
             row = rows.setdefault(step, {"step": step})
-            # evaluations of other batches are not comparable
-            kind = start.get("experiment", folder), start["config"].get("eval_batches")
-            row.setdefault("experiment", kind)
+            row["experiment"] = start.get("experiment", folder)
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
         if not rows:
@@ -153,7 +151,8 @@ def latest(folders):
         for line in lines:
             line.setdefault("experiment", folder)  # older code did not write it
         # an older checkpoint may have been put back, and trained with other options
-        lines = [line for line in lines if line["experiment"] == lines[-1]["experiment"]]
+        kept = folder, lines[-1]["experiment"]
+        lines = [line for line in lines if line["experiment"] in kept]
         last_step = max(line["steps"] for line in lines)
         for line in lines:
             # the run may have been measured under another path

@@ -58,10 +58,9 @@ MISTAKES = [
     # sample.py
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
     ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
-    ("sample.py {run}@cope_npos=9", ["the options in {run}@cope_npos=9 change nothing", "rope"]),
+    ("sample.py {run}@cope_npos=9", ["cope_npos in {run}@cope_npos=9 does nothing", "no cope"]),
     ("sample.py {run}@block_size=64 --evaluate=val", ["{run}@block_size=64 acts only on"]),
     ("sample.py {run} --figure=frequency --text={latin}", ["{latin} is not UTF-8", "convert"]),
-    ("train.py --pe=cope_alibi --cope_m0=0.5", ["cope_m0=0.5 does nothing", "use cope_slopes"]),
     ("data/text.py --source={text} --source=x", ["source is given twice; keep one"]),
     ("sample.py {run} {task}", ["some of these runs are of text and some of tasks; name one"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
