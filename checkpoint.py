@@ -83,8 +83,9 @@ def read(run, device="cpu"):
         checkpoint = torch.load(path, map_location=device, weights_only=True)
         if not {"model", "optimizer", "step", "config", "meta"} <= set(checkpoint):
             raise KeyError  # for example, it is nanoGPT's
-        if "history" not in checkpoint:  # older code saved none
-            checkpoint["history"] = history([], 0, checkpoint["config"])
+        if "history" not in checkpoint:  # older code saved none, so the origin has only its path
+            options = checkpoint["config"]
+            checkpoint["history"] = history([], 0, options, init_from=options.get("init_from"))
         return checkpoint
     except Exception as error:  # its type depends on which bytes are wrong
         if isinstance(error, PermissionError) or config.ran_out_of_memory(error):

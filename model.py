@@ -898,7 +898,7 @@ class CoPE(PE):
 
     @staticmethod
     def check(cfg):
-        check_positive(cfg, "cope_npos")
+        check_positive(cfg, "cope_npos", "cope_m0")
 
     def add_parameters(self, shared_from):
         """Creates e. The two variants of CoPE below create other parameters instead, which layers
@@ -978,10 +978,6 @@ class CoPE_ALiBi(CoPE):
     as the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
     has_kernel = False
 
-    @staticmethod
-    def check(cfg):
-        check_positive(cfg, "cope_m0")
-
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -1050,8 +1046,8 @@ class ExQPE(ExPE):
     garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
-        theta2 = shared_from.expe_theta2 if shared_from else self.constant(cfg.expe_theta2)
-        self.expe_theta2 = theta2
+        theta2 = self.constant(cfg.expe_theta2)
+        self.expe_theta2 = shared_from.expe_theta2 if shared_from else theta2
 
     def growth(self, i, c):
         return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()

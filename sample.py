@@ -63,15 +63,15 @@ def main(argv):
     given = {flag[2:].partition("=")[0] for flag in flags}
     names = run_names(word for word in argv if word not in flags)
     action = chosen_action(cfg, given)
-    if action in ("report", "curves"):  # these read what was saved in the run directories
-        runs = list(dict.fromkeys(results.split_options(name)[0] for name in names))
-    else:
-        runs = [Run(name, cfg.data, cfg.device) for name in names]  # all of them, before any work
-    if action not in ("tasks", "frequency", "rotation", "gates", "positions", "report", "curves"):
+    if action not in ("report", "curves", "tasks", *figures.FIGURES):
         for name in names:
             if "block_size=" in results.split_options(name)[1]:
                 raise ValueError(f"block_size in {name} acts only on --tasks and figures of "
                                  "attention; leave it out, and for longer texts use --extrapolate")
+    if action in ("report", "curves"):  # these read what was saved in the run directories
+        runs = list(dict.fromkeys(results.split_options(name)[0] for name in names))
+    else:
+        runs = [Run(name, cfg.data, cfg.device) for name in names]  # all of them, before any work
     if not action:
         actions = {"answers" if run.meta["loss"] == "mask" else "text" for run in runs}
         if len(actions) > 1:
@@ -313,7 +313,8 @@ def load_model(saved, folder, options):
     return model
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # Windows may not be able to print every character
+    if sys.stdout:  # it may be closed, and Windows may not be able to print every character
+        sys.stdout.reconfigure(errors="replace")
     try:
         main(sys.argv[1:])
     except (ValueError, ImportError, OSError, MemoryError, RuntimeError) as error:

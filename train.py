@@ -146,7 +146,7 @@ def main(argv):
     eval_seconds = 0.0  # how long the last evaluation took, including the save before it
     while True:
         # Each round computes the loss of the current weights and its gradient, saves and evaluates
-        # these weights if that is due, and only then updates them. The last round does not
+        # these weights if that is due, and only then updates them. The last round updates nothing
 
         # Only dropout draws random numbers here. Its seed depends on the step, so that a resumed
         # run draws the same numbers, and on the rank, so that processes draw different ones

@@ -130,7 +130,7 @@ def hub(*args, **options):
 
     try:
         return datasets.load_dataset(*args, **options)
-    except (ValueError, RuntimeError) as error:  # for example, without a network
+    except (ValueError, RuntimeError) as error:  # no network, or a set with a script
         raise ValueError(f"{args[0]} could not be loaded ({error})") from error
 
 def texts(dataset, limit=None):

@@ -377,9 +377,11 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path, capsys):
     keys = "pe", "block_size", "dropout", "batch_size"
     assert [tuned["config"][key] for key in keys] == ["pope", 24, 0.1, 16]
     assert same(first, tuned) and tuned["step"] == 0
+    origin = [-1, [checkpoint.experiment(first["history"], 3), 3]]  # a report compares it
     shutil.rmtree(tmp_path / "a")
     train.main([*words, "--max_iters=1", "--resume=True"])
-    assert read(str(tmp_path / "b"))["step"] == 1
+    resumed = read(str(tmp_path / "b"))
+    assert resumed["step"] == 1 and resumed["history"][0] == tuned["history"][0] == origin
     with pytest.raises(ValueError, match="was trained with init_from=.*, not 'c'"):
         train.main([*words, "--init_from=c", "--max_iters=2", "--resume=True"])
 
@@ -397,10 +399,13 @@ def test_an_experiment_is_the_same_for_all_seeds_and_only_for_them():
              experiment(short, changed, (5, {})),  # no step of the change was saved
              experiment(short, changed, of=5)]  # these weights are from before the change
     fine = [experiment((0, dict(init_from=name)), **origin) for name in "ab"]
+    fine.append(experiment(short, short, **origin))  # it was stopped at once and resumed
     others = [experiment(long), experiment(short, changed), experiment(short, (6, changed[1])),
-              experiment((0, dict(data="other"))), experiment(short, before=[[-1, [6, 4]]])]
+              experiment((0, dict(data="other"))), experiment(short, before=[[-1, [6, 4]]]),
+              experiment(short, before=[[-1, [7, 3]]])]
     assert len(set(alike)) == len(set(fine)) == 1
     assert len({*alike, *fine, *others}) == 2 + len(others)
+    assert experiment(short, changed, of=6) == experiment(short, changed)
 
 def test_a_run_knows_its_experiment_although_other_runs_change(stream, tmp_path):
     """The weights carry it, and the log has the same one. An origin that is trained on afterwards
@@ -410,8 +415,7 @@ def test_a_run_knows_its_experiment_although_other_runs_change(stream, tmp_path)
         words = [f"--init_from={tmp_path / origin}"] if origin else []
         run(stream, tmp_path / name, *words, f"--max_iters={steps}", "--resume=True",
             "--log_interval=1")
-        for folder in {name, "a"}:
-            folder = str(tmp_path / folder)
+        for folder in {str(tmp_path / name), str(tmp_path / "a")}:
             found[name, folder] = sample.Run(folder, device="cpu").experiment
             rows = results.training([folder])
             assert {row["experiment"] for row in rows} == {found[name, folder]}
