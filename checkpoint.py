@@ -136,19 +136,25 @@ def keep_trained_length(cfg, checkpoint):
 
 def load_weights(model, checkpoint, run):
     """Copies the weights of checkpoint, which was read from run, into the model. Raises ValueError
-    if they do not fit."""
+    if they do not fit, or if model.cfg has another initial value of something that was learned."""
     weights = checkpoint["model"]
+    given = asdict(model.cfg)
+    before = asdict(model_config(checkpoint))
+    changed = [key for key in before if before[key] != given[key]]
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        given = asdict(model.cfg)
-        differ = [f"{key}={value!r}, not {given[key]!r}"
-                  for key, value in asdict(model_config(checkpoint)).items() if value != given[key]]
+        differ = [f"{key}={before[key]!r}, not {given[key]!r}" for key in changed]
         first = str(error).split("\n")[1].strip()  # which says more if the code has changed
         reason = first
         if differ:
             reason = f"{'; '.join(differ)}; keep these as they were"
         raise ValueError(f"{run} holds another architecture: {reason}") from error
+    parameters = {name.rpartition(".")[2] for name in weights}
+    for key in changed:
+        if parameters & {key, key.removeprefix("pope_")}:  # such as expe_S, or delta of pope_delta
+            raise ValueError(f"{key}={given[key]!r} would do nothing, because {run} has learned "
+                             "this value; leave it out")
     # A tensor that several layers share has several names, and of the copies under these names only
     # the last survives loading. So the copies in the checkpoint must not differ
     for name, tensor in model.state_dict().items():

@@ -1099,6 +1099,9 @@ def check(cfg):
             PES[name].check(cfg)
             if names.count(name) > 1:
                 raise ValueError(f"pe={cfg.pe!r} names {name} twice in one layer; keep one")
+        if "expe" in names and "exqpe" in names:
+            raise ValueError(f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions; "
+                             "keep one of them")
         rotating = [name for name in names if overrides(PES[name], "rotate")]
         if len(rotating) > 1:
             raise ValueError(f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q and k "

@@ -27,7 +27,7 @@ import torch
 import checkpoint
 import config
 from data.shards import Split, locate
-from data.tokenizer import tokenizer
+from data.tokenizer import identity, tokenizer
 from eval import figures, losses, results
 from model import GPT, PES, GPTConfig, check_choices, choose
 
@@ -272,7 +272,7 @@ class Run:
         """Opens a split of the data set. Raises ValueError if its tokenizer is not the run's, or if
         the run's own data set has changed, because val may now hold what the run trained on."""
         split = Split(locate(self.data), name)
-        if split.meta["tokenizer"] != self.meta["tokenizer"]:
+        if identity(split.meta["tokenizer"]) != identity(self.meta["tokenizer"]):
             raise ValueError(f"{split.folder} was tokenized with {split.meta['tokenizer']!r}, but "
                              f"the run was trained with {self.meta['tokenizer']!r}; prepare the "
                              "data again with the run's tokenizer")

@@ -35,6 +35,7 @@ import config
 from checkpoint import load_weights, model_config, open_log, pick_device
 from config import AtLeast0, AtLeast1, Below1
 from data.shards import Split, locate, prepare_if_missing
+from data.tokenizer import identity
 from eval.losses import error_sums, scores
 from model import GPT, GPTConfig, check
 
@@ -383,7 +384,7 @@ def load_origin(model, cfg, train, processes):
     history of the new run up to now. Raises ValueError if that run had another tokenizer."""
     origin = checkpoint.read(cfg.init_from)
     theirs = origin["meta"]["tokenizer"]
-    if theirs != train.meta["tokenizer"]:
+    if identity(theirs) != identity(train.meta["tokenizer"]):
         raise ValueError(f"{cfg.init_from} was trained with the tokenizer {theirs!r}, but "
                          f"{cfg.data!r} has {train.meta['tokenizer']!r}; prepare the data with "
                          "the tokenizer of that run")

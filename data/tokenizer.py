@@ -32,6 +32,11 @@ def with_checksum(name):
         return name
     return f"{name}#{zlib.crc32(Path(name).read_bytes()):08x}"
 
+def identity(name):
+    """Returns the entry "tokenizer" of a meta.json, or only its checksum if it is a file, because
+    the path of a file can be written in several ways."""
+    return name.rpartition("#")[2] if isinstance(name, str) else name
+
 def of_text(encoding):
     def decode(ids):
         return encoding.decode([i for i in ids if i < encoding.n_vocab])
@@ -74,6 +79,9 @@ def load_encoding(name):
         raise ImportError(f"tokenizer {name!r} needs a package: pip install tokenizers") from None
     except Exception as error:  # each library raises errors of its own
         fault = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if "#" in name:
+            raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); put the file "
+                             "there, as it was when data were written with it") from None
         raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); it must be known and "
                          "have </s> or <|endoftext|>; the first use of one from the hub needs a "
                          "network, and perhaps `hf auth login`") from None
@@ -90,7 +98,7 @@ class HubEncoding:
         path = name.partition("#")[0]
         if path.endswith(".json"):
             if name not in (path, with_checksum(path)):
-                raise ValueError(f"{path} has changed since data were written with it")
+                raise ValueError("it has changed")
             self.inner = Tokenizer.from_file(path)
         else:
             self.inner = Tokenizer.from_pretrained(name)

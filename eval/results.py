@@ -139,9 +139,9 @@ def training(folders):
     return found
 
 def latest(folders):
-    """Returns the lines of each run's results.jsonl that were measured at its latest step. If a
-    number was measured twice, the later one counts. A run without results is left out, and a line
-    on stderr says so. Raises ValueError if no run has any."""
+    """Returns the lines of each run's results.jsonl that are of the same weights as its last line.
+    If a number was measured twice, the later one counts. A run without results is left out, and a
+    line on stderr says so. Raises ValueError if no run has any."""
     found = {}
     for folder in folders:
         lines = records(folder, "results.jsonl")
@@ -150,15 +150,14 @@ def latest(folders):
             continue
         for line in lines:
             line.setdefault("experiment", folder)  # older code did not write it
-        # an older checkpoint may have been put back, and trained with other options
-        kept = folder, lines[-1]["experiment"]
-        lines = [line for line in lines if line["experiment"] in kept]
-        last_step = max(line["steps"] for line in lines)
+        # an older checkpoint may have been put back, so the last line need not have most steps
+        last = lines[-1]
+        kept = folder, last["experiment"]
         for line in lines:
             # the run may have been measured under another path
             options = line.get("options", split_options(line["run"])[1])
             line["run"] = f"{folder}@{options}" if options else folder
-            if line["steps"] == last_step:
+            if line["steps"] == last["steps"] and line["experiment"] in kept:
                 found[line["run"], line["split"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "

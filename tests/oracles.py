@@ -277,8 +277,9 @@ def score(cfg, name, p, h, x, pos, q, k):
         return pope_scores(q, k, pos, delta, cfg)
     return dots(q, k)
 
-def bias(cfg, name, p, h, x, q, v, scores):
-    """What a method adds to head h's scores, (T, T). q is unrotated, even if the scores are not."""
+def bias(cfg, name, p, h, x, q, v, scores, pos):
+    """What a method adds to head h's scores, (T, T). q is unrotated, even if the scores are not.
+    pos is for methods that depend on more than distances."""
     T, H, d = len(x), cfg.n_head, q.shape[1]
     if name == "relative":
         return relative_bias(q, p("a"), cfg)
@@ -327,7 +328,7 @@ def attention(cfg, params, i, x, pos):
         scores = a = score(cfg, rotation, p, h, x, pos, q, k)
         for name, p in pes:
             if name in BIAS:
-                a = a + bias(cfg, name, p, h, x, q, v, scores)
+                a = a + bias(cfg, name, p, h, x, q, v, scores, pos)
         for t in range(T):
             e = np.exp(a[t, :t + 1] - a[t, :t + 1].max())
             if cfg.hard_attention:  # CoPE appendix C: the largest score takes all

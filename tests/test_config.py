@@ -109,8 +109,9 @@ DOCUMENTED = CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + ["README.md", "conf
 @pytest.mark.parametrize("path", DOCUMENTED)
 def test_documented_commands_parse(path):
     """Their keys and data sets exist, their values are possible, and their model can be built."""
-    found = list(commands(open(path).read()))
-    assert found or path == "data/shards.py"
+    text = open(path).read()
+    found = list(commands(text))
+    assert found or path == "data/shards.py" or '"""' not in text  # a reader's own config file
     for script, words in found:
         if script.startswith("data."):
             options(importlib.import_module(script).prepare, words, out=str)

@@ -563,6 +563,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(pe="cope+roap"), "pe='roap' is unknown; choose one of rope, "),
     (dict(pe="rope,pope+rope"), "pe='rope,pope+rope': pope and rope would both rotate q and k of "
                                 "one layer; keep one of them"),
+    (dict(pe="expe+exqpe"), "expe and exqpe would write into the same dimensions; keep one"),
     (dict(pe="rope,rope,rope+pope"), "is a pattern of 3 layers, but n_layer=2; shorten the"),
     (dict(n_head=5), "n_embd=32 is not divisible by n_head=5; change one of them"),
     (dict(pe="carope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
@@ -587,3 +588,12 @@ def test_checkpoint_of_another_architecture():
         saved = dict(model=other.state_dict(), config=dataclasses.asdict(net.cfg) | config)
         with pytest.raises(ValueError, match=f"out/x holds another architecture: {words}"):
             load_weights(net, saved, "out/x")
+
+@pytest.mark.parametrize("pe, option, value", [
+    ("pope", "pope_delta", "uniform"), ("expe", "expe_S", 5.0), ("exqpe", "expe_theta2", 2.0)])
+def test_initial_value_of_what_was_learned(pe, option, value):
+    net = gpt(pe=pe, expe_learned="init")
+    saved = dict(model=net.state_dict(), config=dataclasses.asdict(net.cfg))
+    load_weights(gpt(pe=pe, expe_learned="init", expe_scale=0.5), saved, "out/x")
+    with pytest.raises(ValueError, match=f"{option}={value!r} would do nothing, because out/x has"):
+        load_weights(gpt(pe=pe, expe_learned="init", **{option: value}), saved, "out/x")

@@ -237,9 +237,8 @@ def test_report(tmp_path, monkeypatch, capsys):
                 line = dict(run=f"elsewhere/{folder}", options=options, config=f"/{seed}/x.py",
                             seed=seed, pe=folder[2:6], split=f"val {n}x", data=1, trained=8,
                             length=8 * n, steps=9, experiment=3, metric="loss", value=value)
-                # an older checkpoint was put back; two processes left empty lines, and the slower
-                # one an earlier step
-                for more in (dict(steps=12, experiment=4, value=66), {}, dict(steps=5, value=77)):
+                # an older checkpoint was put back, and two processes have left empty lines
+                for more in (dict(steps=9, experiment=4, value=66), dict(steps=12, value=77), {}):
                     file.write(f"{json.dumps({**line, **more})}\n\n")
     os.mkdir("out/z_new")
     sample.main([*sorted(glob.glob("out/*")), "./out/x_rope", "--report=new/r"])
