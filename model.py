@@ -108,11 +108,12 @@ class PE(nn.Module):
 
     The model makes one instance for each layer that uses the method. shared_from is the instance in
     the first such layer, so that later layers can share its parameters. In the first layer it is
-    None. Parameters that `angles` and `embed` read must be shared, because only the first layer's
-    instance runs these two. An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's
-    initialisation and weight decay, like any other. A bare nn.Parameter keeps the value that
-    __init__ gives it, and does not decay. Parameters may be bfloat16, so a hook that computes in
-    float32 has to cast them.
+    None. Only the first layer's instance runs `angles` and `embed`, so the parameters that these
+    two read must be shared, or the copies in later layers would never learn. An nn.Linear or
+    nn.Embedding that __init__ creates gets GPT-2's initialisation and weight decay, like any other.
+    A bare nn.Parameter keeps the value that __init__ gives it, and does not decay. Parameters may
+    be bfloat16, so a hook that computes in float32 has to cast them. Autocast computes all matrix
+    products in bfloat16, so a hook that needs a precise one switches it off, as FoX does.
 
     `rotate` and `per_key` get a dict named cache, which belongs to one method in one layer. While
     tokens are generated, a hook finds in it what it stored in the previous calls. Otherwise the
