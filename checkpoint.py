@@ -96,10 +96,11 @@ def read(run, device="cpu"):
 
 def history(before, step, cfg, **actual):
     """Returns the history of a run that trains with cfg from this step on. A history is a list of
-    [first step, options], but the first entry of a fine-tuned run is [-1, ...] and stands for the
-    run that its weights come from. Of `before`, the history up to now, entries that begin at this
-    step or later are dropped, because no saved step used them. cfg is a dict, and `actual` replaces
-    options such as dtype="auto", and the path of the data, by what they stand for here."""
+    [first step, options], such as [[0, {...}], [800, {...}]] if the options changed at step 800.
+    The first entry of a fine-tuned run is [-1, ...] and stands for the run that its weights come
+    from. Of `before`, the history up to now, entries that begin at this step or later are dropped,
+    because no saved step used them. cfg is a dict, and `actual` replaces options such as
+    dtype="auto", and the path of the data, by what they stand for here."""
     options = {key: value for key, value in cfg.items() if key not in FREE}
     options.update(actual)
     kept = [entry for entry in before if entry[0] < step]

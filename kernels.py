@@ -888,7 +888,7 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
 
 def why_not(names, d, device, dtype):
     """Returns the reason why the kernels cannot compute a layer, in words, or None if they can.
-    names are the layer's methods, and d is the width of a head."""
+    names are those of the layer's methods that have a kernel, and d is the width of a head."""
     device = torch.device(device)
     widest = 64 if "cope" in names and "pope" in names else 128  # so that few registers spill
     if triton.__version__ is None:

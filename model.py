@@ -517,16 +517,17 @@ class GPT(nn.Module):
         for block in self.h:
             attn = block.attn
             mix = "+".join(attn.names)
-            supported = [name for name in attn.names if PES[name].has_kernel]
-            unsupported = [pe for pe in attn.bias_pes if not pe.has_kernel]
+            names_with_kernel = [name for name in attn.names if PES[name].has_kernel]
+            biases_without = [pe for pe in attn.bias_pes if not pe.has_kernel]
             if self.cfg.hard_attention:
                 reason = "hard attention has no kernel"
-            elif unsupported:
+            elif biases_without:
                 reason = "its bias has no kernel"
-            elif not supported:
+            elif not names_with_kernel:
                 reason = "PyTorch's fused attention handles it"
             else:
-                reason = kernels.why_not(supported, attn.d, self.wte.weight.device, dtype)
+                reason = kernels.why_not(
+                    names_with_kernel, attn.d, self.wte.weight.device, dtype)
             attn.use_triton = reason is None
             labels.append(f"pytorch ({mix}: {reason})" if reason else f"triton {mix}")
         return "attention: " + ", ".join(dict.fromkeys(labels))
@@ -1022,8 +1023,8 @@ class ExPE(PE):
         return nn.Parameter(torch.tensor(value))
 
     def growth(self, i, c):
-        """Returns what expe_scale multiplies, (T, l) or (T, 1), for positions i (T, 1) and
-        dimensions c (l,)."""
+        """Returns the values minus S, as they are if expe_scale is 1, (T, l) or (T, 1). i (T, 1)
+        are positions, and c (l,) dimensions."""
         return self.expe_theta * (i if self.cfg.expe_same else i + c)
 
     def overwrite(self, x, pos):

@@ -115,6 +115,7 @@ def main(argv):
     state = load_run(cfg, raw_model, optimizer, train, processes)
     step = state["step"]
     best = state["best"]
+    # which options the weights were trained with, so that reports average only equal runs
     history = checkpoint.history(
         state["history"] or origin, step, asdict(cfg), dtype=str(dtype), data=train.fingerprint,
         kernels=[block.attn.use_triton for block in raw_model.h])
@@ -406,9 +407,9 @@ def load_run(cfg, model, optimizer, train, processes):
         load_weights(model, saved, cfg.out_dir)
         # Only Adam's state comes from the checkpoint. Settings such as weight_decay are those of
         # this command
-        with_moments = optimizer.state_dict()
-        with_moments["state"] = saved["optimizer"]["state"]
-        optimizer.load_state_dict(with_moments)
+        restored = optimizer.state_dict()
+        restored["state"] = saved["optimizer"]["state"]
+        optimizer.load_state_dict(restored)
         # The tensors are not returned, because main would hold a second copy of them
         state = {key: saved.get(key) for key in state}
         for key in ("eval_splits", "eval_batches"):
@@ -508,7 +509,10 @@ def refuse_nan(name, loss, step, cfg):
         kept = "there is no checkpoint yet"
         if checkpoint.exists(cfg.out_dir):
             kept = f"{os.path.join(cfg.out_dir, 'ckpt.pt')} is the last checkpoint"
-        raise ValueError(f"{name} is {loss} at step {step}; try a lower learning_rate; {kept}")
+        remedy = "try a lower learning_rate"
+        if step == 0:  # nothing was updated yet
+            remedy = "change the options of the model"
+        raise ValueError(f"{name} is {loss} at step {step}; {remedy}; {kept}")
 
 def evaluate(model, splits, cfg, processes, stop_signal):
     """Returns {split: its scores}, or None if a signal interrupts it. The windows are the same in

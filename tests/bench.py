@@ -4,11 +4,11 @@
     python tests/bench.py --only=pope,fox     only lines whose names contain one of these
     python tests/bench.py --dry               tiny sizes on a CPU, with PyTorch instead of kernels
 
-There are three kinds of lines. `step` is a whole training step of a GPT of 124M parameters, eager
-and compiled. `attention` is attention by itself, forward and with its backward pass, in kernels.py
-and in PyTorch, for 1,024 to 32,768 tokens. Its error is against float64, for the output and
-all gradients of a few queries, so that a fast but wrong kernel does not pass. `kernel` is the time
-of each Triton kernel. Times are medians. A line that fails says why, and does not end the run.
+There are two kinds of lines. `step` is a whole training step of a GPT of 124M parameters, eager and
+compiled. `attention` is attention by itself, forward and with its backward pass, in kernels.py and
+in PyTorch, for 1,024 to 32,768 tokens. Its error is against float64, for the output and all
+gradients of a few queries, so that a fast but wrong kernel does not pass. Times are medians. A line
+that fails says why, and does not end the run.
 """
 import argparse
 import copy
@@ -238,50 +238,6 @@ def attentions(bench):
                 bench.line("attention", f"{name}, {make.__name__}", T, measure_attention, make,
                            name, T)
 
-# --- the kernels one by one -----------------------------------------------------------------------
-
-def capture(bench, name, T, launches):
-    """Appends (kernel, grid, arguments, options) of each launch in the forward and backward passes.
-    Except in a dry run, the kernels have run, so their arguments are those of a real step."""
-    layer, operands = random_layer(bench, name, T)
-    launch = kernels.launch
-
-    def record(kernel, grid, *args, **options):
-        launches.append((kernel, grid, args, options))
-        if not bench.dry:
-            launch(kernel, grid, *args, **options)
-
-    kernels.launch = record
-    try:
-        call(layer.triton, *operands).sum().backward()
-    finally:
-        kernels.launch = launch
-    return dict(launches=len(launches))
-
-def captured_launches(bench, name, T):
-    launches = []
-    bench.line("kernel", f"{name}, forward and backward", T, capture, name, T, launches)
-    return launches
-
-def measure_kernel(bench, kernel, grid, args, options):
-    if bench.dry:
-        return dict(M=options["M"], N=options["N"])
-
-    def run():
-        return kernel[grid](*args, **options, enable_fp_fusion=True)
-
-    compiled = run()
-    ms = bench.median_ms(run)
-    return dict(ms=ms, registers=compiled.n_regs, spills=compiled.n_spills,
-                shared=compiled.metadata.shared)
-
-def each_kernel(bench):
-    T = 64 if bench.dry else 1024
-    for name in ("pope", "cope", "fox", "alibi"):
-        for kernel, grid, args, options in captured_launches(bench, name, T):
-            bench.line("kernel", f"{name}, {kernel.__name__}", T, measure_kernel, kernel, grid,
-                       args, options)
-
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="parts of names, separated by commas")
@@ -295,7 +251,6 @@ def main(words=None):
     bench = Bench(options.only, options.dry)
     try:
         attentions(bench)
-        each_kernel(bench)
         steps(bench)
     finally:
         for line in bench.lines:

@@ -482,6 +482,9 @@ def test_a_loss_that_is_not_finite(stream, tmp_path, more):
     assert after["step"] == 3 and same(before, after)
     line = fails("train.py", *words, f"--out_dir={tmp_path / 'b'}", "--checkpoint_interval=99")
     assert "there is no checkpoint yet" in line
+    line = fails("train.py", f"--data={stream}", *TINY, "--pe=rope", "--base=1e-300",
+                 f"--out_dir={tmp_path / 'c'}")
+    assert "loss is nan at step 0; change the options of the model; there is no" in line
 
 # disks, memory and files
 
