@@ -28,18 +28,21 @@ except ImportError:  # Windows lacks it, so nothing there keeps two processes ou
 
 # options in which runs may differ and still count as the same experiment
 FREE = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
-        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
+        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "eval_batches",
+        "wandb_project"}
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
-    either the old one or the new one. Raises OSError if the file cannot be written, and ValueError
-    if `log`, the file from open_log, is gone, since another run may have taken its place."""
+    either the old one or the new one. Raises OSError if the file cannot be written. Raises
+    ValueError, after writing a file of another name, if `log`, the file from open_log, is gone,
+    because another run may have taken its place."""
     path = os.path.join(run, "ckpt.pt")
     log_path = os.path.join(run, "log.jsonl")
-    if not (os.path.exists(log_path)
-            and os.path.samestat(os.stat(log_path), os.fstat(log.fileno()))):
-        raise ValueError(f"{log_path} was moved, deleted or replaced while this run trained, so "
-                         f"step {checkpoint['step']} is not saved; resume from where it is now")
+    in_place = (os.path.exists(log_path)
+                and os.path.samestat(os.stat(log_path), os.fstat(log.fileno())))
+    if not in_place:
+        os.makedirs(run, exist_ok=True)
+        path += f".{os.getpid()}"
     temporary = path + ".tmp"
     try:
         with open(temporary, "wb") as file:
@@ -62,6 +65,10 @@ def write(run, checkpoint, log):
             advice = "resume from the previous checkpoint with --resume=True"
         raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); free "
                       f"some space, then {advice}") from error
+    if not in_place:
+        raise ValueError(f"{log_path} was moved, deleted or replaced while this run trained, so "
+                         f"step {checkpoint['step']} is in {path}; put this back as ckpt.pt into "
+                         "the directory of this run, and resume")
 
 def exists(run):
     return os.path.exists(os.path.join(run, "ckpt.pt"))
@@ -78,11 +85,13 @@ def read(run, device="cpu"):
     try:
         with zipfile.ZipFile(path) as file:
             damaged = file.testzip()  # torch.load does not compare the checksums
+            checksums = [part.CRC for part in file.infolist() if "/data/" in part.filename]
         if damaged:
             raise zipfile.BadZipFile
         checkpoint = torch.load(path, map_location=device, weights_only=True)
         if not {"model", "optimizer", "step", "config", "meta"} <= set(checkpoint):
             raise KeyError  # for example, it is nanoGPT's
+        checkpoint["checksum"] = zlib.crc32(repr(checksums).encode())  # of all tensors
         if "history" not in checkpoint:  # older code saved none, so the origin has only its path
             options = checkpoint["config"]
             checkpoint["history"] = history([], 0, options, init_from=options.get("init_from"))

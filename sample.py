@@ -16,6 +16,7 @@ Runs that differ only in their seed share a row and a curve. Models always compu
 import os
 import re
 import sys
+import time
 from collections import namedtuple
 from dataclasses import dataclass
 from itertools import groupby
@@ -262,6 +263,8 @@ class Run:
         self.config = saved["config"]
         self.meta = saved["meta"]
         self.step = saved["step"]
+        self.weights = saved["checksum"]
+        self.read_at = time.time()
         self.data = data or self.config["data"]
         self.reads_its_own = locate(self.data).resolve() == locate(self.config["data"]).resolve()
         self.experiment = checkpoint.experiment(saved["history"], saved["step"])

@@ -326,7 +326,7 @@ class StopSignal:
                 signal.signal(number, self.hear)
 
     def hear(self, number, frame):
-        if self.number == 0 and self.processes.rank == 0:
+        if self.number == 0 and self.processes.rank == 0 and sys.stderr:  # it may be closed
             try:
                 os.write(2, b"\nthe run is stopping after this step or batch; "
                             b"without torchrun, Ctrl-C ends it at once, unsaved\n")
@@ -412,9 +412,10 @@ def load_run(cfg, model, optimizer, train, processes):
         optimizer.load_state_dict(restored)
         # The tensors are not returned, because main would hold a second copy of them
         state = {key: saved.get(key) for key in state}
-        for key in ("eval_splits", "eval_batches"):
-            if state["config"][key] != getattr(cfg, key):
-                state["best"] = None  # losses of different evaluations are not comparable
+        before = state["config"]
+        same_split = before["eval_splits"].split(",")[0] == cfg.eval_splits.split(",")[0]
+        if not same_split or before["eval_batches"] != cfg.eval_batches:
+            state["best"] = None  # losses of different evaluations are not comparable
     check_agreement(cfg, train, state["step"], processes)
     return state
 
@@ -509,10 +510,7 @@ def refuse_nan(name, loss, step, cfg):
         kept = "there is no checkpoint yet"
         if checkpoint.exists(cfg.out_dir):
             kept = f"{os.path.join(cfg.out_dir, 'ckpt.pt')} is the last checkpoint"
-        remedy = "try a lower learning_rate"
-        if step == 0:  # nothing was updated yet
-            remedy = "change the options of the model"
-        raise ValueError(f"{name} is {loss} at step {step}; {remedy}; {kept}")
+        raise ValueError(f"{name} is {loss} at step {step}; try a lower learning_rate; {kept}")
 
 def evaluate(model, splits, cfg, processes, stop_signal):
     """Returns {split: its scores}, or None if a signal interrupts it. The windows are the same in

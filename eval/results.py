@@ -56,7 +56,8 @@ def append(run, row):
                 "pe": run.model.cfg.pe, "seed": run.config["seed"], "split": split,
                 "data": row.get("data"), "trained": run.trained, "length": row["length"],
                 "metric": metric, "value": value, "steps": run.step,
-                "experiment": run.experiment, "commit": code, "torch": torch.__version__,
+                "experiment": run.experiment, "weights": run.weights, "read_at": run.read_at,
+                "commit": code, "torch": torch.__version__,
                 "machine": machine,
             }) + "\n"
     with open(os.path.join(run.folder, "results.jsonl"), "ab+") as file:
@@ -133,15 +134,17 @@ def training(folders):
                 row[f"{split}/{key}" if split else key] = value
         if not rows:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
-        same = dict(run=folder, pe=start["config"]["pe"], seed=start["config"]["seed"],
-                    experiment=rows[max(rows)]["experiment"])
+        options = start["config"]
+        # evaluations that read other batches do not share a curve
+        experiment = rows[max(rows)]["experiment"], options["eval_batches"]
+        same = dict(run=folder, pe=options["pe"], seed=options["seed"], experiment=experiment)
         found.extend({**row, **same} for row in rows.values())
     return found
 
 def latest(folders):
-    """Returns the lines of each run's results.jsonl that are of the same weights as its last line.
-    If a number was measured twice, the later one counts. A run without results is left out, and a
-    line on stderr says so. Raises ValueError if no run has any."""
+    """Returns the lines of each run's results.jsonl that were measured on the checkpoint that was
+    read last. If a number was measured twice, the later one counts. A run without results is left
+    out, and a line on stderr says so. Raises ValueError if no run has any."""
     found = {}
     for folder in folders:
         lines = records(folder, "results.jsonl")
@@ -149,15 +152,18 @@ def latest(folders):
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
             continue
         for line in lines:
-            line.setdefault("experiment", folder)  # older code did not write it
-        # an older checkpoint may have been put back, so the last line need not have most steps
+            line.setdefault("experiment", folder)  # older code did not write this
+        # a slow evaluation may end after one that has read a later checkpoint
+        lines.sort(key=lambda line: line.get("read_at", 0))
         last = lines[-1]
+        weights = last.get("weights")
         kept = folder, last["experiment"]
         for line in lines:
             # the run may have been measured under another path
             options = line.get("options", split_options(line["run"])[1])
             line["run"] = f"{folder}@{options}" if options else folder
-            if line["steps"] == last["steps"] and line["experiment"] in kept:
+            same_weights = line.get("weights", weights) == weights  # nor did it write these
+            if same_weights and line["steps"] == last["steps"] and line["experiment"] in kept:
                 found[line["run"], line["split"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "

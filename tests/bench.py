@@ -1,6 +1,6 @@
 """Times everything that one wants to know on the first day with a GPU:
 
-    python tests/bench.py                     a table, and then each of its lines as JSON
+    python tests/bench.py                     a table
     python tests/bench.py --only=pope,fox     only lines whose names contain one of these
     python tests/bench.py --dry               tiny sizes on a CPU, with PyTorch instead of kernels
 
@@ -12,7 +12,6 @@ that fails says why, and does not end the run.
 """
 import argparse
 import copy
-import json
 import os
 import sys
 import time
@@ -249,12 +248,8 @@ def main(words=None):
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton "
               f"{kernels.triton.__version__}, bfloat16")
     bench = Bench(options.only, options.dry)
-    try:
-        attentions(bench)
-        steps(bench)
-    finally:
-        for line in bench.lines:
-            print(json.dumps(line))
+    attentions(bench)
+    steps(bench)
     return bench.lines
 
 if __name__ == "__main__":

@@ -126,11 +126,6 @@ def test_a_curve_has_one_style_in_all_panels(drawn):
     lines = [line for ax in drawn[0].axes for line in ax.lines]
     assert {(line.get_label(), line.get_linestyle()) for line in lines} == {("a", "-"), ("b", "--")}
 
-def test_a_curve_has_the_same_runs_at_all_points(drawn):
-    rows = [dict(run=f"a_seed{n}", pe="rope", seed=n, step=n, loss=1.0) for n in (1, 2)]
-    figures.draw_training(rows, "x")
-    assert drawn[0].axes[0].lines[0].get_xdata().tolist() == [1]
-
 def test_methods_picture(drawn, monkeypatch):
     """Every method with a kind has a panel, in the row of its kind. What depends only on i - j is
     constant along diagonals, for keys of one kind."""

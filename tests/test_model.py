@@ -291,14 +291,6 @@ def test_every_path_equals_the_textbook(case, cache, monkeypatch):
     if attn.bias_pes or net.cfg.hard_attention:
         assert error(attn.chunked(*args), want) < 1e-12
 
-def test_the_textbook_shows_its_weights():
-    """The weighted sum of unit vectors is the weights, which figures draw."""
-    net, idx = build("cope+rope"), tokens(2, 24)
-    q, k, v, *rest = operands(net, idx)
-    weights = net.h[-1].attn.textbook(q, k, torch.eye(24), *rest)  # (B, H, T, T)
-    assert (weights @ v - net.h[-1].attn.textbook(q, k, v, *rest)).abs().max() < 1e-5
-    assert (weights.sum(-1) - 1).abs().max() < 1e-5 and weights.triu(1).abs().max() == 0
-
 def test_compiled_code_computes_cosines_once():
     """For all layers, for q and k and for the backward pass."""
     from torch._inductor.utils import run_and_get_code
