@@ -136,7 +136,7 @@ def training(folders):
             raise ValueError(f"{folder} has no step in its log yet; train it first")
         options = start["config"]
         # evaluations that read other batches do not share a curve
-        experiment = rows[max(rows)]["experiment"], options["eval_batches"]
+        experiment = rows[max(rows)]["experiment"], options.get("eval_batches")
         same = dict(run=folder, pe=options["pe"], seed=options["seed"], experiment=experiment)
         found.extend({**row, **same} for row in rows.values())
     return found
