@@ -28,23 +28,22 @@ except ImportError:  # Windows lacks it, so nothing there keeps two processes ou
 
 # options in which runs may differ and still count as the same experiment
 FREE = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
-        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "eval_batches",
-        "wandb_project"}
+        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
     either the old one or the new one. Raises OSError if the file cannot be written. Raises
-    ValueError, after writing a file of another name, if `log`, the file from open_log, is gone,
-    because another run may have taken its place."""
+    ValueError, after writing a file of another name, if `log`, the file from open_log, is no longer
+    run/log.jsonl, because another run may have taken its place."""
     path = os.path.join(run, "ckpt.pt")
     log_path = os.path.join(run, "log.jsonl")
     in_place = (os.path.exists(log_path)
                 and os.path.samestat(os.stat(log_path), os.fstat(log.fileno())))
     if not in_place:
-        os.makedirs(run, exist_ok=True)
         path += f".{os.getpid()}"
     temporary = path + ".tmp"
     try:
+        os.makedirs(run, exist_ok=True)
         with open(temporary, "wb") as file:
             torch.save(checkpoint, file)
             file.flush()
@@ -67,8 +66,8 @@ def write(run, checkpoint, log):
                       f"some space, then {advice}") from error
     if not in_place:
         raise ValueError(f"{log_path} was moved, deleted or replaced while this run trained, so "
-                         f"step {checkpoint['step']} is in {path}; put this back as ckpt.pt into "
-                         "the directory of this run, and resume")
+                         f"step {checkpoint['step']} is in {path}; move this into the directory "
+                         "of this run, as ckpt.pt, and resume")
 
 def exists(run):
     return os.path.exists(os.path.join(run, "ckpt.pt"))
@@ -162,9 +161,10 @@ def load_weights(model, checkpoint, run):
         raise ValueError(f"{run} holds another architecture: {reason}") from error
     parameters = {name.rpartition(".")[2] for name in weights}
     for key in changed:
-        if parameters & {key, key.removeprefix("pope_")}:  # such as expe_S, or delta of pope_delta
+        # such as expe_S, or delta of pope_delta
+        if key == "expe_learned" or parameters & {key, key.removeprefix("pope_")}:
             raise ValueError(f"{key}={given[key]!r} would do nothing, because {run} has learned "
-                             "this value; leave it out")
+                             f"what it sets; keep {before[key]!r}, as it was")
     # A tensor that several layers share has several names, and of the copies under these names only
     # the last survives loading. So the copies in the checkpoint must not differ
     for name, tensor in model.state_dict().items():

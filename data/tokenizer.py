@@ -79,7 +79,7 @@ def load_encoding(name):
         raise ImportError(f"tokenizer {name!r} needs a package: pip install tokenizers") from None
     except Exception as error:  # each library raises errors of its own
         fault = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if "#" in name:
+        if "#" in name and isinstance(error, (FileNotFoundError, ValueError)):
             raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); put the file "
                              "there, as it was when data were written with it") from None
         raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); it must be known and "

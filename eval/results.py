@@ -134,10 +134,8 @@ def training(folders):
                 row[f"{split}/{key}" if split else key] = value
         if not rows:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
-        options = start["config"]
-        # evaluations that read other batches do not share a curve
-        experiment = rows[max(rows)]["experiment"], options.get("eval_batches")
-        same = dict(run=folder, pe=options["pe"], seed=options["seed"], experiment=experiment)
+        same = dict(run=folder, pe=start["config"]["pe"], seed=start["config"]["seed"],
+                    experiment=rows[max(rows)]["experiment"])
         found.extend({**row, **same} for row in rows.values())
     return found
 
@@ -154,7 +152,7 @@ def latest(folders):
         for line in lines:
             line.setdefault("experiment", folder)  # older code did not write this
         # a slow evaluation may end after one that has read a later checkpoint
-        lines.sort(key=lambda line: line.get("read_at", 0))
+        lines.sort(key=lambda line: (line.get("read_at", 0), line["steps"]))
         last = lines[-1]
         weights = last.get("weights")
         kept = folder, last["experiment"]
@@ -162,7 +160,7 @@ def latest(folders):
             # the run may have been measured under another path
             options = line.get("options", split_options(line["run"])[1])
             line["run"] = f"{folder}@{options}" if options else folder
-            same_weights = line.get("weights", weights) == weights  # nor did it write these
+            same_weights = line.get("weights", weights) == weights  # older code did not say
             if same_weights and line["steps"] == last["steps"] and line["experiment"] in kept:
                 found[line["run"], line["split"], line["metric"]] = line
     if not found:

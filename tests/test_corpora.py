@@ -179,6 +179,9 @@ def test_a_tokenizer_file(vocabulary, tmp_path):
     assert identity(meta["tokenizer"]) == identity(with_checksum(os.path.relpath(vocabulary)))
     with pytest.raises(ValueError, match="it has changed.*; put the file there, as it was when"):
         tokenizer({"tokenizer": meta["tokenizer"].replace(vocabulary, str(changed))})
+    changed.write_text(Path(vocabulary).read_text().replace("</s>", "<end>"))
+    with pytest.raises(ValueError, match="it must be known and have </s> or <.endoftext.>"):
+        tokenizer({"tokenizer": with_checksum(str(changed))})
 
 def wiki(lines, seed):
     """Lines of WikiText's format: headings of several levels, empty lines, and a paragraph that

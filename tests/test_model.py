@@ -582,10 +582,11 @@ def test_checkpoint_of_another_architecture():
             load_weights(net, saved, "out/x")
 
 @pytest.mark.parametrize("pe, option, value", [
-    ("pope", "pope_delta", "uniform"), ("expe", "expe_S", 5.0), ("exqpe", "expe_theta2", 2.0)])
+    ("pope", "pope_delta", "uniform"), ("expe", "expe_S", 5.0), ("exqpe", "expe_theta2", 2.0),
+    ("expe", "expe_learned", "random")])
 def test_initial_value_of_what_was_learned(pe, option, value):
     net = gpt(pe=pe, expe_learned="init")
     saved = dict(model=net.state_dict(), config=dataclasses.asdict(net.cfg))
     load_weights(gpt(pe=pe, expe_learned="init", expe_scale=0.5), saved, "out/x")
     with pytest.raises(ValueError, match=f"{option}={value!r} would do nothing, because out/x has"):
-        load_weights(gpt(pe=pe, expe_learned="init", **{option: value}), saved, "out/x")
+        load_weights(gpt(**{"pe": pe, "expe_learned": "init", option: value}), saved, "out/x")
