@@ -11,7 +11,8 @@ Sample from, evaluate and inspect trained models:
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes model options,
 as in out/quickstart_rope@rope_scaling=yarn,rope_factor=8. Losses, errors and scores are also
 appended to RUN/results.jsonl, from which --report makes its tables, a CSV file and a picture.
-Runs that differ only in their seed share a row and a curve. Models always compute in float32.
+Runs that differ only in their seed share a row and a curve, if their names differ only in _seedN
+at the end. Models always compute in float32.
 """
 import os
 import re

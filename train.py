@@ -421,7 +421,7 @@ def load_run(cfg, model, optimizer, train, processes):
 
 def check_same_run(cfg, saved, train):
     """Raises ValueError if the checkpoint has another origin, model or data set, or other batches.
-    The folder of the data may have been moved, but its name must be the same."""
+    The folder of the data may have been moved or renamed."""
     fixed = {key: saved["config"][key] for key in ("init_from", "batch_size", "seed")}
     fixed.update(asdict(model_config(saved)))
     for key, saved_value in fixed.items():
@@ -432,8 +432,6 @@ def check_same_run(cfg, saved, train):
                              "--out_dir=...")
     data = saved["config"]["data"]
     differ = train.changes(saved["meta"])
-    if locate(data).name != train.folder.name:
-        differ.append("name")
     if differ:
         raise ValueError(f"{cfg.out_dir} was trained on data={data!r}, but {cfg.data!r} differs in "
                          f"{', '.join(differ)}; to fine-tune on it, use "

@@ -54,7 +54,6 @@ MISTAKES = [
     ("train.py --out_dir={flipped} --resume=True", ["ckpt.pt is damaged or not a checkpoint of"]),
     ("train.py --out_dir={run} --resume=True --n_layer=3", ["with n_layer=2, not 3; keep it"]),
     ("train.py --out_dir={run} --resume=True --data={moved}/stream", ["in tokenizer; to fine-"]),
-    ("train.py --out_dir={run} --resume=True --data={renamed}", ["in name; ", "init_from={run}"]),
     # sample.py
     ("sample.py", ["no run directory given; e.g. python sample.py out/quickstart_pope"]),
     ("sample.py {own}@cope_shared=True", ["{own} has separate weights for", "which layers share"]),
@@ -103,7 +102,7 @@ MISTAKES = [
 def places(stream, rows, tmp_path_factory):
     """{name: path} of a folder with data, runs, texts and config files."""
     folder = tmp_path_factory.mktemp("places")
-    for name in ("stream", "renamed", "moved/stream", "edited"):
+    for name in ("stream", "moved/stream", "edited"):
         shutil.copytree(stream, folder / name)
     meta = folder / "moved" / "stream" / "meta.json"
     meta.write_text(meta.read_text().replace("s28", "s29"))

@@ -459,12 +459,13 @@ def test_wandb(stream, tmp_path, monkeypatch):
 
 def test_what_changes_on_resuming(stream, tmp_path, capsys):
     """It is named, and used from there on. A best loss from other evaluations is dropped, but not
-    if another split is evaluated too."""
+    if another split is evaluated too. The data may have been renamed."""
     run(stream, tmp_path / "a", "--max_iters=2", "--weight_decay=0.1")
     more = run(stream, tmp_path / "a", "--max_iters=3", "--eval_splits=val,train", "--resume=True",
                "--learning_rate=3", "--grad_clip=0")
     assert more["best"]["step"] < 3
-    after = run(stream, tmp_path / "a", "--max_iters=5", "--weight_decay=0.5", "--beta1=0.8",
+    renamed = shutil.copytree(stream, tmp_path / "renamed")
+    after = run(renamed, tmp_path / "a", "--max_iters=5", "--weight_decay=0.5", "--beta1=0.8",
                 "--learning_rate=3", "--eval_batches=1", "--resume=True")
     assert "learning_rate=3.0 from here on; it was 0.01\n" in capsys.readouterr().out
     groups = after["optimizer"]["param_groups"]
