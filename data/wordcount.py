@@ -90,11 +90,11 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             limit: int = None, seed: int = 0):
     if join < 1:
         raise ValueError(f"join={join} stories do not make an example; use 1 or more")
-    from nltk.tokenize import PunktSentenceTokenizer
-
     if stories:
         corpus = read_stories(stories)
-    else:
+    from nltk.tokenize import PunktSentenceTokenizer  # if it is missing, nothing is downloaded
+
+    if not stories:
         corpus = hub("roneneldan/TinyStories", split="train")
     tokenizer = with_checksum(tokenizer)
     encoding = load_encoding(tokenizer)
