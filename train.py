@@ -121,8 +121,7 @@ def main(argv):
         kernels=[block.attn.use_triton for block in raw_model.h])
     x, y = get_batch(step)
     length = x.size(1)  # block_size in a stream of text; the rows of a task have their own length
-    log.start(cfg, state["wandb"], from_step=step, length=length,
-              experiment=checkpoint.experiment(history, step + 1))
+    log.start(cfg, state["wandb"], from_step=step, length=length, history=history)
 
     def save():
         if processes.rank == 0:

@@ -14,6 +14,8 @@ import sys
 
 import torch
 
+import checkpoint
+
 METRICS = {
     "loss": "loss, nats per token",
     "window_loss": "loss in windows of the trained length, nats per token",
@@ -110,16 +112,24 @@ def records(folder, name):
 
 def training(folders):
     """Returns rows with run, pe, seed, experiment, step, loss, val/loss and so on, one for each
-    step in the runs' logs. Raises ValueError for a log without any step."""
+    step that led to the last weights of a run. If an older checkpoint was put back, the log may
+    hold others. Raises ValueError for a log without any step."""
     found = []
     for folder in folders:
-        rows = {}
+        rows = {}  # {(step, its experiment): row}
         start = None
+
+        def experiment(step):
+            history = start.get("history")
+            return checkpoint.experiment(history, step) if history else folder  # of older code
+
         for line in records(folder, "log.jsonl"):
             if "config" in line:  # the run begins, resumes or starts over
                 start = line
                 begin = line.get("from_step", math.inf)
-                rows = {step: row for step, row in rows.items() if begin and step <= begin}
+                # it repeats the steps from there on, unless it now takes other ones
+                rows = {(step, of): row for (step, of), row in rows.items()
+                        if (begin and step <= begin) or of != experiment(step)}
             if "step" not in line:
                 continue
             if start is None:
@@ -127,16 +137,16 @@ def training(folders):
                                  "leave this run out")
             step = line.pop("step")
             split = line.pop("split", "")
-            # a resumed run repeats some steps, and its numbers replace the earlier ones
-            row = rows.setdefault(step, {"step": step})
-            row["experiment"] = start.get("experiment", folder)
+            row = rows.setdefault((step, experiment(step)), {"step": step})
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
-        if not rows:
+        led_here = [row for (step, of), row in rows.items() if of == experiment(step)]
+        if not led_here:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
+        last = max(row["step"] for row in led_here)
         same = dict(run=folder, pe=start["config"]["pe"], seed=start["config"]["seed"],
-                    experiment=rows[max(rows)]["experiment"])
-        found.extend({**row, **same} for row in rows.values())
+                    experiment=experiment(last))
+        found.extend({**row, **same} for row in led_here)
     return found
 
 def latest(folders):
@@ -149,19 +159,16 @@ def latest(folders):
         if not lines:
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
             continue
-        for line in lines:
-            line.setdefault("experiment", folder)  # older code did not write this
         # a slow evaluation may end after one that has read a later checkpoint
         lines.sort(key=lambda line: (line.get("read_at", 0), line["steps"]))
         last = lines[-1]
-        weights = last.get("weights")
-        kept = folder, last["experiment"]
         for line in lines:
             # the run may have been measured under another path
             options = line.get("options", split_options(line["run"])[1])
             line["run"] = f"{folder}@{options}" if options else folder
-            same_weights = line.get("weights", weights) == weights  # older code did not say
-            if same_weights and line["steps"] == last["steps"] and line["experiment"] in kept:
+            # older code wrote no checksum of the weights, so the steps have to agree as well
+            same_weights = line.get("weights") == last.get("weights")
+            if same_weights and line["steps"] == last["steps"]:
                 found[line["run"], line["split"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "

@@ -239,7 +239,7 @@ def test_report(tmp_path, monkeypatch, capsys):
                             length=8 * n, steps=9, experiment=3, weights=4, read_at=2,
                             metric="loss", value=value)
                 # an older checkpoint was put back, and an evaluation of other weights ended late
-                for more in (dict(steps=12, read_at=1, value=77), dict(experiment=4, value=66), {},
+                for more in (dict(steps=12, weights=3, read_at=1, value=77), {},
                              dict(weights=5, read_at=1, value=88)):
                     file.write(f"{json.dumps({**line, **more})}\n\n")
     os.mkdir("out/z_new")

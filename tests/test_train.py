@@ -544,17 +544,23 @@ def test_a_run_that_was_moved_saves_no_more(stream, tmp_path, monkeypatch):
     saved = read(str(tmp_path / "moved"))
     assert saved["step"] == 3 and saved["config"]["seed"] == 1337
 
-def test_a_run_that_starts_over(stream, tmp_path):
-    """It keeps the log of a run that failed before its first checkpoint, whose steps do not count
-    in pictures."""
+def test_a_run_that_starts_over_or_goes_back(stream, tmp_path):
+    """Its log keeps all steps, but those that did not lead to its last weights do not count in
+    pictures. They are from a run that failed before its first checkpoint, or from one of the
+    branches if older checkpoints were put back."""
     out = tmp_path / "a"
-    run(stream, out, "--max_iters=9", "--log_interval=1")
+    saved = {}
+    run(stream, out, "--max_iters=2")
     (out / "ckpt.pt").unlink()
-    before = log(out)
-    run(stream, out, "--max_iters=4", "--log_interval=1", "--pe=rope")
-    assert log(out)[: len(before)] == before
+    for put_back, stop, rate in ((0, 2, 1e-3), (2, 4, 1e-3), (2, 4, 9e-3), (4, 6, 1e-3)):
+        if put_back:
+            shutil.copy(saved[put_back, 1e-3], out / "ckpt.pt")
+        before = log(out)
+        run(stream, out, f"--max_iters={stop}", f"--learning_rate={rate}", "--schedule=constant",
+            "--pe=rope", "--log_interval=1", "--resume=True")
+        assert log(out)[: len(before)] == before
+        saved[stop, rate] = shutil.copy(out / "ckpt.pt", tmp_path / f"{stop}_{rate}")
     rows = results.training([str(out)])
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
     assert {row["pe"] for row in rows} == {"rope"}
-    assert {row["step"]: row["loss"] for row in rows if "loss" in row} == {
-        record["step"]: record["loss"] for record in log(out)[len(before) :] if "lr" in record}
+    assert {row["lr"] for row in rows[1:3] + rows[5:]} == {1e-3}
