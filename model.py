@@ -314,12 +314,14 @@ class Attention(nn.Module):
             # faster on CPUs), so v gets columns of zeros, which are cut off the result
             v = F.pad(v, (0, q.size(3) - d))
         mask = None
-        if T != S:
-            # is_causal would align the first query with the first key, which is a cached one
-            mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        is_causal = True
+        if T != S:  # is_causal would align the first query with the first key, a cached one
+            is_causal = False
+            if T > 1:  # a single query sees all keys
+                mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         dropout = self.cfg.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
-            q, k, v, mask, dropout, is_causal=mask is None, scale=self.d**-0.5)
+            q, k, v, mask, dropout, is_causal, scale=self.d**-0.5)
         return y[..., :d]
 
     def triton(self, q, k, v, unrotated_q, i, j, per_key):
@@ -900,7 +902,9 @@ class CoPE(PE):
 
     @staticmethod
     def check(cfg):
-        check_positive(cfg, "cope_npos", "cope_m0")
+        if cfg.cope_npos < 2:
+            raise ValueError(f"cope_npos={cfg.cope_npos} gives all keys the same position; use 2 "
+                             "or more")
 
     def add_parameters(self, shared_from):
         """Creates e. The two variants of CoPE below create other parameters instead, which layers
@@ -979,6 +983,10 @@ class CoPE_ALiBi(CoPE):
     """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's position, not clamped,
     as the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
     has_kernel = False
+
+    @staticmethod
+    def check(cfg):
+        check_positive(cfg, "cope_m0")
 
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
@@ -1095,22 +1103,23 @@ def check(cfg):
     if len(pattern) > cfg.n_layer:
         raise ValueError(f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but "
                          f"n_layer={cfg.n_layer}; shorten the pattern")
+    everywhere = {name for names in pattern for name in names}
     for names in pattern:
         for name in names:
             choose("pe", name, PES)
             PES[name].check(cfg)
             if names.count(name) > 1:
                 raise ValueError(f"pe={cfg.pe!r} names {name} twice in one layer; keep one")
-        if "expe" in names and "exqpe" in names:
+        together = everywhere if cfg.expe_once else set(names)  # what acts on the same tensor
+        if {"expe", "exqpe"} <= together:
             raise ValueError(f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions; "
                              "keep one of them")
         rotating = [name for name in names if overrides(PES[name], "rotate")]
         if len(rotating) > 1:
             raise ValueError(f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q and k "
                              "of one layer; keep one of them")
-    methods = [PES[name] for names in pattern for name in names]
     scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
-    if scales and not any(issubclass(pe, RoPE) for pe in methods):
+    if scales and not any(issubclass(PES[name], RoPE) for name in everywhere):
         raise ValueError(f"rope_scaling={cfg.rope_scaling!r} and rope_factor={cfg.rope_factor} "
                          f"would do nothing, because pe={cfg.pe!r} has no rope; use 'none' and 1")
 

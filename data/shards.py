@@ -61,7 +61,8 @@ class Split:
         path = self.folder / "meta.json"
         if not path.exists():
             command = command_for(folder)
-            raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command}")
+            raise FileNotFoundError(f"no meta.json in {folder}; name the folder of the data with "
+                                    f"--data, or write it with {command}")
         try:
             self.meta = json.loads(path.read_text(encoding="utf-8"))
             known = sorted({split_of(name) for name in self.meta["shards"]})

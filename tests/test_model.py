@@ -548,7 +548,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(pe="alibi", alibi_fraction=0.1), "alibi_fraction=0.1 gives a slope to 0 of 4 heads"),
     (dict(pe="alibi", alibi_fraction=1.3), "alibi_fraction=1.3 gives a slope to 5 of 4 heads"),
     (dict(vocab_size=0), "vocab_size=0 must be positive"),
-    (dict(pe="cope", cope_npos=0), "cope_npos=0 must be positive and finite"),
+    (dict(pe="cope", cope_npos=1), "cope_npos=1 gives all keys the same position; use 2 or more"),
     (dict(pe="cope_alibi", cope_m0=-1.0), "cope_m0=-1.0 must be positive and finite"),
     (dict(pe="expe", expe_scale=-1.0), "expe_scale=-1.0 must be positive and finite"),
     (dict(pope_mu="exp"), "pope_mu='exp' is unknown; choose one of "),
@@ -556,6 +556,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, want):
     (dict(pe="rope,pope+rope"), "pe='rope,pope+rope': pope and rope would both rotate q and k of "
                                 "one layer; keep one of them"),
     (dict(pe="expe+exqpe"), "expe and exqpe would write into the same dimensions; keep one"),
+    (dict(pe="expe,exqpe", expe_once=True), "expe and exqpe would write into the same dimensions"),
     (dict(pe="rope,rope,rope+pope"), "is a pattern of 3 layers, but n_layer=2; shorten the"),
     (dict(n_head=5), "n_embd=32 is not divisible by n_head=5; change one of them"),
     (dict(pe="carope", n_embd=36), "n_embd / n_head = 9 is odd; change n_head"),
