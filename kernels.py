@@ -5,7 +5,10 @@ CoPE's backward pass keeps something that grows with T^2, namely T^2 / 32 number
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
 to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention whose
 q and k have width 2d. PyTorch rotates them beforehand, because a kernel that does so would save
-only 13 bytes of memory traffic per entry of q.
+little memory traffic.
+
+Read FlashAttention-2 first (arXiv:2307.08691). On a first reading, skip what this text says from
+CoPE on, and each `if COUNTS` in the code. What is left is FlashAttention with a bias for each key.
 
 Attention. i is a query, j and t are keys, and d is the width of v. dX is the gradient of the loss
 with respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
@@ -17,14 +20,14 @@ with respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
 
 The two row sums are equal because sum_t P_it dP_it = sum_t P_it (dO_i . V_t) = dO_i . O_i. The
 forward pass stores the log-sum-exp L of each row, from which the backward passes recompute P =
-exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135 and 2307.08691). With dropout's factors R,
+exp(S - L) tile by tile (FlashAttention, arXiv:2205.14135). With dropout's factors R,
 O = (R * P) V, dV = (R * P)^T dO and dP = R * (dO V^T). The P in dS has no factor.
 
 A bias for each key. ALiBi and FoX add b_j - b_i to S_ij. In ALiBi b_j = m j, and in FoX
 b_j = -(log f_0 + .. + log f_j). In the softmax b_i cancels, because it is the same for all keys
 of a row. So the kernels take only b_j, the key_bias, and its gradient is
 
-    db_j = sum_i dS_ij - sum_t dS_jt
+    db_j = sum_i dS_ij - sum_t dS_jt          d(log f_l) = - sum over j >= l of db_j
 
 where dS is the gradient of S + b. The second sum is the gradient of the b_i that cancelled. It is a
 row sum of dS, which would be 0 in exact arithmetic. But O is stored in 16 bits, so the row sum is
@@ -41,20 +44,23 @@ many of the keys j to i the query counts. z_i = q_i e (e is learned) holds a_ij 
     a_ij = (1 - w) z_i[c] + w z_i[c + 1]      the bias; column c = floor(p_ij), w = p_ij - c
 
 In the backward pass, dS is the gradient of S + a. The slope of a in p is z_i[c + 1] - z_i[c]. But
-it is 0 if p is an integer (as a clamped p is), because Listing 1 then reads only z_i[p]. (model.py
-takes z_i[p + 1] - z_i[p] there, but its p are not rounded, so that hardly any is an integer.) A
-gate g_ij is a term of p_it for all t <= j, so
+it is 0 if p is an integer (as a clamped p is), because Listing 1 then reads only z_i[p]. A gate
+g_ij is a term of p_it for all t <= j, so
 
     dp_it = dS_it slope_it
     dg_ij = sum over t <= j of dp_it          a running sum along the row
-    dS'_ij = dS_ij + dg_ij g_ij (1 - g_ij)    for dQ and dK, or for gate_q and gate_k
+    dG_ij = dg_ij g_ij (1 - g_ij)             the gradient of the gate's own logit
+
+dQ and dK take dS + dG. If the gates have a gate_q and gate_k of their own, these take dG, and dQ
+and dK take only dS.
 
 The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over those in column c-1.
-Along a row, p never rises from left to right, so the keys of column c are neighbours. Call them run
-c. p falls by at most 1 from one key to the next, so no column but 0 is skipped, and run c begins
-where run c + 1 ends. Let lower and upper be the running sums, from the left, of dS (1 - w) and of
-dS w. Let lower[c] and upper[c] be their values at the last key of run c (for column 0, at the
-query), or 0 for columns above that of the leftmost run. Then
+To scatter these terms would need atomics, so they are summed along the row. From left to right p
+never rises, so the keys of column c are neighbours. Call them run c. From one key to the next, p
+falls by at most 1, so no column but 0 is skipped, and run c begins where run c + 1 ends. Let lower
+be the running sum, from the left, of dS (1 - w), the share of z[c], and upper that of dS w, the
+share of z[c + 1]. Let lower[c] and upper[c] be their values at the last key of run c (for column 0,
+at the query), or 0 for columns above that of the leftmost run. Then
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
@@ -70,13 +76,14 @@ z = (0, 2, 1, 3), and the dS of its six keys sum to 0:
     slope        0     0     2    -1    -1     2
     dp           0     0    12     4    -8   -16
     dg           0     0    12    16     8    -8    summed from the left
-    lower        2    -2     1     0     6     4    at the ends of the runs -2, 1, 6 and 4
-    upper        0     0     3     0     2    -4    at the ends of the runs 0, 3, 2 and -4
-    dz          -2    -1     2     1                for c = 0 .. 3; dz[2] = (1 - -2) + (2 - 3)
+    lower        2    -2     1     0     6     4    at the ends of runs 3 .. 0: -2, 1, 6 and 4
+    upper        0     0     3     0     2    -4    at the ends of runs 3 .. 0: 0, 3, 2 and -4
+    dz          -2    -1     2     1                for c = 0 .. 3; dz[2] = (1 - (-2)) + (2 - 3)
 
-The kernels see this row in tiles of keys and carry the sums from one tile to the next. These are
-the sums with two tiles of three keys, in the order of the passes and with the names of the code.
-The code counts in units of 1/2048 of a gate, so 1.75 here is 3584 there:
+The kernels see this row in tiles of keys and carry the sums from one tile to the next. Here they
+are for two tiles of three keys, in the order of the passes. units_right is the sum of the gates to
+the right of a tile, and units_total is that of the whole row. dp_left, lower_left and upper_left
+are the sums to its left. The code counts in units of 1/2048 of a gate, so 1.75 here is 3584 there:
 
     pass                   keys     before the tile                after the tile
     attention_forward      3 .. 5   units_right 0                  units_right 1.75
@@ -93,12 +100,12 @@ stores the 1.75 and the dp_left of 0 for attention_backward_kv, which sees only 
 Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz. Run 0 ends at the query
 itself, and its end is stored after the walk.
 
-Three parts. Once all rows of a tile of M queries have counted to npos - 1, the keys further left
-all have the bias z_i[npos - 1], and there CoPE is plain attention. Without CoPE, nothing is
+Three parts. Once all rows of a tile of QUERIES queries have counted to npos - 1, the keys further
+left all have the bias z_i[npos - 1], and there CoPE is plain attention. Without CoPE, nothing is
 counted, and everything left of the mask is plain. A tile that begins with query i0 sees these keys,
 and the passes walk over them as the arrows show:
 
-     key 0                                       key i0        i0 + M
+     key 0                                       key i0     i0 + QUERIES
        +--------------------+----------------------+-------------+
        |       plain        |       counted        |   masked,   |
        |    p = npos - 1    | gates, sums, look-up | and counted |
@@ -119,10 +126,11 @@ tile of queries stopped counting at a key of its own, so counted and plain tiles
 
 Rounding. The passes add the gates in different orders, and inexact sums would disagree about
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
-sums are exact in any order. Gradients ignore the rounding, apart from the slope at an integer. With
+sums are exact in any order. Only a logit that two passes compute differently in its last bit can
+move a gate by one unit. Gradients ignore the rounding, apart from the slope at an integer. (There
+model.py takes z[p + 1] - z[p], but of its p, which are not rounded, hardly any is an integer.) With
 T = 1024, npos = 64 and a z of standard deviation 8, rounding changes o by 0.7%, dz by 1.2% and the
-gates' gradients by 4 to 18%. PyTorch in bfloat16, with gates summed in float32, changes them by 4
-to 5%, 7 to 9% and 19 to 41%.
+gates' gradients by 4 to 18%. PyTorch in bfloat16 changes them by 4 to 5%, 7 to 9% and 19 to 41%.
 
 No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
@@ -141,7 +149,7 @@ try:
     import triton.language as tl
     from triton.language import constexpr
 except ImportError:  # this module still imports, so that why_not can name what is missing
-    constexpr = float
+    constexpr = float  # or anything else that can be called with a number
     triton = SimpleNamespace(jit=lambda kernel: kernel, __version__=None)
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads this when it is imported
@@ -239,12 +247,14 @@ def round_to_int(x):
 
 @triton.jit
 def clamp(p, NPOS):
-    """Clamps p to 0 .. npos - 1. p can be below 0 if two kernels' logits differ in the last bit."""
+    """Clamps p, in units, to 0 .. npos - 1 gates. It can be below 0 if the logits of two passes
+    differ in the last bit."""
     return tl.maximum(tl.minimum(p, (NPOS - 1) * UNIT), 0)
 
 @triton.jit
 def gates_of(logit, causal, NEEDED):
-    """Returns the gates, and the gates in units, rounded but still in float32."""
+    """Returns the gates, and the gates in units, rounded but still in float32. Only the latter are
+    0 in the future."""
     root = tl.rsqrt(1.0 + tl.exp2(-logit))
     gate = root * root  # the sigmoid; Triton's division would take more instructions
     return gate, mask_future((gate * UNIT + MAGIC) - MAGIC, causal, NEEDED)
@@ -258,7 +268,8 @@ def triangle(N, DTYPE):
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
     """Returns the running sums of x (M, N) along the keys, and `left` for the next tile. left (M,),
-    the sum over tiles to the left, is float32, because 16-bit rounding errors would build up."""
+    the sum over tiles to the left, adds x as it is, because 16-bit rounding errors would build
+    up."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -291,7 +302,8 @@ def load_words(at):
 
 @triton.jit
 def store_two(at, x, y, mask):
-    """Stores x and y side by side. Assembly does it in one instruction."""
+    """Stores x and y side by side. Assembly does it in one instruction, and returns a 0 because
+    Triton wants a result."""
     if ASM:
         code: constexpr = ("{ .reg .pred p; setp.ne.b32 p, $4, 0; "
                            "@p st.global.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0; }")
@@ -303,12 +315,12 @@ def store_two(at, x, y, mask):
 
 @triton.jit
 def look_up(z_pairs, row, p, NPOS, ZTYPE):
-    """Returns the bias at clamped positions p, its slope, and w."""
+    """Returns the bias in base 2 at clamped positions p, its slope in base e, and w."""
     z_floor, z_ceil = unpack(load_words(z_pairs + (row * NPOS + (p >> BITS))), ZTYPE)
     # the bits of the fraction make a float in [1, 2), from which 1 is subtracted
-    w = ((p << 12) & 0x7FF000 | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+    w = ((p << (23 - BITS)) & 0x7FF000 | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
     slope = tl.where(w > 0, z_ceil - z_floor, 0.0)
-    return z_floor + w * (z_ceil - z_floor), slope, w
+    return (z_floor + w * (z_ceil - z_floor)) * LOG2E, slope, w
 
 @triton.jit
 def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
@@ -325,13 +337,14 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
         previous_has_run = row_exists & (c > 0) & (c - 1 <= first_run[:, None])
         previous_upper = tl.load(at - 1, mask=previous_has_run, other=0.0)
         upper = tl.load(at + 1, mask=has_run & (c > 0), other=0.0)
-        at = dz + dz_row[:, None] * NPOS + c
-        tl.store(at, lower - next_lower + previous_upper - upper, mask=row_exists & (c < NPOS))
+        tl.store(dz + dz_row[:, None] * NPOS + c, lower - next_lower + previous_upper - upper,
+                 mask=row_exists & (c < NPOS))
 
 # --- the kernels ----------------------------------------------------------------------------------
 # inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; z_pairs. All but q, k and v may be
-# None, and Triton then leaves out their code. Without z_pairs nothing is counted, and what is left
-# is FlashAttention, which you should read first. Without gate_q the gates reuse the logits
+# None, and Triton then leaves out their code. Without z_pairs nothing is counted. Without gate_q
+# the gates reuse the logits. In Triton, `s += x` makes a new s, so another name for it keeps the
+# old one
 
 @triton.jit
 def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: constexpr,
@@ -363,19 +376,19 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     # 1. the keys that are counted, from right to left, beginning with those under the mask
     if COUNTS:
         tl.static_assert(M == QUERIES, "the backward passes rely on where each tile stopped")
-        tl.static_assert(N % KEYS == 0, "attention_backward_kv counts all of its N keys, or none")
+        tl.static_assert(N % KEYS == 0, "a tile of attention_backward_kv is counted or plain")
         z_pairs += bh * T * NPOS
         if gate_q is not None:
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
         row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # units counted over the keys to the right
-        # masked = 1: one round, of the tiles under the mask; 0: rounds of TILES_PER_CHECK tiles,
-        # until all rows are at npos - 1
+        # masked = 1: the `while` takes all tiles under the mask in its only round, since nothing is
+        # counted yet; 0: rounds of TILES_PER_CHECK tiles, until all rows are at npos - 1
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
             while (right_edge > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
-                stop = leftmost if masked else tl.maximum(right_edge - TILES_PER_CHECK, 0)
-                for back in range(0, right_edge - stop):
+                next_edge = leftmost if masked else tl.maximum(right_edge - TILES_PER_CHECK, 0)
+                for back in range(0, right_edge - next_edge):
                     j = (right_edge - 1 - back) * N + tl.arange(0, N)
                     k_tile = load(k, bh, H, j, T, D, masked)
                     s = matmul(q_tile, tl.trans(k_tile)) * scale  # (M, D) x (D, N) -> (M, N)
@@ -389,7 +402,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                     p = clamp(units_right[:, None] + round_to_int(suffix), NPOS)
                     bias, _, _ = look_up(z_pairs, row[:, None], p, NPOS, q_tile.dtype)
                     units_right += tl.sum(units, 1).to(tl.int32)
-                    s += bias * LOG2E
+                    s += bias
                     if key_bias is not None:
                         s += load_bias(key_bias, bh, j, T)[None, :]
                     s = mask_future(s, causal, masked, float("-inf"))
@@ -397,7 +410,7 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
                     factor = dropout(seed, bh, i[:, None], j[None, :], DROPOUT)
                     row_max, weight_sum, acc = online_softmax(s, 1.0, v_tile, factor, row_max,
                                                               weight_sum, acc)
-                right_edge = stop
+                right_edge = next_edge
         plain_bias = last_bias(z_pairs, row, NPOS, q_tile.dtype)
         row_max -= plain_bias  # below, s and row_max leave out this bias, because all keys share it
         bounds = (0, right_edge, right_edge)
@@ -435,10 +448,11 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
     right, so positions start at units_total and fall. saved was filled by attention_forward.
 
     grads: dq, dgate_q, dz and dkey_bias. The last gets minus the row sums of dS, to which
-    attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T) is rowsum(dO * O);
-    units_right_at and dp_left_at (heads, tiles of KEYS, T) are the units counted to the right of a
-    tile and the sum of dp to its left, all three for attention_backward_kv; run_ends (heads, T,
-    npos, 2) are lower[c] and upper[c] of each row. scratch holds the heads from first_head on."""
+    attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T), which is rowsum(dO *
+    O), and units_right_at and dp_left_at (heads, tiles of KEYS, T), which are the units counted to
+    the right of a tile and the sum of dp to its left, are for attention_backward_kv; run_ends
+    (heads, T, npos, 2) are lower[c] and upper[c] of each row. Apart from do_dot_o, scratch holds
+    only the heads from first_head on."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -450,7 +464,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
     i = tile * M + tl.arange(0, M)
     slot = tl.program_id(1).to(tl.int64)  # the index of this head in scratch
     bh = first_head + slot
-    row = tl.minimum(i, T - 1)
+    row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
     valid = i < T
 
     # 1. what the rows need: rowsum(dO * O), the log-sum-exp, and the first values of their sums
@@ -462,7 +476,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
     row_do_o = tl.sum(o_tile * do_tile.to(tl.float32), 1)
     tl.store(do_dot_o + bh * T + i, row_do_o, mask=valid)
     row_lse = tl.load(lse + bh * T + i, mask=valid, other=float("inf"))  # past T, weights are 0
-    plain_offset = -row_lse  # what is added to s before exp2 where nothing is counted
+    plain_offset = -row_lse  # what is added to the s of plain keys before exp2
     acc = tl.zeros((M, triton.next_power_of_2(D)), tl.float32)
     ds_row_sum = tl.zeros((M,), tl.float32)
     diagonal = tile * M // N  # the first tile of keys under the mask
@@ -473,7 +487,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
         tl.static_assert(KEYS % N == 0, "carried sums are stored at whole tiles")
         z_pairs += bh * T * NPOS
         run_ends += slot * T * NPOS * 2
-        carried = slot * tl.cdiv(T, KEYS) * T
+        carried_offset = slot * tl.cdiv(T, KEYS) * T
         units_right = tl.load(units_total + bh * T + i, mask=valid, other=0)
         first_run = tl.minimum(units_right, (NPOS - 1) * UNIT) >> BITS
         plain_offset += last_bias(z_pairs, row, NPOS, q_tile.dtype)
@@ -510,23 +524,24 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
                     gate_k_tile = load(gate_k, bh, H, j, T, DV, part == MASKED)
                     gate_logit = matmul(gate_q_tile, tl.trans(gate_k_tile)) * scale
                 gate, units = gates_of(gate_logit, causal, part == MASKED)
-                # a tile of KEYS keeps dp_left of its first N keys and units_right of its last N
-                at = carried + n // (KEYS // N) * T + i
+                # a tile of KEYS keeps dp_left of its first N keys, and units_right of its last N,
+                # which overwrites that of the others
+                at = carried_offset + n // (KEYS // N) * T + i
                 tl.store(dp_left_at + at, dp_left, mask=valid & (n % (KEYS // N) == 0))
                 units_right -= tl.sum(units, 1).to(tl.int32)
                 tl.store(units_right_at + at, units_right, mask=valid)
                 suffix = matmul(units.to(tl.float16), triangle(N, tl.float16))  # (M, N)
-                p = units_right[:, None] + round_to_int(suffix)
+                p = units_right[:, None] + round_to_int(suffix)  # before the clamp
                 column = clamp(p, NPOS) >> BITS
                 next_column = clamp(p - round_to_int(units), NPOS) >> BITS  # p_ij - g_ij = p_i,j+1
                 bias, slope, w = look_up(z_pairs, row[:, None], clamp(p, NPOS), NPOS, q_tile.dtype)
                 # dS, and its sums for dz
-                ds = tl.exp2(s + bias * LOG2E - row_lse[:, None]) * (dprob - row_do_o[:, None])
+                ds = tl.exp2(s + bias - row_lse[:, None]) * (dprob - row_do_o[:, None])
                 ds = mask_future(ds, causal, part == MASKED)
                 upper, upper_left = prefix_sums(ds * w, upper_left, N, k_tile.dtype)
                 lower, lower_left = prefix_sums(ds - ds * w, lower_left, N, k_tile.dtype)
-                ends_run = (column != next_column) & valid[:, None]
-                store_two(run_ends + (row[:, None] * NPOS + column) * 2, lower, upper, ends_run)
+                is_last = (column != next_column) & valid[:, None]  # of its run
+                store_two(run_ends + (row[:, None] * NPOS + column) * 2, lower, upper, is_last)
                 # the gradient of the gates, from the running sum of dp
                 dg, dp_left = prefix_sums(ds * slope, dp_left, N, k_tile.dtype)
                 dgate_logit = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
@@ -557,7 +572,8 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
                           D: constexpr, DV: constexpr, M: constexpr, N: constexpr):
     """Computes grads, which are dk, dv, dgate_k and dkey_bias, of one tile of keys, from all
     queries that see it: first those under the mask, then the tiles of queries that counted these
-    keys, then those for which they were plain. Tiles are transposed, (N, M)."""
+    keys, then those for which they were plain. Tiles are transposed, (N, M). It reads what
+    attention_backward_q has left in dkey_bias and scratch."""
     tl.static_assert(N % M == 0, "the mask must end where a tile of queries ends")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -583,7 +599,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
         tl.static_assert(N == KEYS, "attention_backward_q stores the sums of such tiles")
         z_pairs += bh * T * NPOS
         plain_keys += bh * tl.cdiv(T, QUERIES)
-        carried = (slot * tl.num_programs(0) + tl.program_id(0)) * T
+        carried_offset = (slot * tl.num_programs(0) + tl.program_id(0)) * T
         if gate_q is not None:
             gate_k_tile = load(gate_k, bh, H, j, T, DV)
             acc_gate = tl.zeros((N, triton.next_power_of_2(DV)), tl.float32)
@@ -591,19 +607,22 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
 
     # MASKED, COUNTED, PLAIN; if nothing is counted, only MASKED and PLAIN
     for part in tl.static_range(2, -1, -1 if COUNTS else -2):
-        # PLAIN and COUNTED both go through the later tiles of QUERIES queries, and skip those of
-        # the other kind by an empty range. In MASKED, or without CoPE, one range is enough
-        first_range, last_range = 0, 1
+        # The queries i_start .. i_end - 1 of each part are
+        #     MASKED                     j0 .. i_unmasked - 1
+        #     COUNTED, PLAIN             of each later tile of QUERIES, those of this kind
+        #     PLAIN, without counting    i_unmasked .. T - 1
+        first_tile, end_tile = 0, 1  # one range is enough
         if COUNTS and part != MASKED:
-            first_range, last_range = i_unmasked // QUERIES, tl.cdiv(T, QUERIES)
-        for of_tile in range(first_range, last_range):
+            first_tile, end_tile = i_unmasked // QUERIES, tl.cdiv(T, QUERIES)
+        for query_tile in range(first_tile, end_tile):
             if part == MASKED:
                 i_start, i_end = j0, i_unmasked
             elif COUNTS:
-                i_start = tl.maximum(of_tile * QUERIES, i_unmasked)
-                i_end = tl.minimum(of_tile * QUERIES + QUERIES, T)
-                counted = tl.load(plain_keys + of_tile) <= j0
-                i_end = tl.where(counted == (part == COUNTED), i_end, i_start)
+                i_start = tl.maximum(query_tile * QUERIES, i_unmasked)
+                i_end = tl.minimum(query_tile * QUERIES + QUERIES, T)
+                counted = tl.load(plain_keys + query_tile) <= j0
+                is_this_kind = counted == (part == COUNTED)
+                i_end = tl.where(is_this_kind, i_end, i_start)  # otherwise the range is empty
             else:
                 i_start, i_end = i_unmasked, T
             for i0 in range(i_start, i_end, M):
@@ -627,12 +646,12 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
                         gate_q_tile = load(gate_q, bh, H, i, T, DV)
                         gate_logit = matmul(gate_k_tile, tl.trans(gate_q_tile)) * scale
                     gate, units = gates_of(gate_logit, causal, part == MASKED)
-                    upper_triangle = tl.trans(triangle(N, tl.float16))
-                    suffix = matmul(upper_triangle, units.to(tl.float16))  # (N, N) x (N, M)
-                    units_right = tl.load(units_right_at + carried + i, mask=valid, other=0)
+                    # (N, N) x (N, M) -> (N, M)
+                    suffix = matmul(tl.trans(triangle(N, tl.float16)), units.to(tl.float16))
+                    units_right = tl.load(units_right_at + carried_offset + i, mask=valid, other=0)
                     p = clamp(units_right[None, :] + round_to_int(suffix), NPOS)
                     bias, slope, _ = look_up(z_pairs, row[None, :], p, NPOS, q_tile.dtype)
-                    prob = tl.exp2(s + bias * LOG2E - row_lse[None, :])
+                    prob = tl.exp2(s + bias - row_lse[None, :])
                 prob = mask_future(prob, causal, part == MASKED)
                 do_tile = load(do, bh, H, i, T, DV)
                 dprob = matmul(v_tile, tl.trans(do_tile))  # (N, DV) x (DV, M) -> (N, M)
@@ -646,7 +665,7 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
                 if COUNTS and part != PLAIN:
                     dp = (ds * slope).to(do_tile.dtype)
                     dg = matmul(triangle(N, do_tile.dtype), dp)  # (N, N) x (N, M) -> (N, M)
-                    dg += tl.load(dp_left_at + carried + i, mask=valid, other=0.0)[None, :]
+                    dg += tl.load(dp_left_at + carried_offset + i, mask=valid, other=0.0)[None, :]
                     dgate_logit = mask_future(dg * (gate - gate * gate), causal, part == MASKED)
                     if gate_q is None:
                         ds += dgate_logit
@@ -669,9 +688,9 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
 QUERIES = 64  # M of attention_forward if it counts; all these rows stop counting at the same key
 KEYS = 64  # N of attention_backward_kv if it counts; for each such tile it needs the carried sums
 KERNELS = attention_forward, attention_backward_q, attention_backward_kv
-# (M, N, warps, stages) of each, chosen by counting instructions. A warp needs 16 rows, or tensor
-# cores do the same work twice. Two programs fit on a multiprocessor, so that one computes while the
-# other loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline it
+# (M, N, warps, stages) of each of KERNELS, chosen by counting instructions. A warp needs 16 rows,
+# or tensor cores do the same work twice. Two programs fit on a multiprocessor, so that one computes
+# while the other loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline it
 TILES = {
     "narrow": ((128, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),  # a v of width up to 64
     "narrow, small chip": ((128, 32, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),  # for PoPE
