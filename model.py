@@ -321,7 +321,7 @@ class Attention(nn.Module):
                 mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         dropout = self.cfg.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
-            q, k, v, mask, dropout, is_causal, scale=self.d**-0.5)
+            q, k, v, mask, dropout, is_causal=is_causal, scale=self.d**-0.5)
         return y[..., :d]
 
     def triton(self, q, k, v, unrotated_q, i, j, per_key):

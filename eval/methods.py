@@ -1,21 +1,19 @@
 """
-Draws two pictures that need no trained model:
+Draws eval/methods.png, which needs no trained model:
 
     python -m eval.methods
 
-eval/methods.png shows how each method of model.PES changes what attention sees. The query is the
+It shows how each method of model.PES changes what attention sees. The query is the
 same at every position i. Keys are of two kinds: those of the first letters of words, which match
 the query, and all others. CoPE counts the first letters, FoX forgets at them, and CARoPE rotates
 at them. Tables are random, and the other parameters are set by hand.
-
-eval/bfloat16.png shows how many positions ExPE and ExQPE can tell apart in bfloat16.
 """
 import math
 import sys
 
 import torch
 
-from eval.figures import panels, plain, save
+from eval.figures import panels, save
 from model import PES, GPTConfig, scaled_dot_products
 
 TEXT = "the cat ate a tiny bird and felt no remorse whatsoever for days on end"
@@ -79,29 +77,8 @@ def draw_effects(path):
     figure.supxlabel("key j, the first letters of words marked; query i downwards", fontsize=10)
     save(figure, path)
 
-def positions_apart(name, l, theta, T=8192):
-    """Returns how many different vectors of l values expe or exqpe writes for T positions in
-    bfloat16 (ExPE section 2.3)."""
-    pe = PES[name](GPTConfig(n_head=1, n_embd=l, expe_l=l, expe_theta=theta))
-    x = torch.zeros(1, T, l, dtype=torch.bfloat16)
-    return len(pe.inputs(x, torch.arange(T))[0].unique(dim=0))
-
-def draw_positions_apart(path):
-    """Draws a curve over l for each method and theta, in <path>.png."""
-    figure, (ax,) = panels(1, 1, 6, 4)
-    widths = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
-    for name, steps in (("expe", 1000), ("expe", 2048), ("expe", 3000), ("exqpe", 2048)):
-        counts = [positions_apart(name, l, 1 / steps) for l in widths]
-        ax.plot(widths, counts, "o-", markersize=3, label=f"{name}, theta = 1/{steps}")
-    ax.set(xlabel="l, dimensions that hold the position", ylabel="different, of 8192 positions")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(widths, widths)
-    plain(ax)
-    save(figure, path)
-
 if __name__ == "__main__":
     if len(sys.argv) > 1:  # for example --help, which should not change any file
         print(__doc__.strip())
     else:
         draw_effects("eval/methods")
-        draw_positions_apart("eval/bfloat16")
