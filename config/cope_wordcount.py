@@ -1,5 +1,5 @@
 """
-CoPE Table 5 and Figure 9, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
+CoPE Table 5 and Figures 8 and 9, WordCount: fine-tuned 1.4B models; NLL, and accuracy in percent.
 
     python -m data.wordcount --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wordcount_llama
@@ -15,8 +15,9 @@ CoPE Table 5 and Figure 9, WordCount: fine-tuned 1.4B models; NLL, and accuracy 
 tokenizer (config/README.md has a trial on a laptop). Accuracy is 100 - sequence_error, the
 percentage of answers that greedy decoding gets right.
 
-The points of Figure 9 are the splits k1, k2, ..., which are the parts of val with the same k, one
-for each k that has at least ten examples:
+The lengths of Figure 8 are `sentences` and `words` in the set's meta.json. The points of Figure 9
+are the splits k1, k2, ..., which are the parts of val with the same k, one for each k that has at
+least ten examples:
 
     python sample.py out/wordcount_{cope,rope} --evaluate=k1,k2,k3,k4,k5,k10,k15
 

@@ -18,7 +18,8 @@ the first. A row of train has as many whole examples as fit, and then padding, w
 has one example, so that its sequence error is the fraction of wrong answers.
 
 splits   train, val (1% of the stories); k1, k2, ...: the examples of val that ask about the last k
-         sentences, if there are at least ten (Figure 9)
+         sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
+         their number of sentences and by their number of words (Figure 8)
 options  stories: a file, or a folder of *.txt, instead of TinyStories; <|endoftext|> separates the
          stories of a file, and in one without it, each paragraph is a story; join: stories per
          example, none of which is used twice; length: tokens per row of train; tokenizer: that of
@@ -38,8 +39,8 @@ from data.tokenizer import load_encoding, with_checksum
 FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
 
-# targets: how many of the last tokens carry loss
-Example = collections.namedtuple("Example", ["tokens", "targets", "k"])
+# targets: how many of the last tokens carry loss; sentences, words: how many the story has
+Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentences", "words"])
 
 def read_stories(source):
     """Returns the stories of a file or a folder of files as rows, [{"text": story}, ...]. Of a
@@ -58,13 +59,13 @@ def words(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
 
 def question(story, sentences, random):
-    """Returns the prompt, the answer and k. sentences(text) returns the list of a text's sentences,
-    and `random` is a numpy generator."""
+    """Returns the prompt, the answer, k and the number of sentences of a story. sentences(text)
+    returns the list of a text's sentences, and `random` is a numpy generator."""
     found = sentences(story)
     word, _ = collections.Counter(words(story)).most_common(1)[0]
     k = int(random.integers(1, len(found) + 1))
     count = sum(words(sentence).count(word) for sentence in found[-k:])
-    return PROMPT.format(story, word, k), f" {count}", k
+    return PROMPT.format(story, word, k), f" {count}", k, len(found)
 
 def pack(examples, length, end):
     """Yields the tokens and the mask of each row, both (1, length). A row has as many whole
@@ -105,6 +106,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     val_stories = max(len(order) // 100, join)
     end = encoding.eot_token
     left_out = 0
+    sentence_counts = collections.Counter()
+    word_counts = collections.Counter()
 
     def examples(numbers):
         nonlocal left_out
@@ -114,13 +117,16 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
             if not words(story):
                 continue
             random = rng(seed, 1 + group[0])
-            prompt, answer, k = question(story, sentences, random)
+            prompt, answer, k, sentence_count = question(story, sentences, random)
             targets = encoding.encode_ordinary(answer) + [end]
             tokens = encoding.encode_ordinary(prompt) + targets
-            if len(tokens) > length + 1:
+            example = Example(tokens, len(targets), k, sentence_count, len(words(story)))
+            if len(example.tokens) > length + 1:
                 left_out += 1
                 continue
-            yield Example(tokens, len(targets), k)
+            sentence_counts[example.sentences] += 1
+            word_counts[example.words] += 1
+            yield example
 
     with Writer(folder) as writer:
         val = list(examples(order[:val_stories]))  # in memory, to know the longest
@@ -136,7 +142,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
                     writer.write(split, tokens, mask)
         for tokens, mask in pack(examples(order[val_stories:]), length + 1, end):
             writer.write("train", tokens, mask)
-        writer.finish(encoding.n_vocab, tokenizer, end)
+        writer.finish(encoding.n_vocab, tokenizer, end, sentences=sentence_counts,
+                      words=word_counts)
     print(f"{left_out:,} examples are left out, because they are longer than a row")
 
 if __name__ == "__main__":

@@ -268,6 +268,7 @@ def test_answers(stories, tmp_path, capsys, options, join, length, val, train):
     assert meta["vocab_size"] == 257 and meta["row_length"]["train"] == 1 + length
     told = []
     by_k = collections.defaultdict(list)
+    lengths = collections.Counter()
     for example in questions["val"] + questions["train"]:
         story, word, k, answer = example
         sentences = re.findall(r"[^.!?]+[.!?]", story)
@@ -276,9 +277,11 @@ def test_answers(stories, tmp_path, capsys, options, join, length, val, train):
         last = " ".join(sentences[-int(k) :]).lower()
         assert int(answer) == re.findall(r"[a-z0-9']+", last).count(word)
         told += re.findall(r"Story(\d+)", story)
+        lengths[str(len(sentences))] += 1
         if example in questions["val"]:
             by_k[f"k{k}"].append(example)
     assert len(told) == len(set(told)) == 2000 // join * join  # no story is told twice
+    assert meta["sentences"] == lengths and sum(meta["words"].values()) == lengths.total()
     # each k with at least ten examples in val has a split of its own
     names = {name.rpartition("_")[0] for name in meta["shards"]}
     assert "k1" in names or join == 3
