@@ -82,12 +82,13 @@ def read(run, device="cpu"):
             hint = f"name its directory, {os.path.dirname(run) or '.'}"
         raise ValueError(f"{run!r} is not a directory with a ckpt.pt; {hint}")
     try:
-        with zipfile.ZipFile(path) as file:
-            damaged = file.testzip()  # torch.load does not compare the checksums
-            checksums = [part.CRC for part in file.infolist() if "/data/" in part.filename]
-        if damaged:
-            raise zipfile.BadZipFile
-        checkpoint = torch.load(path, map_location=device, weights_only=True)
+        with open(path, "rb") as file:  # only once, because a run may replace it meanwhile
+            archive = zipfile.ZipFile(file)
+            if archive.testzip():  # torch.load does not compare the checksums
+                raise zipfile.BadZipFile
+            checksums = [part.CRC for part in archive.infolist() if "/data/" in part.filename]
+            file.seek(0)
+            checkpoint = torch.load(file, map_location=device, weights_only=True)
         if not {"model", "optimizer", "step", "config", "meta"} <= set(checkpoint):
             raise KeyError  # for example, it is nanoGPT's
         checkpoint["checksum"] = zlib.crc32(repr(checksums).encode())  # of all tensors

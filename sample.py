@@ -265,6 +265,7 @@ class Run:
         self.meta = saved["meta"]
         self.step = saved["step"]
         self.weights = saved["checksum"]
+        self.folder_stat = os.stat(self.folder)
         self.read_at = time.time()
         self.data = data or self.config["data"]
         self.reads_its_own = locate(self.data).resolve() == locate(self.config["data"]).resolve()

@@ -4,7 +4,6 @@ seeds. Each line of results.jsonl is a dict of one number and everything that it
 """
 import csv
 import json
-import math
 import os
 import platform
 import re
@@ -44,7 +43,12 @@ def name_of_split(run, split):
 # --- what is written ------------------------------------------------------------------------------
 
 def append(run, row):
-    """Appends a line to RUN/results.jsonl for every float in the row."""
+    """Appends a line to RUN/results.jsonl for every float in the row. Raises ValueError if the run
+    was moved since it was read, because another run may have taken its place."""
+    if not (os.path.exists(run.folder)
+            and os.path.samestat(os.stat(run.folder), run.folder_stat)):
+        raise ValueError(f"{run.folder} was moved, deleted or replaced while it was evaluated; "
+                         "evaluate it again at its new place")
     machine = f"{platform.machine()} {run.device.type.upper()}, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
@@ -116,36 +120,34 @@ def training(folders):
     hold others. Raises ValueError for a log without any step."""
     found = []
     for folder in folders:
-        rows = {}  # {(step, its experiment): row}
         start = None
+        rows = {}  # {(step, its branch): row}
 
-        def experiment(step):
-            history = start.get("history")
-            return checkpoint.experiment(history, step) if history else folder  # of older code
+        def branch(step):  # which weights the run had at this step
+            return start["config"]["seed"], checkpoint.experiment(start["history"], step)
 
         for line in records(folder, "log.jsonl"):
-            if "config" in line:  # the run begins, resumes or starts over
+            if "history" in line:  # the run begins, resumes or starts over
                 start = line
-                begin = line.get("from_step", math.inf)
+                begin = line["from_step"]
                 # it repeats the steps from there on, unless it now takes other ones
                 rows = {(step, of): row for (step, of), row in rows.items()
-                        if (begin and step <= begin) or of != experiment(step)}
+                        if (begin and step <= begin) or of != branch(step)}
             if "step" not in line:
                 continue
             if start is None:
-                raise ValueError(f"{folder}/log.jsonl does not begin with the options of the run; "
-                                 "leave this run out")
+                raise ValueError(f"{folder}/log.jsonl does not begin with the options of the run "
+                                 "and its history; leave this run out")
             step = line.pop("step")
             split = line.pop("split", "")
-            row = rows.setdefault((step, experiment(step)), {"step": step})
+            row = rows.setdefault((step, branch(step)), {"step": step})
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
-        led_here = [row for (step, of), row in rows.items() if of == experiment(step)]
+        led_here = [row for (step, of), row in rows.items() if of == branch(step)]
         if not led_here:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
-        last = max(row["step"] for row in led_here)
-        same = dict(run=folder, pe=start["config"]["pe"], seed=start["config"]["seed"],
-                    experiment=experiment(last))
+        seed, experiment = branch(max(row["step"] for row in led_here))
+        same = dict(run=folder, pe=start["config"]["pe"], seed=seed, experiment=experiment)
         found.extend({**row, **same} for row in led_here)
     return found
 
@@ -191,8 +193,9 @@ def print_tables(lines):
         print(f"\n{config}: {METRICS.get(metric, metric)}, mean ± standard deviation (range)\n")
         headings = []
         for split in splits:
-            column = [line for line in table if line["split"] == split]
-            headings.append(split + on_different_data(column))
+            set_name = split.split()[0]  # or, for the run's own set, the split, as in `val 4x`
+            of_set = [line for line in table if line["split"].split()[0] == set_name]
+            headings.append(split + on_different_data(of_set))
         print(f"| run | seeds | steps | {' | '.join(headings)} |")
         print("| --- " * (3 + len(splits)) + "|")
         rows = {}  # {label: its lines}

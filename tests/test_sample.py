@@ -213,6 +213,15 @@ def test_each_number_is_kept_with_all_that_made_it(runs, rows, tmp_path, monkeyp
     good = (run / "results.jsonl").read_text().splitlines()[5:]
     assert [json.loads(line)["metric"] for line in good] == [line["metric"] for line in lines]
 
+def test_numbers_do_not_go_to_the_run_that_took_a_place(runs, tmp_path):
+    folder = tmp_path / "a"
+    shutil.copytree(runs / "pope", folder)
+    run = sample.Run(str(folder), device="cpu")
+    folder.rename(tmp_path / "b")
+    folder.mkdir()
+    with pytest.raises(ValueError, match="a was moved, deleted or replaced while it was"):
+        results.append(run, dict(split="val", length=16, loss=1.0))
+
 def test_report(tmp_path, monkeypatch, capsys):
     """A cell holds the mean, the standard deviation and the range over seeds, and a curve is the
     mean in a band of the range. The last measurement counts. What was measured with options has a
@@ -268,9 +277,12 @@ def test_runs_that_were_measured_on_different_data(capsys):
     line = dict(config="x", metric="loss", pe="pope", steps=9, split="val", value=1.0)
     lines = [dict(line, run=f"out/x_pope_seed{seed}", seed=seed, data=seed) for seed in (1, 2)]
     lines.append(dict(line, run="out/x_other_pope", seed=1, metric="window_loss"))
+    for n, data in ((1, 3), (2, 4)):  # the set was written again in between
+        lines.append(dict(lines[0], split=f"b val {n}x", data=data))
     results.print_tables(lines)
     printed = capsys.readouterr().out
-    assert "| run | seeds | steps | val, on different data |" in printed
+    assert ("| run | seeds | steps | val, on different data | b val 1x, on different data "
+            "| b val 2x, on different data |") in printed
     assert "| pope | 2 | 9 |" in printed and "| other_pope | 1 | 9 |" in printed  # in its own table
 
 @pytest.mark.parametrize("change", [

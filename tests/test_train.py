@@ -546,21 +546,24 @@ def test_a_run_that_was_moved_saves_no_more(stream, tmp_path, monkeypatch):
 
 def test_a_run_that_starts_over_or_goes_back(stream, tmp_path):
     """Its log keeps all steps, but those that did not lead to its last weights do not count in
-    pictures. They are from a run that failed before its first checkpoint, or from one of the
-    branches if older checkpoints were put back."""
+    pictures. They are from a run that failed before its first checkpoint, or from other branches if
+    older checkpoints were put back."""
     out = tmp_path / "a"
     saved = {}
     run(stream, out, "--max_iters=2")
-    (out / "ckpt.pt").unlink()
-    for put_back, stop, rate in ((0, 2, 1e-3), (2, 4, 1e-3), (2, 4, 9e-3), (4, 6, 1e-3)):
+    for put_back, stop, rate, seed in ((0, 2, 1e-3, 7), (0, 4, 1e-3, 1), (2, 4, 9e-3, 7),
+                                       (2, 4, 1e-3, 7), (4, 4, 1e-3, 1), (4, 6, 1e-3, 7)):
+        (out / "ckpt.pt").unlink()
         if put_back:
-            shutil.copy(saved[put_back, 1e-3], out / "ckpt.pt")
+            shutil.copy(saved[put_back, 1e-3, seed], out / "ckpt.pt")
         before = log(out)
         run(stream, out, f"--max_iters={stop}", f"--learning_rate={rate}", "--schedule=constant",
-            "--pe=rope", "--log_interval=1", "--resume=True")
+            "--pe=rope", "--log_interval=1", "--resume=True", f"--seed={seed}")
         assert log(out)[: len(before)] == before
-        saved[stop, rate] = shutil.copy(out / "ckpt.pt", tmp_path / f"{stop}_{rate}")
-    rows = results.training([str(out)])
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
-    assert {row["pe"] for row in rows} == {"rope"}
-    assert {row["lr"] for row in rows[1:3] + rows[5:]} == {1e-3}
+        saved[stop, rate, seed] = shutil.copy(out / "ckpt.pt", tmp_path / f"{stop} {rate} {seed}")
+    whole = tmp_path / "b"
+    run(stream, whole, "--max_iters=6", "--learning_rate=1e-3", "--schedule=constant", "--pe=rope",
+        "--log_interval=1", "--seed=7")
+    found, expected = (results.training([str(path)]) for path in (out, whole))
+    assert [row["step"] for row in found] == [0, 1, 2, 3, 4, 5, 6]
+    assert [row.get("loss") for row in found] == [row.get("loss") for row in expected]
