@@ -128,9 +128,7 @@ Rounding. The passes add the gates in different orders, and inexact sums would d
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
 sums are exact in any order. Only a logit that two passes compute differently in its last bit can
 move a gate by one unit. Gradients ignore the rounding, apart from the slope at an integer. (There
-model.py takes z[p + 1] - z[p], but of its p, which are not rounded, hardly any is an integer.) With
-T = 1024, npos = 64 and a z of standard deviation 8, rounding changes o by 0.7%, dz by 1.2% and the
-gates' gradients by 4 to 18%. PyTorch in bfloat16 changes them by 4 to 5%, 7 to 9% and 19 to 41%.
+model.py takes z[p + 1] - z[p], but of its p, which are not rounded, hardly any is an integer.)
 
 No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """

@@ -212,7 +212,6 @@ class Writer(contextlib.AbstractContextManager):
         self.tokens = {}  # {split: the bytes of the tokens that are not in a shard yet}
         self.masks = {}
         self.row_length = {}
-        self.largest = 0  # of all tokens that this process has written
         self.written = collections.Counter()
         self.shown_time = time.monotonic()
         self.lock = lock(self.unfinished)
@@ -234,7 +233,6 @@ class Writer(contextlib.AbstractContextManager):
         tokens = np.asarray(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= 65535:
             raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
-        self.largest = max(self.largest, tokens.max(initial=0))
         content = tokens.astype("<u2").tobytes()
         self.meta["checksum"] = zlib.crc32(content, self.meta["checksum"])
         self.written[split] += tokens.size
@@ -275,18 +273,11 @@ class Writer(contextlib.AbstractContextManager):
 
     def finish(self, vocab_size, tokenizer, separator=None, **more):
         """Saves the last shards and meta.json, to which it adds `more`, and gives the folder its
-        final name. Raises ValueError if there are no tokens, if some are beyond vocab_size, or if
-        only some splits have a mask."""
+        final name. Raises ValueError if there are no tokens."""
         for split in self.tokens:
             self.end_shard(split)
         if not self.meta["shards"]:
             raise ValueError(f"{self.folder} got no tokens; check its source")
-        if self.largest >= vocab_size:
-            raise ValueError(f"token {self.largest} is beyond vocab_size={vocab_size}; correct the "
-                             "script that wrote it")
-        if self.masks and self.masks.keys() != self.tokens.keys():
-            raise ValueError(f"of the splits {', '.join(self.tokens)}, only some have a loss mask; "
-                             "give all of them one, or none")
         meta = {"vocab_size": vocab_size, "tokenizer": tokenizer, "separator": separator,
                 "row_length": self.row_length, "loss": "mask" if self.masks else "all"}
         self.meta["shards"] = dict(sorted(self.meta["shards"].items()))

@@ -71,10 +71,10 @@ def evaluate(runs, names):
 
 def extrapolate(runs, multiples, name, tokens):
     """Yields (run, row) for each run and each multiple of its trained length. `loss` is that of
-    windows of this length. For `window_loss`, a token of the same text sees only as many previous
-    tokens as in training, so a loss below it means that distant context helps. The windows of each
-    length tile the same stretches of text, and the last one may be shorter, so that all lengths
-    have exactly the same targets."""
+    windows of this length. For `window_loss`, a token of the same text sees at most as many
+    previous tokens as in training, so a loss below it means that distant context helps. The windows
+    of each length tile the same stretches of text, and the last one may be shorter, so that all
+    lengths have exactly the same targets."""
     splits = {run: run.split(name) for run in runs}
     texts = {run: stretches(splits[run], run.trained, multiples, tokens) for run in runs}
     name += tokens_read(tokens)

@@ -157,20 +157,17 @@ def latest(folders):
     out, and a line on stderr says so. Raises ValueError if no run has any."""
     found = {}
     for folder in folders:
-        lines = records(folder, "results.jsonl")
+        # older code did not say which weights it had measured
+        lines = [line for line in records(folder, "results.jsonl") if "weights" in line]
         if not lines:
             print(f"left out {folder}, which has no results; evaluate it first", file=sys.stderr)
             continue
-        # a slow evaluation may end after one that has read a later checkpoint
-        lines.sort(key=lambda line: (line.get("read_at", 0), line["steps"]))
-        last = lines[-1]
+        # not the last line, because a slow evaluation may have read an earlier checkpoint
+        last = max(lines, key=lambda line: line["read_at"])
         for line in lines:
-            # the run may have been measured under another path
-            options = line.get("options", split_options(line["run"])[1])
-            line["run"] = f"{folder}@{options}" if options else folder
-            # older code wrote no checksum of the weights, so the steps have to agree as well
-            same_weights = line.get("weights") == last.get("weights")
-            if same_weights and line["steps"] == last["steps"]:
+            if line["weights"] == last["weights"]:
+                # the run may have been measured under another path
+                line["run"] = f"{folder}@{line['options']}" if line["options"] else folder
                 found[line["run"], line["split"], line["metric"]] = line
     if not found:
         raise ValueError("none of these runs has results to report; evaluate them first, as in "

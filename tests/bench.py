@@ -23,7 +23,6 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import kernels  # noqa: E402
 from model import GPT, PES, GPTConfig  # noqa: E402
-from train import PEAK_FLOPS  # noqa: E402
 
 # --- how a line is measured -----------------------------------------------------------------------
 
@@ -95,10 +94,6 @@ def training_step(bench, pe, use_kernels, compiled):
     ms = bench.median_ms(step)
     result = dict(ms=ms, tokens_per_s=B * cfg.block_size / ms * 1000)
     result["peak_GiB"] = bench.peak_gib(step)
-    if not bench.dry:
-        peak = PEAK_FLOPS.get(torch.cuda.get_device_name())
-        if peak:
-            result["mfu"] = net.estimate_mfu(B, ms / 1000, peak, cfg.block_size)
     return result
 
 def steps(bench):

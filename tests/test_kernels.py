@@ -283,40 +283,6 @@ def check_little_memory():
 def test_heads_at_a_time(run):
     run("cpu", check_little_memory)
 
-def test_the_example_of_the_docstring():
-    """Autograd reproduces the row of six keys at the top of kernels.py, and the sums that its two
-    tiles of three keys carry are partial sums of that row."""
-    number = r"-?\d*\.?\d+"
-    rows = re.findall(rf"^    (\w+) +((?:{number} +)*{number})(?:  .*)?$", kernels.__doc__, re.M)
-    row = {name: torch.tensor([float(x) for x in xs.split()]).double() for name, xs in rows}
-    assert [len(x) for x in row.values()] == 11 * [6] + [4]
-    g = row["g"].requires_grad_()
-    z = torch.tensor([0.0, 2, 1, 3]).double().requires_grad_()
-    total = g.flip(0).cumsum(0).flip(0)
-    p = total.clamp(max=3)
-    c = p.detach().floor()
-    w = p - c
-    bias = (1 - w) * z[c.long()] + w * z[p.detach().ceil().long()]
-    dg, dz = torch.autograd.grad(bias, (g, z), row["dS"], retain_graph=True)
-    slope, = torch.autograd.grad(bias, p, torch.ones_like(p), retain_graph=True)
-    dp = row["dS"] * slope
-    lower = (row["dS"] * (1 - w)).cumsum(0)
-    upper = (row["dS"] * w).cumsum(0)
-    expected = dict(p=p, c=c, w=w, slope=slope, dp=dp, dg=dg, dz=dz, lower=lower, upper=upper)
-    for name, x in expected.items():
-        assert torch.equal(row[name], x), name
-
-    def carried(table, name):
-        return [float(x) for x in re.findall(rf"{name} (-?[.\d]+)", table)]
-
-    table = re.search(r"attention_forward   .*?\n\n", kernels.__doc__, re.S)[0]
-    forward, backward = table.split("attention_backward_q")
-    assert carried(forward, "units_right") == [0, total[3], total[3], total[0]]
-    assert carried(backward, "units_right") == [total[0], total[3], total[3], 0]
-    for name, sums in (("dp_left", dp.cumsum(0)), ("lower_left", lower), ("upper_left", upper)):
-        # both tiles stand side by side: before and after keys 0 .. 2, before and after 3 .. 5
-        assert carried(backward, name) == [0, sums[2], sums[2], sums[5]], name
-
 # --- dropout: the mask is read out, and the equations use it --------------------------------------
 
 SHARE = 0.25

@@ -70,18 +70,6 @@ def test_table(config):
     head, found, rest = Path("eval/README.md").read_text("utf-8").partition(table)
     assert found and head.endswith("| --- |") and not rest.startswith("|")
 
-def test_initial_values():
-    """The table of initial values in counting."""
-    found = collections.defaultdict(list)
-    for line in csv.DictReader(Path("eval/counting_init.csv").read_text("utf-8").splitlines()):
-        found["released" in line["run"], line["split"]].append(float(line["value"]))
-    rows = []
-    for released, name in ((False, "ours"), (True, "the released code's")):
-        values = [found[released, split] for split in ("test", "pass100", "pass10")]
-        (seeds,) = {len(column) for column in values}
-        rows.append(f"| {name} | {seeds} | {' | '.join(cell(column, 1) for column in values)} |")
-    assert "\n".join(rows) in Path("eval/README.md").read_text("utf-8")
-
 def positions_apart(name, l, theta):
     """Returns how many different vectors of l values expe or exqpe writes for 8192 positions in
     bfloat16."""
