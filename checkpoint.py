@@ -26,7 +26,8 @@ try:
 except ImportError:  # Windows lacks it, so nothing there keeps two processes out of one directory
     fcntl = None
 
-# options in which runs may differ and still count as the same experiment
+# Options in which runs may differ and still count as the same experiment. Others that seem harmless
+# change numbers: dtype and kernels round differently, and eval_batches changes what is averaged
 FREE = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
         "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
 

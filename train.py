@@ -8,7 +8,7 @@ A step's batch depends only on (seed, step), so a run that was stopped and resum
 steps as an uninterrupted one. On GPUs, or with three or more processes, rounding may differ, and if
 the number of processes changes, so do rounding and dropout. On SIGTERM, Ctrl-C or a closed
 terminal, a run saves a checkpoint and stops, and the same command with --resume=True resumes it. A
-further Ctrl-C ends it without saving, but not under torchrun, which waits for 30 seconds.
+second Ctrl-C ends it at once, without saving (under torchrun it has 30 seconds to save).
 
 main() is the whole training run, from top to bottom. The functions that it calls follow it: the
 command line, processes and signals, data and the run directory, evaluation, and what is printed.
@@ -369,7 +369,7 @@ def open_data(cfg, processes):
     folder = locate(cfg.data)
     if processes.rank == 0:
         prepare_if_missing(cfg.data, folder)
-    processes.max(0)  # waits for that process
+    processes.max(0)  # all processes wait here for that one
     train = Split(folder, "train")
     evals = [Split(folder, name) for name in cfg.eval_splits.split(",")]
     for split in (train, *evals):

@@ -11,12 +11,12 @@ T, C, G, N and six special tokens. Chromosome 21 is val, chromosome 22 is test, 
 X and Y, are train. Other records (the mitochondrion, patches, unplaced pieces) are skipped, and so
 is what follows the last whole window of a chromosome.
 
-**Windows always begin at the same letters,** whereas the Nucleotide Transformer starts each chunk
+Windows always begin at the same letters, whereas the Nucleotide Transformer starts each chunk
 at a random one of its first 200 letters. Our format holds tokens, and a random start would need a
 tokenizer in the training loop. The paper's 100,000 steps of 64 rows therefore see the same tokens
 12.8 times. Whether PoPE's authors drew the start at random is unknown.
 
-**Windows with N are truncated.** A row is <bos> and the first 1000 tokens of a window, for
+Windows with N are truncated. A row is <bos> and the first 1000 tokens of a window, for
 block_size=1000. A window without N has exactly 1000, so rows need neither padding nor a mask. A
 window with N has more, and the rest is dropped, because the Nucleotide Transformer also truncates
 its input. The paper does not say what it did with N. A model predicts N with almost no loss, so

@@ -23,7 +23,7 @@ POINTS = 32  # and averages their positions in this many groups, because single 
 
 @torch.no_grad()
 def error_sums(model, x, y):
-    """Returns five sums over a batch x, y (B, T), in float64: the loss in nats, the targets, the
+    """Returns five sums over a batch x, y (B, T), as float64: the loss in nats, the targets, the
     wrong targets, the rows with a wrong target, and the rows with any target. A target is wrong if
     another token is more probable, so greedy decoding reproduces the rows without a wrong one."""
     logits, loss = model(x, y)

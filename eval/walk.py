@@ -17,7 +17,7 @@ import torch.nn as nn
 sys.path += [".", ".."]  # where model.py is, from the repository's root or from eval/
 
 import model
-from model import GPT, PE, PES, GPTConfig, scaled_dot_products
+from model import GPT, PE, PES, GPTConfig, at_least_float32, scaled_dot_products
 
 torch.set_num_threads(1)  # these models are so small that more threads would wait for each other
 os.makedirs("out", exist_ok=True)
@@ -169,7 +169,7 @@ class Slope(PE):
         self.m = nn.Parameter(torch.zeros(self.H, 1, 1))
 
     def logit_bias(self, q, logits, i, j, per_key):
-        return self.m * (j - i).float()  # because bfloat16 would round large distances
+        return self.m * (j - i).to(at_least_float32(q))  # bfloat16 would round large distances
 
 PES["slope"] = Slope
 gpt = train("slope")
