@@ -546,10 +546,10 @@ def record_results(results, best, step, cfg, log, processes):
 # --- what is printed ------------------------------------------------------------------------------
 
 def say_what_runs(cfg, model, dtype, state, processes):
-    """Prints the model's size, device and directory, and any settings that changed on resuming."""
+    """Prints the model's size, data, device and directory, and what has changed on resuming."""
     processes.say(f"{model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, "
-                  f"{processes.world} x {processes.device.type}, {str(dtype).split('.')[1]}, "
-                  f"{cfg.out_dir}, from step {state['step']}")
+                  f"data={cfg.data}, {processes.world} x {processes.device.type}, "
+                  f"{str(dtype).split('.')[1]}, {cfg.out_dir}, from step {state['step']}")
     say_changes(cfg, state["config"], processes)
     if state["config"] and state["step"] >= cfg.max_iters:
         processes.say(f"nothing is left to train, because max_iters={cfg.max_iters}; raise it, or "

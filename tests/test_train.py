@@ -372,7 +372,8 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path, capsys):
     words = [f"--data={stream}", f"--init_from={tmp_path / 'a'}", f"--out_dir={tmp_path / 'b'}",
              "--block_size=24", "--device=cpu", "--eval_batches=1"]
     train.main([*words, "--max_iters=0"])
-    assert "block_size=24 from here on; it was 16\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"data={stream}, " in printed and "block_size=24 from here on; it was 16\n" in printed
     tuned = read(str(tmp_path / "b"))
     keys = "pe", "block_size", "dropout", "batch_size"
     assert [tuned["config"][key] for key in keys] == ["pope", 24, 0.1, 16]
