@@ -38,8 +38,7 @@ def write(run, checkpoint, log):
     run/log.jsonl, because another run may have taken its place."""
     path = os.path.join(run, "ckpt.pt")
     log_path = os.path.join(run, "log.jsonl")
-    in_place = (os.path.exists(log_path)
-                and os.path.samestat(os.stat(log_path), os.fstat(log.fileno())))
+    in_place = is_still(log_path, os.fstat(log.fileno()))
     if not in_place:
         path += f".{os.getpid()}"
     temporary = path + ".tmp"
@@ -69,6 +68,10 @@ def write(run, checkpoint, log):
         raise ValueError(f"{log_path} was moved, deleted or replaced while this run trained, so "
                          f"step {checkpoint['step']} is in {path}; move this into the directory "
                          "of this run, as ckpt.pt, and resume")
+
+def is_still(path, stat):
+    """Returns whether the path still leads to the file or folder that had this os.stat."""
+    return os.path.exists(path) and os.path.samestat(os.stat(path), stat)
 
 def exists(run):
     return os.path.exists(os.path.join(run, "ckpt.pt"))

@@ -45,8 +45,7 @@ def name_of_split(run, split):
 def append(run, row):
     """Appends a line to RUN/results.jsonl for every float in the row. Raises ValueError if the run
     was moved since it was read, because another run may have taken its place."""
-    if not (os.path.exists(run.folder)
-            and os.path.samestat(os.stat(run.folder), run.folder_stat)):
+    if not checkpoint.is_still(run.folder, run.folder_stat):
         raise ValueError(f"{run.folder} was moved, deleted or replaced while it was evaluated; "
                          "evaluate it again at its new place")
     machine = f"{platform.machine()} {run.device.type.upper()}, threads: {torch.get_num_threads()}"

@@ -71,8 +71,7 @@ def test_table(config):
     assert found and head.endswith("| --- |") and not rest.startswith("|")
 
 def positions_apart(name, l, theta):
-    """Returns how many different vectors of l values expe or exqpe writes for 8192 positions in
-    bfloat16."""
+    """Returns how many different vectors expe or exqpe writes for 8192 positions in bfloat16."""
     pe = model.PES[name](model.GPTConfig(n_head=1, n_embd=l, expe_l=l, expe_theta=theta))
     x = torch.zeros(1, 8192, l, dtype=torch.bfloat16)
     return len(pe.inputs(x, torch.arange(8192))[0].unique(dim=0))
