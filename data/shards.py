@@ -62,8 +62,7 @@ class Split:
         if not path.exists():
             command = command_for(folder)
             raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command}, or "
-                                    "name the folder where they are (with a slash, as in "
-                                    f"--data=./{self.folder.name})")
+                                    f"name their path, as in --data=./{self.folder.name}")
         try:
             self.meta = json.loads(path.read_text(encoding="utf-8"))
             known = sorted({split_of(name) for name in self.meta["shards"]})
