@@ -196,8 +196,8 @@ def open_log(run):
     file.seek(0)
     file.truncate(file.read().rfind(b"\n") + 1)
     if os.path.exists(os.path.join(run, "results.jsonl")) and not exists(run):
-        raise ValueError(f"{run} holds the results of a run whose ckpt.pt is gone; delete the "
-                         "directory, or write elsewhere with --out_dir=...")
+        raise ValueError(f"{run} holds the results of a run whose ckpt.pt is gone; put it back, "
+                         "delete the directory, or write elsewhere with --out_dir=...")
     return file
 
 def pick_device(kind, index=0):

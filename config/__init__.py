@@ -88,6 +88,10 @@ def typed(cls, key, value, where):
         near = difflib.get_close_matches(key, types, 3) or types or ["none"]
         raise ValueError(f"unknown key {key!r} in {where}; choose from: {', '.join(near)}")
     kind = types[key]
+    if type(None) in get_args(kind):  # such as float | None
+        if value in (None, "None"):
+            return None
+        kind, *_ = get_args(kind)
     low, high = RANGES.get(kind, (None, None))
     if get_origin(kind) is Annotated:
         kind, low, high = get_args(kind)

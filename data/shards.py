@@ -38,7 +38,6 @@ from data import command_for, locate, options, prepare_if_missing  # noqa: F401,
 
 KEYS = {"vocab_size", "tokenizer", "separator", "row_length", "loss", "shards", "checksum"}
 
-
 def rng(seed, number):
     """Returns a numpy generator that depends only on (seed, number)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, number], dtype=np.uint64)))
@@ -62,7 +61,7 @@ class Split:
         if not path.exists():
             command = command_for(folder)
             raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command}, or "
-                                    f"name their path, as in --data=./{self.folder.name}")
+                                    "correct --data, where NAME lies in data/ and ./NAME lies here")
         try:
             self.meta = json.loads(path.read_text(encoding="utf-8"))
             known = sorted({split_of(name) for name in self.meta["shards"]})

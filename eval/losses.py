@@ -212,8 +212,8 @@ def print_rows(run, rows, width, head):
     if not rows:
         return head
     has_errors = any("token_error" in row for row in rows)
-    above = ["wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)",
-             *(row["split"].split()[-1] for row in rows)]
+    what = "wrong targets, then rows with one" if has_errors else "loss in nats (perplexity)"
+    above = [f"{what}, on {run.data}", *(row["split"].split()[-1] for row in rows)]
     if above != head:
         print(above[0])
         print_columns("", above[1:], width)

@@ -39,7 +39,7 @@ MISTAKES = [
     ("train.py --data={nothing}", ["no meta.json in {nothing}", "python -m data.NAME"]),
     ("train.py --data=poem.txt", ["`python -m data.text --source=poem.txt`, then use --data=poem"]),
     ("train.py --data=flip_flop@lenght=8", ["'lenght'", "choose from: length"]),
-    ("train.py --data=c4", ["needs a download", "`python -m data.c4`"]),
+    ("train.py --data=c4", ["may need a download", "`python -m data.c4`"]),
     ("train.py --data={set} --eval_splits=vla", ["no split 'vla'", "it has: train"]),
     ("train.py --data={rows} --block_size=10", ["block_size >= 11"]),
     ("train.py --vocab_size=28", ["vocab_size=28 is less than the 29 of"]),
@@ -60,7 +60,7 @@ MISTAKES = [
     ("sample.py {run}@cope_npos=9", ["cope_npos in {run}@cope_npos=9 does nothing", "no cope"]),
     ("sample.py {run}@block_size=64 --evaluate=val", ["{run}@block_size=64 acts only on"]),
     ("sample.py {run} --figure=frequency --text={latin}", ["{latin} is not UTF-8", "convert"]),
-    ("data/text.py --source={text} --source=x", ["source is given twice; keep one"]),
+    ("data/text.py --source={lookup} --source=x", ["source is given twice; keep one"]),
     ("sample.py {run} {task}", ["some of these runs are of text and some of tasks; name one"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
@@ -90,10 +90,10 @@ MISTAKES = [
     ("data/flip_flop.py --out={moved}/corpus", ["corpus.part was written from another source"]),
     ("data/counting.py --length=0", ["variables=1 must be 1 to 26, and", "length=0 3 or more"]),
     ("data/text.py", ["no text was named", "--source="]),
-    ("data/text.py {text}", ["'{text}' is not of the form key=value"]),
+    ("data/text.py {lookup}", ["'{lookup}' is not --key=value; the keys are source,"]),
     ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),
     ("data/text.py --source={latin}", ["{latin} is not UTF-8", "convert"]),
-    ("data/text.py --source={text} --tokenizer=gpt9 --out={new}", ["(ValueError: Unknown enc"]),
+    ("data/text.py --source={lookup} --tokenizer=gpt9 --out={new}", ["(ValueError: Unknown enc"]),
     ("data/wordcount.py --join=0", ["join=0 stories", "use 1 or more"]),
     ("data/wordcount.py --stories={nothing} --out={moved}/x", ["'{nothing}' does not exist"]),
 ]
@@ -138,7 +138,6 @@ def places(stream, rows, tmp_path_factory):
     (folder / "broken.py").write_text("pe = undefined")
     (folder / "empty").mkdir()
     (folder / "empty" / "poem.txt").write_text("a text")
-    (folder / "text").write_text("a text")
     (folder / "latin").write_bytes(b"caf\xe9")
     (folder / "wrong_key.py").write_text("import math\neval_iters = 200")
     return {name: folder / name for name in ("new", "nothing")} | {

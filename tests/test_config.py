@@ -64,13 +64,15 @@ def test_wrong_words_are_refused():
             if kind in (int, float):
                 refused(lambda words: options(prepare, words), key, "x")
 
-def test_annotated_arguments_of_a_data_script_are_its_options():
+def test_options_of_your_own_are_read_as_annotated():
     def prepare(folder: str, source: "str", n: int | None = None, seed=0) -> None:
         pass
 
     assert options(prepare, ["--source=a", "n=3"]) == dict(source="a", n=3)
     with pytest.raises(ValueError, match="unknown key 'folder' .* choose from: "):
         options(prepare, ["--folder=a"])
+    Own = dataclasses.make_dataclass("Own", [("slope", float | None, None)])  # of a model
+    assert [config.load(Own, [f"--slope={text}"]).slope for text in ("2", "None")] == [2.0, None]
 
 @pytest.mark.parametrize("cls", [TrainConfig, SampleConfig])
 def test_help_prints_every_key_with_its_comment(cls, capsys):
