@@ -120,7 +120,6 @@ class PE(nn.Module):
     dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
     layer of `fox+rope` is {"k": rotated keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
     """
-    kind = None  # the kind of encoding, for plots: absolute | relative | contextual
     has_kernel = False  # True: kernels.attention supports its logit_bias or its wide q and k (pope)
     limit = math.inf  # the longest input that it can encode
 
@@ -332,8 +331,8 @@ class Attention(nn.Module):
         arguments = {}
         for pe, its_per_key in zip(self.bias_pes, per_key):
             new = pe.kernel_arguments(unrotated_q, its_per_key)
-            if "key_bias" in arguments and "key_bias" in new:
-                new["key_bias"] = arguments["key_bias"] + new["key_bias"]
+            if "key_bias" in new:  # those of several methods add up
+                new["key_bias"] = new["key_bias"] + arguments.get("key_bias", 0)
             arguments.update(new)
         dropout = self.cfg.dropout if self.training else 0.0
         return kernels.attention(q, k, v, **arguments, dropout=dropout)
@@ -465,7 +464,8 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=0):
         """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily.
-        top_k=0 samples from all tokens. Call model.eval() first, to turn dropout off."""
+        top_k=0 samples from all tokens. Call model.eval() first, to turn dropout off. Raises
+        ValueError if the tokens become more than model.limit."""
         cache = self.new_cache()
         new = idx
         for _ in range(max_new_tokens):
@@ -542,7 +542,6 @@ class NoPE(PE):
 class Learned(PE):
     """`learned`: adds a learned vector per position to the token embeddings (Vaswani
     arXiv:1706.03762 section 3.5, and GPT-2)."""
-    kind = "absolute"
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -562,7 +561,6 @@ class Sinusoidal(PE):
     """`sinusoidal`: multiplies the token embeddings by sqrt(C), and adds sin(i theta_c) to
     dimension 2c and cos(i theta_c) to dimension 2c + 1, where theta_c = base^(-2c/C) (Vaswani
     arXiv:1706.03762 sections 3.4 and 3.5)."""
-    kind = "absolute"
 
     @staticmethod
     def check(cfg):
@@ -605,7 +603,6 @@ class RoPE(PE):
                  number of rotations (deployed code often does so in c). yarn also scales cos and
                  sin, which sharpens the softmax
     """
-    kind = "relative"
 
     @staticmethod
     def check(cfg):
@@ -674,7 +671,6 @@ class CARoPE(PE):
 
     The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
     constant b: with W = 0 it gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
-    kind = "contextual"
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -719,7 +715,6 @@ class PoPE(PE):
     delta (H, d) is learned and stays in [-2 pi, 0], because clamp_parameters moves it back after
     each step. Clamping in the forward pass would freeze a delta that has crossed a bound, because
     the gradient of the clamp is zero there."""
-    kind = "relative"
     has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
@@ -756,7 +751,6 @@ class Relative(PE):
     """`relative`: adds a learned vector per distance to the keys, so that the logit is
     q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4). As in CoPE's paper, the values get
     no such vectors. All heads and layers share a."""
-    kind = "relative"
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -778,7 +772,6 @@ class T5(PE):
     """`t5`: adds to the logit a learned number per head and bucket of distances (T5
     arXiv:1910.10683 section 2.1). Half of the buckets hold one distance each, and the widths of the
     others grow exponentially. All layers share one table."""
-    kind = "relative"
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -818,7 +811,6 @@ class ALiBi(PE):
     """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
     slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only that
     fraction of the heads, the first ones, have a slope, and the others ignore positions."""
-    kind = "relative"
     has_kernel = True
 
     @staticmethod
@@ -848,7 +840,6 @@ class FoX(PE):
     token l has in each head (FoX arXiv:2503.02130 section 3). It is like ALiBi with slopes that
     depend on content: each token's gate decides how much of the earlier context is kept. x is
     the attention's input. W and b start as in the authors' code, which makes f about 1/2."""
-    kind = "contextual"
     has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
@@ -891,7 +882,6 @@ class CoPE(PE):
     As in Listing 1, cope_gates="keys" reuses the layer's logits, which come from rotated q and k in
     `cope+rope`. The product q.e takes q before rotation, because it would otherwise depend on
     absolute positions."""
-    kind = "contextual"
     has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
@@ -1006,7 +996,6 @@ class ExPE(PE):
     """`expe`: overwrites the first l dimensions of the input of the q, k projections with the
     positions S + theta (i + c), c = 0..l-1, in every block (ExPE arXiv:2509.19569 eq. 1-3, Figure
     1), after the block's norm, which would change the values. All blocks share S and theta."""
-    kind = "absolute"
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -1064,22 +1053,22 @@ class ExQPE(ExPE):
 
 # cache: numbers per token and head (*: d more with sep-keys). The last column says how the loss
 # behaves on text past the trained length; the numbers are in eval/README.md and config/README.md
-PES = {  #                   acts on        learns                       cache  past that length
-    "nope": NoPE,  #             nothing        nothing                       2d   degrades
-    "learned": Learned,  #       embeddings     a vector per position         2d   impossible
+PES = {                        # acts on        learns                       cache  past that length
+    "nope": NoPE,              # nothing        nothing                       2d   degrades
+    "learned": Learned,        # embeddings     a vector per position         2d   impossible
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
-    "rope": RoPE,  #             q, k           nothing                       2d   degrades
-    "carope": CARoPE,  #         q, k           frequencies, by content       2d   degrades
-    "pope": PoPE,  #             q, k           a phase per head, dimension   3d   degrades less
-    "relative": Relative,  #     logits         a vector per distance         2d   degrades
-    "t5": T5,  #                 logits         a number per head and bucket  2d   degrades
-    "alibi": ALiBi,  #           logits         nothing                       2d   holds
-    "fox": FoX,  #               logits         a forget gate per head        2d+1 holds
-    "cope": CoPE,  #             logits         a vector per count            2d*  holds
-    "cope_mlp": CoPE_MLP,  #     logits         an MLP of the count           2d*  not measured
+    "rope": RoPE,              # q, k           nothing                       2d   degrades
+    "carope": CARoPE,          # q, k           frequencies, by content       2d   degrades
+    "pope": PoPE,              # q, k           a phase per head, dimension   3d   degrades less
+    "relative": Relative,      # logits         a vector per distance         2d   degrades
+    "t5": T5,                  # logits         a number per head and bucket  2d   degrades
+    "alibi": ALiBi,            # logits         nothing                       2d   holds
+    "fox": FoX,                # logits         a forget gate per head        2d+1 holds
+    "cope": CoPE,              # logits         a vector per count            2d*  holds
+    "cope_mlp": CoPE_MLP,      # logits         an MLP of the count           2d*  not measured
     "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  holds
-    "expe": ExPE,  #             input of q, k  nothing, or S and theta       2d   degrades
-    "exqpe": ExQPE,  #           input of q, k  nothing, or S and thetas      2d   degrades
+    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d   degrades
+    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d   degrades
 }
 
 # --- the checks -----------------------------------------------------------------------------------

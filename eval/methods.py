@@ -3,7 +3,7 @@ Draws eval/methods.png, which needs no trained model:
 
     python -m eval.methods
 
-It shows how each method of model.PES changes what attention sees. The query is the same at every
+It shows how each method changes what attention sees. The query is the same at every
 position i. Keys are of two kinds: those of the first letters of words, which match the query, and
 all others. CoPE counts the first letters, FoX forgets at them, and CARoPE rotates at them. Tables
 are random, and the other parameters are set by hand.
@@ -17,10 +17,10 @@ from eval.figures import panels, save
 from model import PES, GPTConfig, scaled_dot_products
 
 TEXT = "the cat ate a tiny bird and felt no remorse whatsoever for days on end"
-ROWS = {  # kind of a method: what its effect depends on
-    "absolute": "by i and j",
-    "relative": "by i – j only",
-    "contextual": "by what lies between",
+ROWS = {  # what the effect of a method depends on: the methods, one panel each
+    "by i and j": ("learned", "sinusoidal", "expe", "exqpe"),
+    "by i – j only": ("rope", "pope", "relative", "t5", "alibi"),
+    "by what lies between": ("carope", "fox", "cope", "cope_mlp", "cope_alibi"),
 }
 
 @torch.no_grad()
@@ -56,23 +56,22 @@ def effect(name, first):
     return added
 
 def draw_effects(path):
-    """Draws a row of panels for each kind of method, in <path>.png."""
-    names = {kind: [name for name in PES if PES[name].kind == kind] for kind in ROWS}
-    across = max(len(row) for row in names.values())
+    """Draws a panel for each method of ROWS, in <path>.png."""
+    across = max(len(names) for names in ROWS.values())
     figure, axes = panels(len(ROWS) * across, across, 2, 2, sharex=True, sharey=True)
     starts = [t for t in range(len(TEXT)) if t == 0 or TEXT[t - 1] == " "]
     first = torch.tensor([t in starts for t in range(len(TEXT))])
-    for r, (kind, row) in enumerate(names.items()):
-        axes[r * across].set_ylabel(ROWS[kind])
+    for r, (what, names) in enumerate(ROWS.items()):
+        axes[r * across].set_ylabel(what)
         for c in range(across):
             ax = axes[r * across + c]
-            if c >= len(row):
+            if c >= len(names):
                 ax.set_visible(False)
                 continue
-            added = effect(row[c], first)
+            added = effect(names[c], first)
             most = added.nan_to_num().abs().max().item() or 1
             ax.imshow(added.numpy(), "RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
-            ax.set(title=row[c], facecolor="0.9", yticks=starts, yticklabels=[])
+            ax.set(title=names[c], facecolor="0.9", yticks=starts, yticklabels=[])
             ax.set_xticks(starts, [TEXT[t] for t in starts], fontsize=7)
     figure.supxlabel("key j, the first letters of words marked; query i downwards", fontsize=10)
     save(figure, path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eval import figures, methods
-from model import GPT, PES, GPTConfig
+from model import GPT, GPTConfig
 
 
 def small(**options):
@@ -127,21 +127,20 @@ def test_a_curve_has_one_style_in_all_panels(drawn):
     assert {(line.get_label(), line.get_linestyle()) for line in lines} == {("a", "-"), ("b", "--")}
 
 def test_methods_picture(drawn, monkeypatch):
-    """Every method with a kind has a panel, in the row of its kind. What depends only on i - j is
-    constant along diagonals, for keys of one kind."""
+    """What depends only on i - j is constant along diagonals, for keys of one kind."""
     monkeypatch.setattr("sys.argv", ["methods"])
     runpy.run_path(methods.__file__, run_name="__main__")
     marked = [methods.TEXT[t] for t in drawn[0].axes[0].get_xticks()]
     assert "".join(marked) == "tcaatbafnrwfdoe"  # the first letters of the words
     titles = [ax.get_title() for ax in drawn[0].axes if ax.get_visible()]
-    assert titles == [name for kind in methods.ROWS for name in PES if PES[name].kind == kind]
+    assert titles == [name for names in methods.ROWS.values() for name in names]
     first = torch.tensor([True, True, False, False, True, True, False, False, False, True, False])
-    for name, method in PES.items():
+    for name in titles:
         effect = methods.effect(name, first)
         assert (effect.isnan() == torch.ones(11, 11, dtype=torch.bool).triu(1)).all(), name
         same = [effect[i + 4, i] for i in range(7) if not first[i]]  # distance 4
         is_relative = torch.allclose(torch.stack(same), same[0], atol=1e-5)
-        assert is_relative == (method.kind in (None, "relative")), name
+        assert is_relative == (name in methods.ROWS["by i – j only"]), name
 
 @torch.no_grad()
 def test_learned_rotation():
