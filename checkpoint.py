@@ -26,10 +26,13 @@ try:
 except ImportError:  # Windows lacks it, so nothing there keeps two processes out of one directory
     fcntl = None
 
-# Options in which runs may differ and still count as the same experiment. Others that seem harmless
-# change numbers: dtype and kernels round differently, and eval_batches changes what is averaged
-FREE = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
-        "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project"}
+# Options in which runs may differ and still count as the same experiment. Apart from the seed, they
+# change the last bits of a number at most. dtype and kernels change the precision, and eval_batches
+# what is averaged, so they are not listed
+MAY_DIFFER = {
+    "seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
+    "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project",
+}
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
@@ -59,11 +62,8 @@ def write(run, checkpoint, log):
         reason = error
         if isinstance(error, RuntimeError) and error.__context__:
             reason = error.__context__  # torch.save reports a full disk only there
-        advice = "start again, because there is no earlier checkpoint"
-        if exists(run):
-            advice = "resume from the previous checkpoint with --resume=True"
-        raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); free "
-                      f"some space, then {advice}") from error
+        raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); once "
+                      "it can be, resume from the last checkpoint with --resume=True") from error
     if not in_place:
         raise ValueError(f"{log_path} was moved, deleted or replaced while this run trained, so "
                          f"step {checkpoint['step']} is in {path}; move this into the directory "
@@ -114,7 +114,7 @@ def history(before, step, cfg, **actual):
     from. Of `before`, the history up to now, entries that begin at this step or later are dropped,
     because no saved step used them. cfg is a dict, and `actual` replaces options such as
     dtype="auto", and the path of the data, by what they stand for here."""
-    options = {key: value for key, value in cfg.items() if key not in FREE}
+    options = {key: value for key, value in cfg.items() if key not in MAY_DIFFER}
     options.update(actual)
     kept = [entry for entry in before if entry[0] < step]
     if not kept or kept[-1][1] != options:

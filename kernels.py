@@ -707,7 +707,7 @@ def compiled_once(kernel):
     at T = 1, where 3.6 and 3.8 fail, and at multiples of 16, where it needs more registers."""
     return triton.jit(kernel.fn, do_not_specialize=["T", "first_head"])
 
-def choose(kernel, q, v, z_pairs, dropout):
+def configure(kernel, q, v, z_pairs, dropout):
     """Returns the kernel to launch, with its constants and options."""
     npos = 0 if z_pairs is None else z_pairs.size(3)
     if npos:
@@ -778,7 +778,7 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: O
     B, H, T, _ = q.shape
     inputs = kernel_inputs(q, k, v, key_bias, gate_q, gate_k, z_pairs)
     saved = strided(o), lse, strided(o_residual), units_total, plain_keys
-    kernel, options = choose(attention_forward, q, v, z_pairs, dropout)
+    kernel, options = configure(attention_forward, q, v, z_pairs, dropout)
     launch(kernel, (math.ceil(T / options["M"]), B * H), inputs, saved, seed, T, H, **options)
     return results
 
@@ -817,8 +817,8 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
     saved = strided(o), lse, strided(o_residual), units_total, plain_keys
     grads_q = strided(dq), strided(dgate_q), dz, dkey_bias
     grads_kv = strided(dk), strided(dv), strided(dgate_k), dkey_bias
-    kernel_q, options_q = choose(attention_backward_q, q, v, z_pairs, dropout)
-    kernel_kv, options_kv = choose(attention_backward_kv, q, v, z_pairs, dropout)
+    kernel_q, options_q = configure(attention_backward_q, q, v, z_pairs, dropout)
+    kernel_kv, options_kv = configure(attention_backward_kv, q, v, z_pairs, dropout)
     for first_head in range(0, B * H, heads):
         n_heads = min(heads, B * H - first_head)
         launch(kernel_q, (math.ceil(T / options_q["M"]), n_heads), inputs, strided(do), saved,
@@ -836,19 +836,19 @@ def empty_gradients(do, q, k, v, key_bias, gate_q, gate_k, bias_learns, outputs,
     dz = do.new_empty(outputs[-1].shape)  # like z_pairs, which may be absent
     return [like(q), like(k), like(v), dkey_bias, dz, like(gate_q), like(gate_k)]
 
-def save_inputs(ctx, inputs, output):
+def setup_context(ctx, inputs, output):
     q, k, v, key_bias, _, gate_q, gate_k, seed, ctx.dropout = inputs
     ctx.set_materialize_grads(False)  # of the outputs, only o has a gradient
     ctx.save_for_backward(q, k, v, key_bias, gate_q, gate_k, seed, *output)
 
-def differentiate(ctx, grads):
+def backward(ctx, grads):
     q, k, v, key_bias, gate_q, gate_k, seed, *outputs = ctx.saved_tensors
     found = backward_op(grads[0], q, k, v, key_bias, gate_q, gate_k, ctx.needs_input_grad[3],
                         outputs, seed, ctx.dropout)
     found = tuple(present(grad) for grad in found)
     return found + (None, None)  # the seed and the fraction have no gradient
 
-forward_op.register_autograd(differentiate, setup_context=save_inputs)
+forward_op.register_autograd(backward, setup_context=setup_context)
 
 def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
     """Raises ValueError if the arguments do not fit together or if the kernels cannot take them."""
@@ -878,10 +878,10 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0)
         raise ValueError(f"{B} sequences of {H} heads exceed 65535 heads per launch; use fewer")
     # Offsets into a head must stay below 2^31 in the inputs, in o and the gradients (which hold the
     # heads of a token side by side), in run_ends and in the tables of carried sums
-    steps = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None] + [D * H]
+    strides = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None] + [D * H]
     if npos:
-        steps += [2 * npos, math.ceil(T / KEYS)]
-    if T * max(steps) >= 2**31:
+        strides += [2 * npos, math.ceil(T / KEYS)]
+    if T * max(strides) >= 2**31:
         raise ValueError(f"{T} tokens are more than the kernels can address; shorten the sequence")
 
 def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):

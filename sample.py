@@ -28,7 +28,8 @@ import torch
 
 import checkpoint
 import config
-from data.shards import Split, locate
+from data import locate
+from data.shards import Split
 from data.tokenizer import identity, tokenizer
 from eval import figures, losses, results
 from model import GPT, PES, GPTConfig, check_choices, choose
@@ -89,8 +90,8 @@ def main(argv):
 
 def write_text(cfg, runs):
     for run in runs:
-        text = tokenizer(run.meta)
-        start = text.encode(cfg.prompt) or [run.meta["separator"] or 0]
+        codec = tokenizer(run.meta)
+        start = codec.encode(cfg.prompt) or [run.meta["separator"] or 0]
         fit = run.model.limit + 1 - len(start)  # the model never reads the last new token
         new = min(cfg.max_new_tokens, max(1, fit))
         end = f", which ends at {run.model.limit} tokens" if new < cfg.max_new_tokens else ""
@@ -101,14 +102,14 @@ def write_text(cfg, runs):
             if not cfg.prompt:
                 tokens = tokens[1:]  # the separator is not part of the text
             print(f"--- {run.name}, sample {i + 1}{end}")
-            print(text.decode(tokens))
+            print(codec.decode(tokens))
 
 @torch.no_grad()
 def write_answers(cfg, runs):
     for run in runs:
         split = run.split(cfg.split or run.config["eval_splits"].partition(",")[0])
         length = run.length(split)
-        symbol = tokenizer(run.meta).decode
+        decode = tokenizer(run.meta).decode
         between = " " if isinstance(run.meta["tokenizer"], dict) else ""
         x, y = run.read(split, split.windows(length, cfg.num_samples), length)
         predicted = run.model(x, y)[0].argmax(-1)
@@ -116,10 +117,10 @@ def write_answers(cfg, runs):
               "[wrong, not right]")
         rows = zip(x.tolist(), y.tolist(), predicted.tolist())
         for i, (tokens, targets, answers) in enumerate(rows, 1):
-            words = [symbol([token]) for token in tokens + targets[-1:] if token != -1]
+            words = [decode([token]) for token in tokens + targets[-1:] if token != -1]
             asked = [t for t in range(length) if targets[t] != -1]
             for t in asked:
-                answer = symbol([answers[t]])
+                answer = decode([answers[t]])
                 if answers[t] != targets[t]:
                     answer += f", not {words[t + 1]}"
                 words[t + 1] = f"[{answer}]"
@@ -260,7 +261,7 @@ class Run:
         self.name = name
         self.folder, self.options = results.split_options(name)
         self.device = checkpoint.pick_device(device)
-        saved = checkpoint.read(self.folder, self.device)
+        saved = checkpoint.read(self.folder)
         self.config = saved["config"]
         self.meta = saved["meta"]
         self.step = saved["step"]

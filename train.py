@@ -34,7 +34,8 @@ import checkpoint
 import config
 from checkpoint import load_weights, model_config, open_log, pick_device
 from config import AtLeast0, AtLeast1, Below1
-from data.shards import Split, locate, prepare_if_missing
+from data import locate, prepare_if_missing
+from data.shards import Split
 from data.tokenizer import identity
 from eval.losses import error_sums, scores
 from model import GPT, GPTConfig, check

@@ -25,9 +25,9 @@ import sys
 import traceback
 from typing import Annotated, Literal, get_args, get_origin
 
+INT_LIMIT = 2**63
 # Each of these is a type, the smallest value of a key, and the first value beyond its range. Other
 # numbers must be finite, and other integers are sizes, counts or seeds, which are not negative
-INT_LIMIT = 2**63
 AtLeast1 = Annotated[int, 1, INT_LIMIT]
 AtLeast0 = Annotated[float, 0, math.inf]
 Below1 = Annotated[float, 0, 1]
@@ -97,25 +97,25 @@ def typed(cls, key, value, where):
         kind, low, high = get_args(kind)
     if get_origin(kind) is Literal:
         kind = str  # model.check_choices checks the choice
-    read = value
+    parsed = value
     try:
         if isinstance(value, str) and kind is bool:
-            read = ast.literal_eval(value.capitalize())
+            parsed = ast.literal_eval(value.capitalize())
         elif isinstance(value, str) and kind is not str:
-            read = ast.literal_eval(value)
-        if kind is float and type(read) is int:
-            read = float(read)
+            parsed = ast.literal_eval(value)
+        if kind is float and type(parsed) is int:
+            parsed = float(parsed)
     except (ValueError, SyntaxError, TypeError, OverflowError):
         pass  # the value is not a literal, which the check of its type below reports
-    if kind is int and type(read) is float and read.is_integer():
-        read = int(read)  # 1e3 for 1000
-    if type(read) is not kind:
+    if kind is int and type(parsed) is float and parsed.is_integer():
+        parsed = int(parsed)  # 1e3 for 1000
+    if type(parsed) is not kind:
         raise ValueError(f"{key}={value!r} in {where} is not of type {kind.__name__}")
-    if low is not None and not low <= read < high:
-        raise ValueError(f"{key}={read} in {where} is out of range; use {low} <= {key} < {high}")
-    if key in PATHS and read.split("/")[0] == "~":
-        read = os.path.expanduser(read)  # a shell does not do so after the = of --out_dir=~/run
-    return read
+    if low is not None and not low <= parsed < high:
+        raise ValueError(f"{key}={parsed} in {where} is out of range; use {low} <= {key} < {high}")
+    if key in PATHS and parsed.split("/")[0] == "~":
+        parsed = os.path.expanduser(parsed)  # a shell does not do so after the = of --out_dir=~/run
+    return parsed
 
 def usage(cls):
     """Returns the script's docstring, then each field's name, default, choices and comment."""

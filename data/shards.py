@@ -34,7 +34,7 @@ except ImportError:  # Windows has no such module
 
 import numpy as np
 
-from data import command_for, locate, options, prepare_if_missing  # noqa: F401, for train.py
+from data import command_for
 
 KEYS = {"vocab_size", "tokenizer", "separator", "row_length", "loss", "shards", "checksum"}
 
@@ -315,7 +315,11 @@ class Writer(contextlib.AbstractContextManager):
 
     def _read_meta(self, folder):
         """Returns the content of meta.json. Raises ValueError if the set has other settings."""
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        path = folder / "meta.json"
+        try:
+            meta = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise ValueError(f"{path} is damaged; delete {folder} to start over") from None
         ours = self.meta.get("settings", {})
         theirs = meta.get("settings", {})
         keys = sorted(ours.keys() | theirs.keys())

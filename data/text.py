@@ -232,7 +232,7 @@ def files(source):
             paths.append(path)
     return paths
 
-def name_set(source="", **_):
+def default_name(source="", **_):
     """Returns the name of the data set of a source, which is that of its file or folder."""
     files(source)  # raises ValueError if there is no such source
     path = Path(source).resolve()
@@ -242,4 +242,4 @@ def name_set(source="", **_):
     return name
 
 if __name__ == "__main__":
-    command(prepare, __doc__, name_set)
+    command(prepare, __doc__, default_name)

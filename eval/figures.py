@@ -41,7 +41,7 @@ def panels(n, across, width, height, **options):
         ax.set_visible(False)
     return figure, list(axes.flat[:n])
 
-def plain(ax, trained=()):
+def decorate(ax, trained=()):
     """Adds a grid and a dashed line at each trained length, and removes half of the frame."""
     for length in trained:
         ax.axvline(length, color="0.4", linestyle="--", linewidth=0.8)
@@ -147,7 +147,7 @@ def draw_curves(ax, rows, x, y, metric, label_of, styles):
         high = min(high, max(1.7 * low, low + 0.5))
         margin = 0.05 * (high - low) or 0.05
         ax.set_ylim(low - margin, high + margin)
-    plain(ax, {row["trained"] for row in rows if "trained" in row})
+    decorate(ax, {row["trained"] for row in rows if "trained" in row})
 
 # --- attention: which tokens, what is measured in each layer, and how it is drawn -----------------
 
@@ -284,7 +284,7 @@ def draw_lines(run, layers, names):
             style = STYLES[h // 10 % len(STYLES)]  # matplotlib has ten colours, C0 to C9
             ax.plot(periods, line, color=f"C{h % 10}", linestyle=style, linewidth=1, label=name)
         ax.set(xlabel="period, tokens; dashed: as trained", xscale="log", title=f"layer {i + 1}")
-        plain(ax, [run.trained])
+        decorate(ax, [run.trained])
     return figure
 
 def draw_maps(layers, heads, words):

@@ -48,7 +48,7 @@ class Model(TemplateLM):
             raise ValueError("downstream tasks need a model of text, but this one's data set has "
                              "no separator between documents; train on text")
         self.model = model
-        self.text = tokenizer(meta)
+        self.codec = tokenizer(meta)
         self.separator = meta["separator"]
         self.longest = model.cfg.block_size
         self._device = model.wte.weight.device  # LM.device returns it
@@ -58,7 +58,7 @@ class Model(TemplateLM):
         return self.separator
 
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
-        return self.text.encode(string)
+        return self.codec.encode(string)
 
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False):

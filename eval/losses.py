@@ -157,7 +157,7 @@ def tiled_loss(run, split, tiles, width, known):
     """Returns the mean loss of the targets in the tiles, which are (start, stop), when a token sees
     at most the last `width` tokens of its tile. The dict `known` collects what token_losses
     returns, so that no window is computed twice."""
-    views = [view for start, stop in tiles for view in windows(start, stop, width)]
+    views = [view for start, stop in tiles for view in windows_of(start, stop, width)]
     unknown = {window for window, _ in views} - known.keys()
     known.update(token_losses(run, split, unknown))
     sums = 0
@@ -166,7 +166,7 @@ def tiled_loss(run, split, tiles, width, known):
     total, targets = sums.tolist()
     return total / targets
 
-def windows(start, stop, width):
+def windows_of(start, stop, width):
     """Yields ((begin, end), first) for windows of at most `width` tokens, in which only the targets
     from `first` on count towards the loss. The windows overlap by half, so from the second window
     on, a target that counts sees at least half a window."""

@@ -129,9 +129,9 @@ def training(folders):
             if "history" in line:  # the run begins, resumes or starts over
                 start = line
                 begin = line["from_step"]
-                # it repeats the steps from there on, unless it now takes other ones
-                rows = {(step, of): row for (step, of), row in rows.items()
-                        if (begin and step <= begin) or of != branch(step)}
+                # its branch takes the steps after `begin` again, and any others keep theirs
+                rows = {(step, its_branch): row for (step, its_branch), row in rows.items()
+                        if (begin and step <= begin) or its_branch != branch(step)}
             if "step" not in line:
                 continue
             if start is None:
@@ -142,7 +142,7 @@ def training(folders):
             row = rows.setdefault((step, branch(step)), {"step": step})
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
-        led_here = [row for (step, of), row in rows.items() if of == branch(step)]
+        led_here = [row for (step, its_branch), row in rows.items() if its_branch == branch(step)]
         if not led_here:
             raise ValueError(f"{folder} has no step in its log yet; train it first")
         seed, experiment = branch(max(row["step"] for row in led_here))

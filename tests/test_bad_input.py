@@ -60,7 +60,6 @@ MISTAKES = [
     ("sample.py {run}@cope_npos=9", ["cope_npos in {run}@cope_npos=9 does nothing", "no cope"]),
     ("sample.py {run}@block_size=64 --evaluate=val", ["{run}@block_size=64 acts only on"]),
     ("sample.py {run} --figure=frequency --text={latin}", ["{latin} is not UTF-8", "convert"]),
-    ("data/text.py --source={lookup} --source=x", ["source is given twice; keep one"]),
     ("sample.py {run} {task}", ["some of these runs are of text and some of tasks; name one"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
@@ -87,6 +86,7 @@ MISTAKES = [
     ("data/flip_flop.py --out={set}", ["{set} is complete", "delete it"]),
     ("data/flip_flop.py --out={moved}", ["{moved} holds other files; move them"]),
     ("data/flip_flop.py --out={moved}/half", ["{moved}/half.part/notes.txt is in the way"]),
+    ("data/flip_flop.py --out={moved}/torn", ["torn.part/meta.json is damaged; delete "]),
     ("data/flip_flop.py --out={moved}/corpus", ["corpus.part was written from another source"]),
     ("data/counting.py --length=0", ["variables=1 must be 1 to 26, and", "length=0 3 or more"]),
     ("data/text.py", ["no text was named", "--source="]),
@@ -122,9 +122,10 @@ def places(stream, rows, tmp_path_factory):
     (folder / "gone").mkdir()
     (folder / "gone" / "log.jsonl").write_text('{"ended": 2}\n')
     (folder / "gone" / "results.jsonl").touch()
-    for name in ("cut", "nano", "moved/corpus.part", "moved/half.part"):
+    for name in ("cut", "nano", "moved/corpus.part", "moved/half.part", "moved/torn.part"):
         (folder / name).mkdir()
-    (folder / "cut" / "meta.json").write_text('{"shards": ')
+    for name in ("cut", "moved/torn.part"):
+        (folder / name / "meta.json").write_text('{"shards": ')
     torch.save({"model": {}, "config": {}}, folder / "nano" / "ckpt.pt")  # like nanoGPT's
     (folder / "moved" / "corpus.part" / "meta.json").write_text('{"settings": {"sha256": "a"}}')
     (folder / "moved" / "half.part" / "notes.txt").write_text("of somebody else")

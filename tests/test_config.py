@@ -16,8 +16,7 @@ import config
 import sample
 import train
 from config.__main__ import main as config_main
-from data import SCRIPTS
-from data.shards import options
+from data import SCRIPTS, options
 from model import GPT, GPTConfig
 from sample import SampleConfig
 from train import TrainConfig
