@@ -197,11 +197,11 @@ for split, lines in WIKI.items():
 BOOKS = ["".join(TEXTS[i : i + 8]) for i in range(0, 300, 8)]  # of about 4000 tokens
 NEW_ORDER = np.random.default_rng(2357).permutation(300)  # like nanoGPT's
 SHUFFLED = [TEXTS[i] for i in NEW_ORDER]
-HUB = {  # (data set, configuration): its splits
+HUB = {  # (data set, configuration or revision): its splits
     ("allenai/c4", "en"): {"train": TEXTS[60:], "validation": TEXTS[:60]},
     ("HuggingFaceFW/fineweb", "sample-10BT"): {"train": BOOKS},
     ("HuggingFaceFW/fineweb-edu", "sample-10BT"): {"train": TEXTS},
-    ("Skylion007/openwebtext", None): {"train": TEXTS},
+    ("Skylion007/openwebtext", "refs/pr/22"): {"train": TEXTS},
     ("emozilla/pg19-test", None): {"test": BOOKS},
     # the hub has "" for the files' empty lines
     ("Salesforce/wikitext", "wikitext-103-raw-v1"): {
@@ -216,7 +216,8 @@ CORPORA = [  # a script, its options, what it must write, and how, as `check` ta
      dict(separator="before", shard_tokens=9000,
           tokens={"val": 9000, "test": 9000, "train": None})),
     # `datasets` shuffles the texts, and the first 0.0005, rounded up, are its test part, our val
-    ("openwebtext", {}, {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
+    ("openwebtext", dict(revision="refs/pr/22"),
+     {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
     ("pg19", dict(limit=30), {"test": BOOKS[:30]}, {}),
     ("wikitext103", dict(limit=30),
      {"train": SECTIONS["train"][:30], "val": SECTIONS["validation"][:30],
@@ -231,10 +232,10 @@ def hub(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     load = datasets.load_dataset
 
-    def load_dataset(path, name=None, split=None, streaming=False):
+    def load_dataset(path, name=None, split=None, streaming=False, revision=None):
         column = "content" if "codeparrot" in path else "text"
         files = {}
-        for part, values in HUB[path, name].items():
+        for part, values in HUB[path, name or revision].items():
             files[part] = str(tmp_path / f"{part}.parquet")
             datasets.Dataset.from_dict({column: values}).to_parquet(files[part])
         return load("parquet", data_files=files, split=split, streaming=streaming,
