@@ -26,13 +26,13 @@ try:
 except ImportError:  # Windows lacks it, so nothing there keeps two processes out of one directory
     fcntl = None
 
-# Options in which runs may differ and still count as the same experiment. Apart from the seed, they
-# change the last bits of a number at most. dtype and kernels change the precision, and eval_batches
-# what is averaged, so they are not listed
-MAY_DIFFER = {
-    "seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch", "compile",
-    "log_interval", "checkpoint_interval", "eval_interval", "eval_splits", "wandb_project",
-}
+# Options in which runs may differ and still count as the same experiment, because they change a run
+# no more than another seed does. (An origin, which init_from names, is in the history.) dtype and
+# kernels are not among them because they change the precision, nor is eval_batches, because it
+# changes what is averaged
+MAY_DIFFER = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch",
+              "compile", "log_interval", "checkpoint_interval", "eval_interval", "eval_splits",
+              "wandb_project"}
 
 def write(run, checkpoint, log):
     """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
@@ -63,7 +63,7 @@ def write(run, checkpoint, log):
         if isinstance(error, RuntimeError) and error.__context__:
             reason = error.__context__  # torch.save reports a full disk only there
         raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); once "
-                      "it can be, resume from the last checkpoint with --resume=True") from error
+                      "it can be, give the same command with --resume=True") from error
     if not in_place:
         raise ValueError(f"{log_path} was moved, deleted or replaced while this run trained, so "
                          f"step {checkpoint['step']} is in {path}; move this into the directory "

@@ -331,8 +331,8 @@ class Attention(nn.Module):
         arguments = {}
         for pe, its_per_key in zip(self.bias_pes, per_key):
             new = pe.kernel_arguments(unrotated_q, its_per_key)
-            if "key_bias" in new:  # those of several methods add up
-                new["key_bias"] = new["key_bias"] + arguments.get("key_bias", 0)
+            if "key_bias" in arguments and "key_bias" in new:
+                new["key_bias"] = arguments["key_bias"] + new["key_bias"]
             arguments.update(new)
         dropout = self.cfg.dropout if self.training else 0.0
         return kernels.attention(q, k, v, **arguments, dropout=dropout)
@@ -465,7 +465,7 @@ class GPT(nn.Module):
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=0):
         """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily.
         top_k=0 samples from all tokens. Call model.eval() first, to turn dropout off. Raises
-        ValueError if the tokens become more than model.limit."""
+        ValueError if all tokens but the last, which is not read, are more than model.limit."""
         cache = self.new_cache()
         new = idx
         for _ in range(max_new_tokens):

@@ -91,7 +91,7 @@ def typed(cls, key, value, where):
     if type(None) in get_args(kind):  # such as float | None
         if value in (None, "None"):
             return None
-        kind, *_ = get_args(kind)
+        kind = next(part for part in get_args(kind) if part is not type(None))
     low, high = RANGES.get(kind, (None, None))
     if get_origin(kind) is Annotated:
         kind, low, high = get_args(kind)

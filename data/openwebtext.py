@@ -6,11 +6,12 @@ The split is nanoGPT's, so that losses can be compared: a fraction of 0.0005 of 
 with seed 2357, is for validation. End-of-text follows each document.
 
 In 2025 this set still had a loading script on the hub, which `datasets` refuses since version 4
-(github.com/karpathy/nanoGPT/issues/633). If the command still complains of a script, read the pull
-request that replaces it. We could not try that, and if its documents are in another order, the
-split is no longer nanoGPT's:
+(github.com/karpathy/nanoGPT/issues/633). If the command still complains of a script, load the set
+from the pull request that removes it:
 
     python -m data.openwebtext --revision=refs/pr/22 --out=data/openwebtext
+
+We could not try this. If the documents are in another order there, the split is not nanoGPT's.
 
 options  tokenizer; revision: a branch or a pull request of the set on the hub
 """

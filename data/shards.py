@@ -61,7 +61,7 @@ class Split:
         if not path.exists():
             command = command_for(folder)
             raise FileNotFoundError(f"no meta.json in {folder}; write the data with {command}, or "
-                                    "correct --data, where NAME lies in data/ and ./NAME lies here")
+                                    "correct --data, which without a slash is a folder in data/")
         try:
             self.meta = json.loads(path.read_text(encoding="utf-8"))
             known = sorted({split_of(name) for name in self.meta["shards"]})

@@ -3,7 +3,7 @@ Draws eval/methods.png, which needs no trained model:
 
     python -m eval.methods
 
-It shows how each method changes what attention sees. The query is the same at every
+It shows how each method of ROWS changes what attention sees. The query is the same at every
 position i. Keys are of two kinds: those of the first letters of words, which match the query, and
 all others. CoPE counts the first letters, FoX forgets at them, and CARoPE rotates at them. Tables
 are random, and the other parameters are set by hand.

@@ -129,7 +129,7 @@ def training(folders):
             if "history" in line:  # the run begins, resumes or starts over
                 start = line
                 begin = line["from_step"]
-                # its branch takes the steps after `begin` again, and any others keep theirs
+                # this branch takes the steps after `begin` again; the rows of others stay
                 rows = {(step, its_branch): row for (step, its_branch), row in rows.items()
                         if (begin and step <= begin) or its_branch != branch(step)}
             if "step" not in line:

@@ -90,7 +90,7 @@ MISTAKES = [
     ("data/flip_flop.py --out={moved}/corpus", ["corpus.part was written from another source"]),
     ("data/counting.py --length=0", ["variables=1 must be 1 to 26, and", "length=0 3 or more"]),
     ("data/text.py", ["no text was named", "--source="]),
-    ("data/text.py {lookup}", ["'{lookup}' is not --key=value; the keys are source,"]),
+    ("data/text.py {lookup}", ["'{lookup}' is not key=value; keys: source,"]),
     ("data/text.py --source={lookup}", ["data/lookup is the place of another data set"]),
     ("data/text.py --source={latin}", ["{latin} is not UTF-8", "convert"]),
     ("data/text.py --source={lookup} --tokenizer=gpt9 --out={new}", ["(ValueError: Unknown enc"]),

@@ -504,7 +504,7 @@ def test_no_room_for_a_checkpoint(stream, tmp_path, size):
                      "--max_iters=2", f"--n_embd={size}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "step 2 could not be written to" in line and "resume from the last" in line
+    assert "step 2 could not be written to" in line and "with --resume=True" in line
     assert "([Errno 27] File too large)" in line
     assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
     assert contents(out)["ckpt.pt"] == before
