@@ -77,15 +77,15 @@ def extrapolate(runs, multiples, name, tokens):
     lengths have exactly the same targets."""
     splits = {run: run.split(name) for run in runs}
     texts = {run: stretches(splits[run], run.trained, multiples, tokens) for run in runs}
-    name += tokens_read(tokens)
     for run in runs:
+        label = name + tokens_read(splits[run], tokens)
         known = {}  # losses in windows of the trained length, which all multiples share
         for multiple in multiples:
             length = round(multiple * run.trained)
             tiles = [(begin, min(begin + length, stop))  # the last of a stretch may be shorter
                      for start, stop in texts[run] for begin in range(start, stop, length)]
             window_loss = tiled_loss(run, splits[run], tiles, run.trained, known)
-            row = {"split": f"{name} {multiple:g}x", "length": length,
+            row = {"split": f"{label} {multiple:g}x", "length": length,
                    "data": splits[run].fingerprint}
             if length <= run.model.limit:
                 row["loss"] = tiled_loss(run, splits[run], tiles, length, dict(known))
@@ -114,9 +114,9 @@ def stretches(split, trained, multiples, tokens):
                              f"--eval_tokens={STRETCHES * length} if the split has that many")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
-def tokens_read(tokens):
+def tokens_read(split, tokens):
     """Returns a suffix for the name of a split, so that a report keeps sizes apart."""
-    return "" if tokens == TOKENS else f" ({tokens:,} tokens)"
+    return "" if tokens == TOKENS else f" ({min(tokens, split.tokens - 1):,} tokens)"
 
 def refuse_rows(split):
     if split.rows:
@@ -143,7 +143,7 @@ def by_position(runs, name, tokens):
         sums = torch.stack(list(found.values())).double().sum(0)  # (2, length)
         positions = torch.arange(1.0, length + 1)
         same = {"run": run.name, "pe": run.model.cfg.pe, "trained": run.trained,
-                "split": name_of_split(run, name) + tokens_read(tokens),
+                "split": name_of_split(run, name) + tokens_read(splits[run], tokens),
                 "seed": run.config["seed"], "steps": run.step, "experiment": run.experiment,
                 "data": splits[run].fingerprint}
         for group, where in zip(sums.split(size, 1), positions.split(size)):
