@@ -29,12 +29,12 @@ of a row. So the kernels take only b_j, the key_bias, and its gradient is
 
     db_j = sum_i dS_ij - sum_t dS_jt          d(log f_l) = - sum over j >= l of db_j
 
-where dS is the gradient of S + b. The second sum is the gradient of the b_i that cancelled. It is a
-row sum of dS, which would be 0 in exact arithmetic. But O is stored in 16 bits, so the row sum is
-not quite 0, and FoX adds up these errors over all tokens from a gate onwards. With the second sum,
-the gradient of a gate contains only the entries of dS whose keys precede the gate. Each has an
-error in proportion to its weight, which forgetting makes small. In bfloat16 with T = 1024 and gates
-near 1/2, the gradient of the gates is off by 0.2%, and by 2 to 13% without the second sum.
+where dS is the gradient of S + b. The second sum, a row sum of dS, is the gradient of the b_i that
+cancelled. In exact arithmetic it is 0. But O is stored in 16 bits, so it is not quite 0, and
+d(log f_l) would add up the errors of all rows j >= l. With the second sum, the terms dS_it with
+t >= l cancel, and only those with t < l <= i are left. Each has an error in proportion to its
+weight P_it, which forgetting makes small. In bfloat16 with T = 1024 and gates near 1/2, the
+gradient of the gates is off by 0.2%, and by 2 to 13% without the second sum.
 
 CoPE (arXiv:2405.18719, section 4, Listing 1). P = softmax(S + a), where the bias a depends on how
 many of the keys j to i the query counts. z_i = q_i e (e is learned) holds a_ij for integer p_ij.
@@ -55,12 +55,12 @@ dQ and dK take dS + dG. If the gates have a gate_q and gate_k of their own, thes
 and dK take only dS.
 
 The gradient dz_i[c] sums dS (1 - w) over the keys in column c, and dS w over those in column c-1.
-To scatter these terms would need atomics, so they are summed along the row. From left to right p
-never rises, so the keys of column c are neighbours. Call them run c. From one key to the next, p
-falls by at most 1, so no column but 0 is skipped, and run c begins where run c + 1 ends. Let lower
-be the running sum, from the left, of dS (1 - w), the share of z[c], and upper that of dS w, the
-share of z[c + 1]. Let lower[c] and upper[c] be their values at the last key of run c (for column 0,
-at the query), or 0 for columns above that of the leftmost run. Then
+To scatter these terms would need atomics. But from left to right p never rises, so the keys of
+column c are neighbours. Call them run c. From one key to the next, p falls by at most 1, so no
+column but 0 is skipped, and run c begins where run c + 1 ends. A sum over run c is therefore the
+difference of a running sum between the ends of runs c + 1 and c. Two running sums from the left
+are enough: lower, of dS (1 - w), and upper, of dS w. lower[c] and upper[c] are their values at the
+last key of run c (for column 0, at the query), or 0 for columns above that of the leftmost run. So
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
@@ -157,7 +157,7 @@ LOG2E = constexpr(math.log2(math.e))
 # --- shared by all kernels ------------------------------------------------------------------------
 # A program takes M queries or N keys of head bh = 0 .. B H - 1. q and k have width D; v and the
 # gates' vectors have width DV, the d of the derivation. A tensor (B, H, T, width) is given as
-# (pointer, strides of batch, head and token). Logits are in base 2, because hardware computes exp2
+# (pointer, strides of batch, head, token). Logits in base 2 have a factor of log2(e), for exp2
 
 @triton.jit
 def load(x, bh, H, rows, T, WIDTH, EDGE=True):
@@ -235,7 +235,7 @@ BITS = constexpr(11)  # of a position's fraction; with more, float16 could not h
 UNIT = constexpr(2048)  # 2^BITS, a gate of 1
 MAGIC = constexpr(2.0**23)  # a float32 of this size has no bits for a fraction, so adding it rounds
 MAGIC_BITS = constexpr(0x4B000000)  # the bits of 2^23; those of 2^23 + x are MAGIC_BITS + x
-TILES_PER_CHECK = constexpr(2)  # of keys, between two checks of whether all rows are at npos - 1
+TILES_PER_CHECK = constexpr(2)  # tiles of keys between checks of whether all rows are at npos - 1
 COLUMNS = constexpr(64)  # columns of dz that store_dz takes at a time
 
 @triton.jit
@@ -380,8 +380,8 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
         row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # units counted over the keys to the right
-        # masked = 1: the `while` takes all tiles under the mask in its only round, since nothing is
-        # counted yet; 0: rounds of TILES_PER_CHECK tiles, until all rows are at npos - 1
+        # masked = 1: one round of the `while` takes all tiles under the mask (it always runs, since
+        # nothing is counted yet). 0: rounds of TILES_PER_CHECK tiles, until all rows are at npos-1
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
             while (right_edge > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
@@ -446,11 +446,11 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
     right, so positions start at units_total and fall. saved was filled by attention_forward.
 
     grads: dq, dgate_q, dz and dkey_bias. The last gets minus the row sums of dS, to which
-    attention_backward_kv adds the column sums. scratch: do_dot_o (B, H, T), which is rowsum(dO *
-    O), and units_right_at and dp_left_at (heads, tiles of KEYS, T), which are the units counted to
-    the right of a tile and the sum of dp to its left, are for attention_backward_kv; run_ends
-    (heads, T, npos, 2) are lower[c] and upper[c] of each row. Apart from do_dot_o, scratch holds
-    only the heads from first_head on."""
+    attention_backward_kv adds the column sums. Of scratch, the first three are for
+    attention_backward_kv: do_dot_o (B, H, T) is rowsum(dO * O). units_right_at (heads, tiles of
+    KEYS, T) are the units counted to the right of a tile, and dp_left_at is the sum of dp to its
+    left. run_ends (heads, T, npos, 2) are lower[c] and upper[c] of each row. Apart from do_dot_o,
+    scratch holds only the heads from first_head on."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -561,7 +561,7 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
             store(dgate_q, bh, H, i, acc_gate * DV**-0.5, T, DV)
         tl.store(run_ends + row * NPOS * 2, lower_left, mask=valid)  # run 0 ends here
         tl.store(run_ends + row * NPOS * 2 + 1, upper_left, mask=valid)
-        tl.debug_barrier()  # other threads stored some of the run ends
+        tl.debug_barrier()  # waits for the run ends that other threads stored
         store_dz(dz, bh * T + row, run_ends, row, valid, first_run, NPOS)
 
 @triton.jit

@@ -74,7 +74,7 @@ class GPTConfig:
     pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
     pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
     # relative
-    relative_capped: bool = False  # distances from block_size on get the last vector, not none
+    relative_capped: bool = False  # whether distances beyond the table get its last vector, or none
     # t5
     t5_buckets: int = 32  # number of buckets; half of them hold one distance each
     t5_max_distance: int = 128  # all distances from here on share the last bucket
@@ -179,7 +179,7 @@ class PE(nn.Module):
         """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. They are
         either key_bias (B, H, T), to add to the logits of each key, or CoPE's z, along with
         gate_q and gate_k if its gates do not reuse the logits. q and per_key are those of
-        logit_bias, for all T tokens. A method needs this hook only if has_kernel is True."""
+        logit_bias, for all T tokens. Only a logit_bias with a kernel needs it."""
 
     def clamp_parameters(self):
         """Moves parameters back into their bounds, after each step of the optimizer."""
@@ -191,7 +191,7 @@ def overrides(cls, hook):
 # --- a plain GPT ----------------------------------------------------------------------------------
 
 def at_least_float32(x):
-    """Returns float32, or float64 if x is float64. bfloat16 is too coarse for logits and phases."""
+    """Returns float32, or float64 if x is float64. bfloat16 is too coarse for biases and phases."""
     return torch.promote_types(x.dtype, torch.float32)
 
 def split_heads(x, H):
@@ -199,8 +199,8 @@ def split_heads(x, H):
     return x.unflatten(-1, (H, -1)).transpose(1, 2)
 
 def scaled_dot_products(q, k, d):
-    """Returns q.k / sqrt(d), (B, H, t, s). The width d of a head is an argument because q and k are
-    of width 2d after PoPE, which still divides by sqrt(d)."""
+    """Returns q.k / sqrt(d), (B, H, t, s). Autocast has rounded these products to bfloat16. d is an
+    argument because q and k are of width 2d after PoPE, which still divides by sqrt(d)."""
     return (q @ k.mT).to(at_least_float32(q)) * d**-0.5
 
 def extend_cache(cache, name, new):
@@ -255,7 +255,7 @@ class Attention(nn.Module):
                 per_key.append(pe.per_key(x, k, v, cache[name]))
         i = pos[:, None]  # (T, 1)
         S = k.size(2)
-        # the last key belongs to the last query, also if a caller shifts all positions
+        # counted back from the last query, whose own key is the last one
         j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)
         return q, k, v, unrotated_q, i, j, per_key
 
@@ -596,12 +596,12 @@ class RoPE(PE):
         linear   divides every frequency by the factor, so no angle is larger than in training
         ntk      raises the base. This divides the lowest frequency by the factor and leaves the
                  highest, which tells neighbours apart, unchanged
-        yarn     divides the frequency of a pair by the factor if the pair makes at most one full
-                 rotation within the trained length, because it would otherwise meet new angles
-                 beyond that length. A pair that makes 32 or more has met every angle many times, so
-                 it keeps its frequency. In between, the frequency is interpolated linearly in the
-                 number of rotations (deployed code often does so in c). yarn also scales cos and
-                 sin, which sharpens the softmax
+        yarn     goes by the number of full rotations that a pair makes within the trained length.
+                 If it is at most 1, the frequency is divided by the factor, because the pair would
+                 otherwise meet new angles beyond that length. If it is 32 or more, the pair has met
+                 every angle many times, and keeps its frequency. In between, the frequency is
+                 interpolated linearly in that number (deployed code often does so in the pair's
+                 index c). yarn also scales cos and sin, which sharpens the softmax
     """
 
     @staticmethod
@@ -648,7 +648,7 @@ class RoPE(PE):
         if self.cfg.rope_scaling == "yarn":
             gain = 0.1 * math.log(self.cfg.rope_factor) + 1  # YaRN eq. 22
             table = gain * table
-        # as_strided changes nothing, but torch.compile writes its input to memory, so the
+        # as_strided changes nothing, but torch.compile writes what it views to memory, so the
         # cosines are computed once. Otherwise each use of the table would compute them anew
         return table.as_strided(table.shape, table.stride())
 
@@ -947,7 +947,7 @@ class CoPE(PE):
 
 class CoPE_MLP(CoPE):
     """`cope_mlp`: CoPE with an MLP of N hidden units in place of the table, so that the bias is
-    q_i . W2' gelu(W1 p_ij / npos + b1) (CoPE appendix C). The paper gives only N. GELU, the clamp
+    q_i . W2^T gelu(W1 p_ij / npos + b1) (CoPE appendix C). The paper gives only N. GELU, the clamp
     of p and the division by npos are our choices."""
     has_kernel = False
 
@@ -993,15 +993,15 @@ class CoPE_ALiBi(CoPE):
         return -m.view(self.H, 1, 1) * p
 
 class ExPE(PE):
-    """`expe`: overwrites the first l dimensions of the input of the q, k projections with the
-    positions S + theta (i + c), c = 0..l-1, in every block (ExPE arXiv:2509.19569 eq. 1-3, Figure
-    1), after the block's norm, which would change the values. All blocks share S and theta."""
+    """`expe`: overwrites the first l dimensions of the input of the q, k projections. Dimension c
+    becomes S + theta (i + c), c = 0..l-1 (ExPE arXiv:2509.19569 eq. 1-3, Figure 1). Every block
+    does so after its norm, because the norm would change the values. All share S and theta."""
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.l = cfg.expe_l or cfg.n_embd // 8
-        self.expe_S = shared_from.expe_S if shared_from else self.constant(cfg.expe_S)
-        self.expe_theta = shared_from.expe_theta if shared_from else self.constant(cfg.expe_theta)
+        self.expe_S = shared_from.expe_S if shared_from else self.initial(cfg.expe_S)
+        self.expe_theta = shared_from.expe_theta if shared_from else self.initial(cfg.expe_theta)
 
     @staticmethod
     def check(cfg):
@@ -1011,7 +1011,7 @@ class ExPE(PE):
             raise ValueError(f"expe would write positions into l = {l} of n_embd={cfg.n_embd} "
                              "dimensions; change expe_l")
 
-    def constant(self, value):
+    def initial(self, value):
         """Returns the value or, if it is learned, a parameter that starts there or at random."""
         if self.cfg.expe_learned == "no":
             return value
@@ -1020,7 +1020,7 @@ class ExPE(PE):
         return nn.Parameter(torch.tensor(value))
 
     def growth(self, i, c):
-        """Returns the values minus S, as they are if expe_scale is 1, (T, l) or (T, 1). i (T, 1)
+        """Returns the values minus S, before expe_scale multiplies them, (T, l) or (T, 1). i (T, 1)
         are positions, and c (l,) dimensions."""
         return self.expe_theta * (i if self.cfg.expe_same else i + c)
 
@@ -1045,7 +1045,7 @@ class ExQPE(ExPE):
     garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
-        theta2 = self.constant(cfg.expe_theta2)
+        theta2 = self.initial(cfg.expe_theta2)
         self.expe_theta2 = shared_from.expe_theta2 if shared_from else theta2
 
     def growth(self, i, c):

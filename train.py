@@ -101,7 +101,7 @@ def main(argv):
     # model and optimizer
     torch.manual_seed(cfg.seed)
     raw_model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
-    origin = []
+    origin = []  # in fine-tuning, the history of the run that the weights come from
     if cfg.init_from and not checkpoint.exists(cfg.out_dir):
         origin = load_origin(raw_model, cfg, train, processes)
     dtype = choose_dtype(cfg, device)
@@ -138,7 +138,7 @@ def main(argv):
     model = torch.compile(raw_model) if cfg.compile else raw_model
     ddp = processes.world > 1
     ddp_model = model
-    if ddp:  # with the buckets as gradients, there is only one copy of them
+    if ddp:  # the gradients are views of the buffers that DDP sends, so there is no second copy
         ddp_model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     # training
@@ -191,7 +191,7 @@ def main(argv):
                 best = record_results(results, best, step, cfg, log, processes)
             if last or stop:
                 save()
-            if logged_at or not cfg.compile:  # the first one may compile the model
+            if logged_at or not cfg.compile:  # before the first log line, it may include compiling
                 eval_seconds = time.perf_counter() - pause_start
         if last or stop:
             break
@@ -392,7 +392,7 @@ def load_origin(model, cfg, train, processes):
     load_weights(model, origin, cfg.init_from)
     say_changes(cfg, asdict(model_config(origin)), processes)
     experiment = checkpoint.experiment(origin["history"], origin["step"])
-    return [[-1, [experiment, origin["step"]]]]
+    return [[-1, [experiment, origin["step"]]]]  # see checkpoint.history
 
 def load_run(cfg, model, optimizer, train, processes):
     """Loads the run's checkpoint, if there is one, into the model and the optimizer. Returns step,
@@ -479,7 +479,7 @@ class Log:
                               "resume with --resume=True") from error
         if self.wandb_run and "step" in values:
             step = values.pop("step")
-            split = values.pop("split", "step")  # "train" may be a split that is evaluated
+            split = values.pop("split", "step")  # the prefix of training losses at W&B
             self.wandb_run.log({f"{split}/{key}": value for key, value in values.items()}, step)
 
     def finish(self):
@@ -525,7 +525,7 @@ def evaluate(model, splits, cfg, processes, stop_signal):
             if len(mine):
                 x, y = to_device(processes.device, split.read(mine, cfg.block_size))
                 sums += error_sums(model, x, y)
-            if stop_signal.heard():  # in all processes after the same batch
+            if stop_signal.heard():  # all processes hear it after the same batch
                 return None
         results[split.split] = scores(processes.sum(sums), masked=split.meta["loss"] == "mask")
     return results
