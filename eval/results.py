@@ -38,8 +38,7 @@ def on_different_data(lines):
 
 def name_of_split(run, split):
     """Returns the name under which a report shows a split that a run was evaluated on."""
-    # a report takes the first word for the name of the set
-    return split if run.reads_its_own else f"{run.data.replace(' ', '_')} {split}"
+    return split if run.reads_its_own else f"{run.data} {split}"
 
 # --- what is written ------------------------------------------------------------------------------
 
@@ -116,36 +115,39 @@ def records(folder, name):
 
 def training(folders):
     """Returns rows with run, pe, seed, experiment, step, loss, val/loss and so on, one for each
-    logged step that led to ckpt.pt. The log may hold other steps, because a run can start over or
-    go back to an older checkpoint. Before there is a ckpt.pt, the last start decides. Raises
-    ValueError if no step is left."""
-    def branch(source, step):  # which weights the run had at this step
-        return source["config"]["seed"], checkpoint.experiment(source["history"], step)
-
+    step of the last start in a log and those that led to it. It may hold others if an older
+    checkpoint was put back, which shows once it is resumed. Raises ValueError without any step."""
     found = []
     for folder in folders:
-        steps = []  # (start, line): how the step was trained, and what was logged
         start = None
+        rows = {}  # {(step, its branch): row}
+
+        def branch(step):  # which weights the run had at this step
+            return start["config"]["seed"], checkpoint.experiment(start["history"], step)
+
         for line in records(folder, "log.jsonl"):
             if "history" in line:  # the run begins, resumes or starts over
                 start = line
-            elif "step" in line and start:
-                steps.append((start, line))
-        end = checkpoint.read(folder) if checkpoint.exists(folder) else start
-        rows = {}  # {step: row}
-        for start, line in steps:
-            step = line.pop("step")
-            if step > end.get("step", step) or branch(start, step) != branch(end, step):
+                begin = line["from_step"]
+                # this branch takes the steps after `begin` again; the rows of others stay
+                rows = {(step, its_branch): row for (step, its_branch), row in rows.items()
+                        if (begin and step <= begin) or its_branch != branch(step)}
+            if "step" not in line:
                 continue
+            if start is None:
+                raise ValueError(f"{folder}/log.jsonl does not begin with the options of the run "
+                                 "and its history; leave this run out")
+            step = line.pop("step")
             split = line.pop("split", "")
-            row = rows.setdefault(step, {"step": step})
+            row = rows.setdefault((step, branch(step)), {"step": step})
             for key, value in line.items():
                 row[f"{split}/{key}" if split else key] = value
-        if not rows:
-            raise ValueError(f"{folder} has no logged step that led to its weights; train it first")
-        seed, experiment = branch(end, max(rows))
-        same = dict(run=folder, pe=end["config"]["pe"], seed=seed, experiment=experiment)
-        found.extend({**rows[step], **same} for step in sorted(rows))
+        led_here = [row for (step, its_branch), row in rows.items() if its_branch == branch(step)]
+        if not led_here:
+            raise ValueError(f"{folder} has no step in its log yet; train it first")
+        seed, experiment = branch(max(row["step"] for row in led_here))
+        same = dict(run=folder, pe=start["config"]["pe"], seed=seed, experiment=experiment)
+        found.extend({**row, **same} for row in led_here)
     return found
 
 def latest(folders):

@@ -71,9 +71,10 @@ MISTAKES = [
     ("sample.py {run} --extrapolate=99", ["99 needs 1584 tokens, but", "has 599; use a smaller"]),
     ("sample.py {run} {task} --extrapolate=1", ["holds rows of 12 tokens", "needs a stream"]),
     ("sample.py {run} --report={new}/", ["{new}/' is a folder; name a file in it"]),
-    ("sample.py {gone} --figure=curves", ["{gone} has no logged step that led to its weights"]),
+    ("sample.py {gone} --figure=curves", ["{gone} has no step in its log yet"]),
     ("sample.py {run} {nothing} --report={new}", ["there is no run directory '{nothing}'"]),
     ("sample.py {empty} --report={new}", ["none of these runs has results", "evaluate them"]),
+    ("sample.py {headless} --figure=curves", ["{headless}/log.jsonl does not begin with"]),
     ("train.py --data={partial}", ["{partial}/meta.json is damaged; delete {partial}"]),
     ("sample.py {torn} --report={new}", ["{torn}/results.jsonl is damaged in line 2; delete it"]),
     ("sample.py {run} --figure=gates", ["'gates' has nothing to show of pe='rope'"]),
@@ -128,6 +129,8 @@ def places(stream, rows, tmp_path_factory):
     torch.save({"model": {}, "config": {}}, folder / "nano" / "ckpt.pt")  # like nanoGPT's
     (folder / "moved" / "corpus.part" / "meta.json").write_text('{"settings": {"sha256": "a"}}')
     (folder / "moved" / "half.part" / "notes.txt").write_text("of somebody else")
+    (folder / "headless").mkdir()
+    (folder / "headless" / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     (folder / "partial").mkdir()
     (folder / "partial" / "meta.json").write_text('{"shards": {"train_000000.bin": 9}}')
     (folder / "torn").mkdir()

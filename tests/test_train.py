@@ -553,8 +553,7 @@ def test_a_run_that_starts_over_or_goes_back(stream, tmp_path):
     saved = {}
     run(stream, out, "--max_iters=2")
     for put_back, stop, rate, seed in ((0, 2, 1e-3, 7), (0, 4, 1e-3, 1), (2, 4, 9e-3, 7),
-                                       (2, 4, 1e-3, 7), (4, 4, 1e-3, 1), (4, 6, 1e-3, 7),
-                                       (0, 1, 1e-3, 7)):
+                                       (2, 4, 1e-3, 7), (4, 4, 1e-3, 1), (4, 6, 1e-3, 7)):
         (out / "ckpt.pt").unlink()
         if put_back:
             shutil.copy(saved[put_back, 1e-3, seed], out / "ckpt.pt")
@@ -566,10 +565,6 @@ def test_a_run_that_starts_over_or_goes_back(stream, tmp_path):
     whole = tmp_path / "b"
     run(stream, whole, "--max_iters=6", "--learning_rate=1e-3", "--schedule=constant", "--pe=rope",
         "--log_interval=1", "--seed=7")
-    shutil.copy(saved[4, 9e-3, 7], out / "ckpt.pt")
-    rates = [row.get("lr") for row in results.training([str(out)])]
-    assert rates == [None, 1e-3, 1e-3, 9e-3, 9e-3]
-    shutil.copy(saved[6, 1e-3, 7], out / "ckpt.pt")
     found, expected = (results.training([str(path)]) for path in (out, whole))
     assert [row["step"] for row in found] == [0, 1, 2, 3, 4, 5, 6]
     assert [row.get("loss") for row in found] == [row.get("loss") for row in expected]
