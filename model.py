@@ -179,7 +179,7 @@ class PE(nn.Module):
         """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. They are
         either key_bias (B, H, T), to add to the logits of each key, or CoPE's z, along with
         gate_q and gate_k if its gates do not reuse the logits. q and per_key are those of
-        logit_bias, for all T tokens. Only a logit_bias with a kernel needs it."""
+        logit_bias, for all T tokens. Only methods whose logit_bias has a kernel need it."""
 
     def clamp_parameters(self):
         """Moves parameters back into their bounds, after each step of the optimizer."""
@@ -199,7 +199,7 @@ def split_heads(x, H):
     return x.unflatten(-1, (H, -1)).transpose(1, 2)
 
 def scaled_dot_products(q, k, d):
-    """Returns q.k / sqrt(d), (B, H, t, s). Autocast has rounded these products to bfloat16. d is an
+    """Returns q.k / sqrt(d), (B, H, t, s). Autocast rounds the products to bfloat16. d is an
     argument because q and k are of width 2d after PoPE, which still divides by sqrt(d)."""
     return (q @ k.mT).to(at_least_float32(q)) * d**-0.5
 
