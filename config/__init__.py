@@ -87,11 +87,9 @@ def typed(cls, key, value, where):
     if key not in types:
         near = difflib.get_close_matches(key, types, 3) or types or ["none"]
         raise ValueError(f"unknown key {key!r} in {where}; choose from: {', '.join(near)}")
-    kind = types[key]
-    if type(None) in get_args(kind):  # such as float | None
-        if value in (None, "None"):
-            return None
-        kind = next(part for part in get_args(kind) if part is not type(None))
+    kind = without_none(types[key])
+    if kind is not types[key] and value in (None, "None"):
+        return None
     low, high = RANGES.get(kind, (None, None))
     if get_origin(kind) is Annotated:
         kind, low, high = get_args(kind)
@@ -99,10 +97,8 @@ def typed(cls, key, value, where):
         kind = str  # model.check_choices checks the choice
     parsed = value
     try:
-        if isinstance(value, str) and kind is bool:
-            parsed = ast.literal_eval(value.capitalize())
-        elif isinstance(value, str) and kind is not str:
-            parsed = ast.literal_eval(value)
+        if isinstance(value, str) and kind is not str:
+            parsed = ast.literal_eval(value.capitalize() if kind is bool else value)
         if kind is float and type(parsed) is int:
             parsed = float(parsed)
     except (ValueError, SyntaxError, TypeError, OverflowError):
@@ -116,6 +112,11 @@ def typed(cls, key, value, where):
     if key in PATHS and parsed.split("/")[0] == "~":
         parsed = os.path.expanduser(parsed)  # a shell does not do so after the = of --out_dir=~/run
     return parsed
+
+def without_none(kind):
+    """Returns the type in `float | None`, and any other type as it is."""
+    others = [part for part in get_args(kind) if part is not type(None)]
+    return others[0] if type(None) in get_args(kind) else kind
 
 def usage(cls):
     """Returns the script's docstring, then each field's name, default, choices and comment."""

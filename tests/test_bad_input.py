@@ -60,6 +60,7 @@ MISTAKES = [
     ("sample.py {run}@cope_npos=9", ["cope_npos in {run}@cope_npos=9 does nothing", "no cope"]),
     ("sample.py {run}@block_size=64 --evaluate=val", ["{run}@block_size=64 acts only on"]),
     ("sample.py {run} --figure=frequency --text={latin}", ["{latin} is not UTF-8", "convert"]),
+    ("data/text.py --source={lookup} --source=x", ["source is given twice; keep one"]),
     ("sample.py {run} {task}", ["some of these runs are of text and some of tasks; name one"]),
     ("sample.py {run} --prompt=a", ["'a' is not a symbol of this set"]),
     ("sample.py {run} --evaluate=", ["--evaluate= is empty; see --help"]),
@@ -119,25 +120,21 @@ def places(stream, rows, tmp_path_factory):
     shutil.copytree(folder / "run", folder / "flipped")
     path = folder / "flipped" / "ckpt.pt"
     path.write_bytes(path.read_bytes().replace(b"batch_size", b"batch_sizd"))
-    (folder / "gone").mkdir()
+    for name in ("cut", "empty", "gone", "headless", "nano", "partial", "torn",
+                 "moved/corpus.part", "moved/half.part", "moved/torn.part"):
+        (folder / name).mkdir()
     (folder / "gone" / "log.jsonl").write_text('{"ended": 2}\n')
     (folder / "gone" / "results.jsonl").touch()
-    for name in ("cut", "nano", "moved/corpus.part", "moved/half.part", "moved/torn.part"):
-        (folder / name).mkdir()
     for name in ("cut", "moved/torn.part"):
         (folder / name / "meta.json").write_text('{"shards": ')
     torch.save({"model": {}, "config": {}}, folder / "nano" / "ckpt.pt")  # like nanoGPT's
     (folder / "moved" / "corpus.part" / "meta.json").write_text('{"settings": {"sha256": "a"}}')
     (folder / "moved" / "half.part" / "notes.txt").write_text("of somebody else")
-    (folder / "headless").mkdir()
     (folder / "headless" / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
-    (folder / "partial").mkdir()
     (folder / "partial" / "meta.json").write_text('{"shards": {"train_000000.bin": 9}}')
-    (folder / "torn").mkdir()
     (folder / "torn" / "results.jsonl").write_text('{}\n{"run": "to{"run": "torn"}\n{}\n')
     (folder / "lookup.txt").write_text("a text")
     (folder / "broken.py").write_text("pe = undefined")
-    (folder / "empty").mkdir()
     (folder / "empty" / "poem.txt").write_text("a text")
     (folder / "latin").write_bytes(b"caf\xe9")
     (folder / "wrong_key.py").write_text("import math\neval_iters = 200")

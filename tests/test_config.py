@@ -64,7 +64,7 @@ def test_wrong_words_are_refused():
                 refused(lambda words: options(prepare, words), key, "x")
 
 def test_options_of_your_own_are_read_as_annotated():
-    def prepare(folder: str, source: "str", n: int | None = None, seed=0) -> None:
+    def prepare(folder: str, source: "str", n: None | int = None, seed=0) -> None:
         pass
 
     assert options(prepare, ["--source=a", "n=3"]) == dict(source="a", n=3)
