@@ -27,9 +27,8 @@ except ImportError:  # Windows lacks it, so nothing there keeps two processes ou
     fcntl = None
 
 # Options in which runs may differ and still count as the same experiment, because they change a run
-# no more than another seed does. (An origin, which init_from names, is in the history.) dtype and
-# kernels are not among them because they change the precision, nor is eval_batches, because it
-# changes what is averaged
+# no more than another seed does. (The origin that init_from names is in the history.) But dtype and
+# kernels change the precision, and eval_batches changes what is averaged
 MAY_DIFFER = {"seed", "config", "out_dir", "init_from", "resume", "device", "micro_batch",
               "compile", "log_interval", "checkpoint_interval", "eval_interval", "eval_splits",
               "wandb_project"}

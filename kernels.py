@@ -64,8 +64,8 @@ last key of run c (for column 0, at the query), or 0 for columns above that of t
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
-where dz[0] does not have the second term. This example is the row of query 5. It has npos = 4 and
-z = (0, 2, 1, 3), and the dS of its six keys sum to 0:
+where dz[0] does not have the second term. This example is the row of query 5, with npos = 4 and
+z = (0, 2, 1, 3). The dS of its six keys sum to 0:
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75

@@ -201,6 +201,7 @@ HUB = {  # (data set, configuration or revision): its splits
     ("allenai/c4", "en"): {"train": TEXTS[60:], "validation": TEXTS[:60]},
     ("HuggingFaceFW/fineweb", "sample-10BT"): {"train": BOOKS},
     ("HuggingFaceFW/fineweb-edu", "sample-10BT"): {"train": TEXTS},
+    ("Skylion007/openwebtext", None): {"train": TEXTS},
     ("Skylion007/openwebtext", "refs/pr/22"): {"train": TEXTS},
     ("emozilla/pg19-test", None): {"test": BOOKS},
     # the hub has "" for the files' empty lines
@@ -216,8 +217,8 @@ CORPORA = [  # a script, its options, what it must write, and how, as `check` ta
      dict(separator="before", shard_tokens=9000,
           tokens={"val": 9000, "test": 9000, "train": None})),
     # `datasets` shuffles the texts, and the first 0.0005, rounded up, are its test part, our val
-    ("openwebtext", dict(revision="refs/pr/22"),
-     {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
+    ("openwebtext", {}, {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
+    ("openwebtext", dict(revision="refs/pr/22"), {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
     ("pg19", dict(limit=30), {"test": BOOKS[:30]}, {}),
     ("wikitext103", dict(limit=30),
      {"train": SECTIONS["train"][:30], "val": SECTIONS["validation"][:30],

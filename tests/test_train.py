@@ -520,6 +520,10 @@ def test_ctrl_c_ends_a_shell_loop(script, monkeypatch, capsys):
     assert ended_by == [signal.SIGINT] and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert capsys.readouterr().err.startswith("\nstopped")
 
+def test_a_closed_stdout_is_no_bug(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert "is not a directory with a ckpt.pt" in fails("sample.py", "x")
+
 def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(config, "typed", lambda *_: int("a bug"))
     monkeypatch.setattr(sys, "argv", ["script", "--seed=1"])
