@@ -33,7 +33,10 @@ Symbols   i is the position of a query and j that of a key. c indexes dimensions
           paper's symbols
 """
 import difflib
+import json
 import math
+import os
+import zipfile
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin
 
@@ -418,6 +421,32 @@ class GPT(nn.Module):
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
+    @classmethod
+    def from_checkpoint(cls, run, device="cpu", **changes):
+        """Returns the model that train.py saved in the run directory `run`, in evaluation mode, and
+        the whole checkpoint, a dict that read_checkpoint describes. `changes` are model options to
+        use instead of those of the training, such as rope_scaling="ntk", rope_factor=4.0. Raises
+        ValueError if the checkpoint is damaged or its weights do not fit these options."""
+        saved = read_checkpoint(run)
+        model = cls(GPTConfig(**{**model_options(saved), **changes}))
+        model.load_weights(saved["model"], run)
+        return model.to(device).eval(), saved
+
+    def load_weights(self, weights, run):
+        """Copies weights, the state_dict of a run directory, into the model. Raises ValueError if
+        they belong to another architecture."""
+        try:
+            self.load_state_dict(weights)
+        except RuntimeError as error:
+            first = str(error).split("\n")[1].strip()
+            raise ValueError(f"{run} holds another architecture: {first}") from error
+        # A tensor that several layers share has several names, and of the copies under these names
+        # only the last survives loading. So the copies in the checkpoint must be equal
+        for name, tensor in self.state_dict().items():
+            if not torch.equal(tensor.cpu(), weights[name].cpu()):
+                raise ValueError(f"{run} holds a separate {name} for each layer, but the layers of "
+                                 "this model share it")
+
     def forward(self, idx, targets=None, cache=None, return_logits=True):
         """Returns logits and loss.
 
@@ -462,13 +491,24 @@ class GPT(nn.Module):
         return [{} for _ in self.h]
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=0):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=0, context=None):
         """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily.
-        top_k=0 samples from all tokens. Call model.eval() first, to turn dropout off. Raises
-        ValueError if all tokens but the last, which is not read, are more than model.limit."""
+        top_k=0 samples from all tokens. Call model.eval() first, to turn dropout off.
+
+        The model sees at most the last `context` tokens, or all of them if context is None. Once it
+        has read that many, it starts again from the last half of them. The time per token therefore
+        does not grow with the length of the text, and a method that gets worse beyond the trained
+        length can write texts of any length."""
         cache = self.new_cache()
-        new = idx
+        begin = 0  # the first token that the model sees
+        new = idx  # the tokens that it has not read yet
         for _ in range(max_new_tokens):
+            T = idx.size(1)
+            if context and T - begin > context:
+                half = math.ceil(context / 2)
+                begin = half * math.ceil((T - context) / half)
+                cache = self.new_cache()
+                new = idx[:, begin:]
             logits, _ = self(new, cache=cache)
             logits = logits[:, -1].float()  # (B, V)
             if top_k:
@@ -1131,3 +1171,98 @@ def choose(name, value, options):
         near = difflib.get_close_matches(value, options, len(options), 0)
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(near)}")
     return value
+
+# --- what train.py and sample.py share ------------------------------------------------------------
+
+def read_checkpoint(run):
+    """Returns what train.py has saved in run/ckpt.pt, with all tensors on the CPU. It is a dict of
+    model and optimizer (their state_dicts), step, config (all options of the run), meta (meta.json
+    of its data set) and wandb (its id at Weights & Biases, or None). Raises FileNotFoundError if
+    there is no such file, and ValueError if it is damaged or not from train.py."""
+    path = os.path.join(run, "ckpt.pt")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{run!r} is not a directory with a ckpt.pt")
+    with open(path, "rb") as file:  # opened only once, because a run may replace it meanwhile
+        try:
+            damaged_part = zipfile.ZipFile(file).testzip()  # torch.load compares no checksums
+            file.seek(0)
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # its type depends on which bytes are wrong
+            raise ValueError(f"{path} is damaged ({type(error).__name__})") from error
+    if damaged_part:
+        raise ValueError(f"{path} is damaged (in {damaged_part})")
+    if not {"model", "optimizer", "step", "config", "meta"} <= set(saved):
+        raise ValueError(f"{path} is not a checkpoint of this train.py")
+    return saved
+
+def model_options(saved):
+    """Returns the options of the model in a checkpoint, as a dict. Options that were added to
+    GPTConfig since it was saved are missing, so they will get their defaults."""
+    names = {field.name for field in fields(GPTConfig)}
+    options = {name: value for name, value in saved["config"].items() if name in names}
+    # YaRN needs the trained length. It must stay the same if block_size is raised along with it
+    if options["rope_scaling"] != "yarn":
+        options["rope_trained"] = trained_length(saved)
+    elif not options["rope_trained"]:
+        options["rope_trained"] = options["block_size"]
+    return options
+
+def trained_length(saved):
+    """Returns the number of tokens per sequence in the training of a checkpoint."""
+    row_length = saved["meta"]["row_length"].get("train")
+    # the last token of a row is only a target
+    return row_length - 1 if row_length else saved["config"]["block_size"]
+
+def read_records(run, name):
+    """Returns the dicts in run/log.jsonl or run/results.jsonl, one per line. A line that is not
+    complete is skipped, because a kill or a full disk may have cut it short."""
+    records = []
+    with open(os.path.join(run, name), encoding="utf-8") as file:
+        for line in file:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                continue
+    return records
+
+def pick_device(name):
+    """Returns the torch.device "cpu", "cuda", "mps" or, for "auto", the fastest that is available.
+    If there are several GPUs, each process that torchrun starts gets its own."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        name = next(kind for kind in available if available[kind])
+    if not available[name]:
+        raise ValueError(f"device={name!r}, but PyTorch sees none; use --device=cpu")
+    if name == "cuda":
+        return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device(name)
+
+@torch.no_grad()
+def error_sums(model, x, y):
+    """Returns five sums over a batch x, y (B, T), as float64 on the CPU: the loss in nats, the
+    targets, the wrong targets, the rows with a wrong target, and the rows with any target. A target
+    is wrong if another token is more probable, so greedy decoding reproduces the rows without a
+    wrong one. The sums of several batches or processes can be added up."""
+    logits, loss = model(x, y)
+    is_target = y != -1
+    is_wrong = (logits.argmax(-1) != y) & is_target
+    targets = is_target.sum()
+    sums = [loss * targets, targets, is_wrong.sum(), is_wrong.any(1).sum(), is_target.any(1).sum()]
+    return torch.stack(sums).cpu().double()
+
+def scores(sums, masked):
+    """Returns a dict of the loss in nats per target and, for a masked task, the percentages of
+    wrong targets and of rows with a wrong target. sums are those of error_sums. Raises ValueError
+    if there was no target."""
+    total, targets, wrong, wrong_rows, rows = sums.tolist()
+    if not targets:
+        raise ValueError("no target to evaluate carries loss; evaluate more, or check the mask")
+    found = {"loss": total / targets}
+    if masked:
+        found["token_error"] = 100 * wrong / targets
+        found["sequence_error"] = 100 * wrong_rows / rows
+    return found

@@ -4,65 +4,56 @@ Prints the commands that train all runs of the tables in the docstring of a conf
     python -m config config/cope_flip_flop.py
     python -m config config/cope_flip_flop.py | bash    # trains them one after the other
 
-It reads the tables whose heading begins with `flags`, and no others. Each of their rows begins with
-flags, and the heading of a column may be a flag too. Each run is repeated with every seed that the
-docstring names.
+It reads the tables whose heading begins with `flags`. Each of their rows begins with the flags of a
+run, or with `(none: ...)`. Each run is repeated with every seed that the docstring names.
 """
 import ast
-import itertools
 import os
 import re
 import shlex
-import sys
 
 import config
 
 
-def runs(docstring):
-    """Yields the flags of each run as a list of words."""
-    seeds = [[], *([word] for word in re.findall(r"--seed=\d+", docstring))]
+def flags_of_rows(docstring):
+    """Yields the flags of each row of the tables, as a list of words."""
     for paragraph in docstring.split("\n\n"):
-        lines = [line.split() for line in paragraph.splitlines() if line.strip()]
-        if lines and lines[0][0] == "flags":
-            heading, *rows = lines
-            rows = [row for row in rows if row[0].startswith(("--", "(none:"))]
-            columns = [[word] for word in heading if word.startswith("--")]
-            for row, column, seed in itertools.product(rows, columns or [[]], seeds):
-                yield [word for word in row if word.startswith("--")] + column + seed
+        heading, *rows = paragraph.strip("\n").splitlines() or [""]
+        if heading.split()[:1] == ["flags"]:
+            for row in rows:
+                words = row.split()
+                if words[0].startswith(("--", "(none:")):
+                    yield [word for word in words if word.startswith("--")]
 
 def command(path, flags):
-    """Returns the command that trains with a config file and these flags. The run directory is
-    named after all of them, as in out/cope_flip_flop_n_layer=2_rope_seed1338."""
-    options = {"pe": config.assignments(path).get("pe")}
-    options.update(flag[2:].partition("=")[::2] for flag in flags)
-    pe = options.pop("pe")
-    seed = options.pop("seed", None)
-    parts = [os.path.splitext(os.path.basename(path))[0]]
-    parts += [f"{key}={value}" for key, value in options.items()]
-    if pe:
-        parts.append(pe)
-    if seed:
-        parts.append(f"seed{seed}")
-    name = "_".join(parts).replace("@", "_")  # sample.py gives @ a special meaning
-    out_dir = os.path.join("out", name)
+    """Returns the command that trains with a config file and these flags. Its run directory is that
+    of train.py, with the other flags in its name: out/cope_flip_flop_n_layer=2_rope_seed1338."""
+    name = os.path.splitext(os.path.basename(path))[0]
+    pe = config.assignments(path)["pe"]
+    seed = ""
+    for flag in flags:
+        key, _, value = flag[2:].partition("=")
+        if key == "pe":
+            pe = value
+        elif key == "seed":
+            seed = f"_seed{value}"
+        else:
+            name += f"_{key}={value}".replace("@", "_")  # sample.py gives @ a special meaning
+    out_dir = os.path.join("out", f"{name}_{pe}{seed}")
     return shlex.join(["python", "train.py", path, *flags, f"--out_dir={out_dir}"])
 
-def main(argv):
-    if "--help" in argv or "-h" in argv:
-        print(__doc__.strip())
-        return
-    if len(argv) != 1:
-        raise ValueError("name one config file, such as config/cope_flip_flop.py; see --help")
-    config.assignments(argv[0])  # raises ValueError if there is no such file
-    with open(argv[0], encoding="utf-8-sig") as file:
+def main(words):
+    parser = config.Parser(__doc__)
+    parser.add_argument("file", help="config file")
+    path = parser.parse_args(words).file
+    with open(path, encoding="utf-8-sig") as file:
         docstring = ast.get_docstring(ast.parse(file.read())) or ""
-    commands = [command(argv[0], flags) for flags in runs(docstring)]
-    if not commands:
-        raise ValueError(f"the docstring of {argv[0]} has no table with a heading `flags`")
-    print("\n".join(commands))
+    rows = list(flags_of_rows(docstring))
+    if not rows:
+        raise config.Mistake(f"the docstring of {path} has no table with a heading `flags`")
+    for flags in rows:
+        for seed in [[], *([word] for word in re.findall(r"--seed=\d+", docstring))]:
+            print(command(path, flags + seed))
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (ValueError, OSError) as error:
-        sys.exit(config.last_line(error))
+    config.run(main)

@@ -6,7 +6,7 @@ length, and at 1024.
     torchrun --standalone --nproc_per_node=2 train.py config/carope_124m.py
     python sample.py out/carope_124m_{carope,rope,learned,sinusoidal} \
         --extrapolate=1,2 --split=test --eval_tokens=10000000
-    python sample.py out/carope_124m_{carope,rope} --figure=curves  # also draws the speed
+    python -m eval.curves training out/carope_124m_{carope,rope}  # also draws the speed
 
     flags             512       1024
     (none: CARoPE)    21.23     21.39

@@ -6,7 +6,7 @@ CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, R
         train.py config/cope_1b4.py --out_dir=out/cope_1b4_cope
     torchrun --nnodes=4 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 \
         train.py config/cope_1b4.py --pe=rope
-    python sample.py out/cope_1b4_{cope,rope} --figure=curves
+    python -m eval.curves training out/cope_1b4_{cope,rope}
 
 Run the torchrun commands on each of four machines, one of which is HOST. The last command draws the
 half of Figure 5 that is measured on C4. For the other half, WikiText-103 stands in for the paper's
@@ -19,9 +19,9 @@ commands measure only the end points:
 
 Table 12 has accuracies in percent, whose mean is 47.7 for RoPE and 48.6 for CoPE + RoPE:
 
-    python sample.py out/cope_1b4_{cope,rope} \
+    python -m eval.tasks out/cope_1b4_{cope,rope} \
         --tasks=boolq,piqa,social_iqa,hellaswag,winogrande,arc_easy,arc_challenge,openbookqa
-    python sample.py out/cope_1b4_{cope,rope} --tasks=mmlu --fewshot=5
+    python -m eval.tasks out/cope_1b4_{cope,rope} --tasks=mmlu --fewshot=5
 
                   BoolQ  PIQA  SIQA  HellaS  WinoG  ARCe  ARCc  OBQA  MMLU
     RoPE          61.4   73.0  41.2  45.5    60.4   64.3  30.2  25.2  27.8

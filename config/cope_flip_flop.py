@@ -16,24 +16,38 @@ CoPE Tables 2 and 8, Figure 6, Flip-Flop: wrong reads in percent, mean (deviatio
     --pe=cope_alibi --cope_slopes=geometric --cope_m0=0.0625  0.0 (0.0)         17.1 (1.5)
     --pe=cope_alibi --cope_slopes=learned                     0.0 (0.0)         11.4 (4.0)
 
-The other seeds are --seed=1338 and --seed=1339. The cells of the smaller models, for which the
-paper has only one seed, are errors in distribution / OOD:
+The other seeds are --seed=1338 and --seed=1339. The paper also has smaller models, with only one
+seed each:
 
-    flags                               --pe=learned   --pe=rope     --pe=cope
-    --n_layer=2                         11.1 / 10.6    5.1 / 14.7    0.0 / 13.2
-    --n_head=2                          0.1 / 18.0     0.02 / 19.0   0.0 / 3.0
-    --n_layer=2 --n_head=2              13.9 / 31.5    5.4 / 19.8    0.0 / 14.6
-    --n_embd=128                        5.4 / 24.8     0.1 / 8.9     0.2 / 33.2
-    --n_embd=128 --n_layer=2            0.08 / 19.9    0.1 / 18.2    0.03 / 22.3
-    --n_embd=128 --n_head=2             0.07 / 16.5    0.02 / 17.3   0.03 / 14.5
-    --n_embd=128 --n_layer=2 --n_head=2 19.1 / 28.6    14.4 / 25.2   0.02 / 24.5
+    flags                                             in distribution   OOD
+    --n_layer=2 --pe=learned                          11.1              10.6
+    --n_layer=2 --pe=rope                             5.1               14.7
+    --n_layer=2 --pe=cope                             0.0               13.2
+    --n_head=2 --pe=learned                           0.1               18.0
+    --n_head=2 --pe=rope                              0.02              19.0
+    --n_head=2 --pe=cope                              0.0               3.0
+    --n_layer=2 --n_head=2 --pe=learned               13.9              31.5
+    --n_layer=2 --n_head=2 --pe=rope                  5.4               19.8
+    --n_layer=2 --n_head=2 --pe=cope                  0.0               14.6
+    --n_embd=128 --pe=learned                         5.4               24.8
+    --n_embd=128 --pe=rope                            0.1               8.9
+    --n_embd=128 --pe=cope                            0.2               33.2
+    --n_embd=128 --n_layer=2 --pe=learned             0.08              19.9
+    --n_embd=128 --n_layer=2 --pe=rope                0.1               18.2
+    --n_embd=128 --n_layer=2 --pe=cope                0.03              22.3
+    --n_embd=128 --n_head=2 --pe=learned              0.07              16.5
+    --n_embd=128 --n_head=2 --pe=rope                 0.02              17.3
+    --n_embd=128 --n_head=2 --pe=cope                 0.03              14.5
+    --n_embd=128 --n_layer=2 --n_head=2 --pe=learned  19.1              28.6
+    --n_embd=128 --n_layer=2 --n_head=2 --pe=rope     14.4              25.2
+    --n_embd=128 --n_layer=2 --n_head=2 --pe=cope     0.02              24.5
 
 "In distribution" is the token_error of val, 1000 rows, and "OOD" that of sparse, 100,000 rows in
 which 98% of the instructions are "ignore". Every 500 steps, training evaluates on about 1000 rows
 of each. Figure 6 is drawn from these evaluations (its CoPE with ALiBi has no row in the table):
 
     python train.py config/cope_flip_flop.py --pe=cope_alibi
-    python sample.py out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi} --figure=curves
+    python -m eval.curves training out/cope_flip_flop_{cope,rope,learned,cope_mlp,cope_alibi}
 
 The paper says that it follows Liu et al., with AdamW at 3e-4, betas of 0.9 and 0.999 and a linear
 decay over 10,000 steps. CoPE_MLP has N = 64 hidden units (--cope_mlp_width).

@@ -22,7 +22,7 @@ Figure 3 (left) is validation perplexity at 1024 to 2560 tokens, here on the who
     python sample.py out/cope_wikitext103_{cope,relative} \
         out/cope_wikitext103_relative@relative_capped=True \
         --extrapolate=1,1.5,2,2.5 --eval_tokens=300000
-    python sample.py out/cope_wikitext103_{cope,relative} --report=out/figure3
+    python -m eval.report out/cope_wikitext103_{cope,relative} --out=out/figure3
 
 For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs that take the same
 number of epochs:
@@ -35,7 +35,8 @@ number of epochs:
 Figures 4 and 7 are drawn from the sep-keys run, on the start of the split, or on a file with
 --text=FILE:
 
-    python sample.py out/SEP_KEYS_RUN --figure=positions    # Figure 4; --figure=gates: Figure 7
+    python -m eval.attention positions out/SEP_KEYS_RUN    # Figure 4
+    python -m eval.attention gates out/SEP_KEYS_RUN        # Figure 7
 
 The paper says that the model is GPT-2's, with a context of 1024 and p_max = 64, and that it trains
 for 100 epochs with a batch size of 64. Its numbers of parameters imply GPT-2's vocabulary, in which

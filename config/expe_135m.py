@@ -7,7 +7,7 @@ length of 512.
     torchrun --standalone --nproc_per_node=8 train.py config/expe_135m.py
     python sample.py out/expe_135m_{expe,exqpe,rope} \
         --extrapolate=1,2,4 --split=test --eval_tokens=10000000
-    python sample.py out/expe_135m_{expe,exqpe,rope} --figure=curves
+    python -m eval.curves training out/expe_135m_{expe,exqpe,rope}
 
     flags          1x     2x     4x     time to train
     (none: ExPE)   2.87   2.83   3.25   0.93
@@ -17,7 +17,8 @@ length of 512.
 The last column is relative to RoPE's time, and the last command draws our own times. Table 4 has
 accuracies as fractions:
 
-    python sample.py out/expe_135m_{expe,exqpe,rope} --tasks=hellaswag,mmlu,arc_challenge,arc_easy
+    python -m eval.tasks out/expe_135m_{expe,exqpe,rope} \
+        --tasks=hellaswag,mmlu,arc_challenge,arc_easy
 
     pe      HellaSwag  MMLU   ARC    ARC easy
     rope    0.29       0.26   0.24   0.30

@@ -18,7 +18,7 @@ length of 512.
 The last two rows are the first two runs again, with positions that expe_scale=0.5 halves at test
 time. Table 4 has accuracies as fractions:
 
-    python sample.py out/expe_342m_{expe,exqpe,rope} out/expe_342m_{expe,exqpe}@expe_scale=0.5 \
+    python -m eval.tasks out/expe_342m_{expe,exqpe,rope} out/expe_342m_{expe,exqpe}@expe_scale=0.5 \
         --tasks=hellaswag,mmlu,arc_challenge,arc_easy
 
     pe              HellaSwag  MMLU   ARC    ARC easy

@@ -35,7 +35,7 @@ The later version also fine-tunes two models at 4096 tokens, RoPE with YaRN and 
 
 Table 5 has zero-shot accuracies in percent, with the mean of the six in the last column:
 
-    python sample.py out/pope_124m_pope out/pope_124m_rope \
+    python -m eval.tasks out/pope_124m_pope out/pope_124m_rope \
         --tasks=lambada_openai,blimp,cbt,hellaswag,piqa,arc_easy
 
             LAMBADA  BLiMP  CBT    HellaSwag  PIQA   ARC-E  mean
@@ -46,7 +46,7 @@ Figures 3 and 4 show which frequencies queries and keys use, as a mean over the 
 Shakespeare's sonnets. Put each sonnet into a file of its own. Where the paper draws a heat map, we
 draw lines, with one panel per layer:
 
-    python sample.py out/pope_124m_pope out/pope_124m_rope --figure=frequency \
+    python -m eval.attention frequency out/pope_124m_pope out/pope_124m_rope \
         --text=$(echo sonnets/*.txt | tr ' ' ,)
 
 The paper says that its runs take 12.3 hours (PoPE) and 11.2 hours (RoPE) on four RTX 3090s. About

@@ -26,3 +26,4 @@ learning_rate = 2e-3
 warmup_iters = 40
 
 eval_interval = 400
+log_interval = 80

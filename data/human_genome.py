@@ -35,6 +35,7 @@ from pathlib import Path
 
 import numpy as np
 
+from config import Mistake
 from data import command
 from data.shards import Writer
 from data.text import download
@@ -99,9 +100,9 @@ def prepare(folder, source: str = None):
                         rest = rest[whole:]
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 fault = f"{path} is damaged ({error})"
-                raise ValueError(f"{fault}; delete it and download it again") from None
+                raise Mistake(f"{fault}; delete it and download it again") from None
         if missing:
-            raise ValueError(f"{path} holds no window of {', '.join(sorted(missing))}; "
+            raise Mistake(f"{path} holds no window of {', '.join(sorted(missing))}; "
                              f"give the whole genome, such as {URL}")
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=BOS)
 

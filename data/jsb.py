@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from config import Mistake
 from data import command
 from data.shards import Writer
 from data.text import download
@@ -50,7 +51,7 @@ def rows(tokens, length):
 
 def prepare(folder, length: int = 2048, source: str = None):
     if length < 1 or length % 4:
-        raise ValueError(f"length={length} must be a multiple of 4, which is the number of voices")
+        raise Mistake(f"length={length} must be a multiple of 4, which is the number of voices")
     with Writer(folder) as writer:
         path = Path(source) if source else download(URL, SHA256)
         try:
@@ -61,7 +62,7 @@ def prepare(folder, length: int = 2048, source: str = None):
                     tokens, mask = rows(keys, length)
                     writer.write(split, tokens, mask)
         except (ValueError, KeyError, TypeError):  # it is not JSON, or it holds something else
-            raise ValueError(f"{path} does not hold the chorales; download {URL}") from None
+            raise Mistake(f"{path} does not hold the chorales; download {URL}") from None
         writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
 
 if __name__ == "__main__":

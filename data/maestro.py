@@ -25,6 +25,7 @@ import zipfile
 
 import numpy as np
 
+from config import Mistake
 from data import command
 from data.shards import Writer, rng
 from data.text import download
@@ -42,7 +43,7 @@ def remi():
     how = miditok.TokenizerConfig(special_tokens=special, use_chords=True, use_tempos=True)
     tokenizer = miditok.REMI(how)
     if len(tokenizer) != VOCAB_SIZE:
-        raise ValueError(f"this miditok's REMI has {len(tokenizer)} tokens, but the paper's has "
+        raise Mistake(f"this miditok's REMI has {len(tokenizer)} tokens, but the paper's has "
                          f"{VOCAB_SIZE}; install the version that has these: pip install "
                          "miditok==3.0.5.post1")
     return tokenizer

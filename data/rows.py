@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 
+from config import Mistake
 from data.shards import Writer, rng
 
 BLOCK = 1000  # rows drawn at a time
@@ -37,7 +38,7 @@ def write_rows(folder, symbols, seed, generate, hold_out=False, **splits):
                 draw = functools.partial(generate, random, **options)
                 tokens, loss = draw(BLOCK)
                 if must_redraw is not None and not redraw(tokens, loss, draw, must_redraw):
-                    raise ValueError(f"{split}={rows}: hardly any row is left that is not in "
+                    raise Mistake(f"{split}={rows}: hardly any row is left that is not in "
                                      "train; take fewer train rows or a larger task")
                 missing = rows - start
                 writer.write(split, tokens[:missing], loss[:missing])

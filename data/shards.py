@@ -34,6 +34,7 @@ except ImportError:  # Windows has no such module
 
 import numpy as np
 
+from config import Mistake
 from data import command_for
 
 KEYS = {"vocab_size", "tokenizer", "separator", "row_length", "loss", "shards", "checksum"}
@@ -68,9 +69,9 @@ class Split:
             if not KEYS <= self.meta.keys():
                 raise KeyError
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path} is damaged; {self.write_again}") from None
+            raise Mistake(f"{path} is damaged; {self.write_again}") from None
         if split not in known:
-            raise ValueError(f"{folder} has no split {split!r}; it has: {', '.join(known)}; change "
+            raise Mistake(f"{folder} has no split {split!r}; it has: {', '.join(known)}; change "
                              "--data, --eval_splits, --evaluate or --split")
         divided = self.meta["checksum"], self.meta["row_length"], self.meta["shards"]
         self.fingerprint = zlib.crc32(repr(divided).encode())
@@ -127,7 +128,7 @@ class Split:
         starts = np.asarray(starts, dtype=np.int64)
         window = self._gather(self.bins, starts, length + 1)
         if window.size and window.max() >= self.vocab_size:
-            raise ValueError(f"{self.folder} has token {window.max()}, which is beyond "
+            raise Mistake(f"{self.folder} has token {window.max()}, which is beyond "
                              f"vocab_size={self.vocab_size}; {self.write_again}")
         x = window[:, :-1].copy()
         y = window[:, 1:].copy()
@@ -146,10 +147,10 @@ class Split:
         path = self.folder / name
         size = count * np.dtype(dtype).itemsize
         if not path.exists():
-            raise ValueError(f"{path} is missing; {self.write_again}")
+            raise Mistake(f"{path} is missing; {self.write_again}")
         found = path.stat().st_size
         if found != size:
-            raise ValueError(f"{path} has {found} bytes instead of {size}; {self.write_again}")
+            raise Mistake(f"{path} has {found} bytes instead of {size}; {self.write_again}")
         return np.memmap(path, dtype, mode="r")
 
     def _targets(self, block_size):
@@ -161,7 +162,7 @@ class Split:
             targets = block_size
             need = f"more text or block_size < {self.tokens}"
         if targets > min(block_size, self.tokens - 1):
-            raise ValueError(f"split {self.split!r} of {self.folder} has {self.tokens} tokens and "
+            raise Mistake(f"split {self.split!r} of {self.folder} has {self.tokens} tokens and "
                              f"needs {need}, got {block_size}")
         return targets
 
@@ -230,7 +231,7 @@ class Writer(contextlib.AbstractContextManager):
         has the same shape and is nonzero where a target carries loss."""
         tokens = np.asarray(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= 65535:
-            raise ValueError(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
+            raise Mistake(f"tokens must lie in [0, 65535], got {tokens.min()} to {tokens.max()}")
         content = tokens.astype("<u2").tobytes()
         self.meta["checksum"] = zlib.crc32(content, self.meta["checksum"])
         self.written[split] += tokens.size
@@ -249,7 +250,7 @@ class Writer(contextlib.AbstractContextManager):
             return
         length = self.row_length.setdefault(split, tokens.shape[1])
         if tokens.shape[1] != length:
-            raise ValueError(f"{split} has rows of {length} tokens, got one of {tokens.shape[1]}")
+            raise Mistake(f"{split} has rows of {length} tokens, got one of {tokens.shape[1]}")
         size = max(self.shard_tokens // tokens.shape[1], 1) * tokens.shape[1]
         while len(waiting) >= 2 * size:
             self.end_shard(split, size)
@@ -275,7 +276,7 @@ class Writer(contextlib.AbstractContextManager):
         for split in self.tokens:
             self.end_shard(split)
         if not self.meta["shards"]:
-            raise ValueError(f"{self.folder} got no tokens; check its source")
+            raise Mistake(f"{self.folder} got no tokens; check its source")
         meta = {"vocab_size": vocab_size, "tokenizer": tokenizer, "separator": separator,
                 "row_length": self.row_length, "loss": "mask" if self.masks else "all"}
         self.meta["shards"] = dict(sorted(self.meta["shards"].items()))
@@ -297,11 +298,11 @@ class Writer(contextlib.AbstractContextManager):
             if self.folder.exists():
                 self.folder.rmdir()  # which fails unless it is an empty folder
         except OSError:
-            raise ValueError(f"{self.folder} holds other files; move them, or choose another "
+            raise Mistake(f"{self.folder} holds other files; move them, or choose another "
                              "folder with --out") from None
         for path in self.unfinished.iterdir():
             if not re.fullmatch(r"(meta\.json|.+_\d{6}\.(bin|loss))(\.tmp)?", path.name):
-                raise ValueError(f"{path} is in the way; move it, or choose another folder with "
+                raise Mistake(f"{path} is in the way; move it, or choose another folder with "
                                  "--out")
         if (self.unfinished / "meta.json").exists():
             meta = self._read_meta(self.unfinished)
@@ -319,13 +320,13 @@ class Writer(contextlib.AbstractContextManager):
         try:
             meta = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            raise ValueError(f"{path} is damaged; delete {folder} to start over") from None
+            raise Mistake(f"{path} is damaged; delete {folder} to start over") from None
         ours = self.meta.get("settings", {})
         theirs = meta.get("settings", {})
         keys = sorted(ours.keys() | theirs.keys())
         changed = [key for key in keys if ours.get(key) != theirs.get(key)]
         if changed:
-            raise ValueError(f"{folder} was written from another source or with other options, as "
+            raise Mistake(f"{folder} was written from another source or with other options, as "
                              f"its meta.json shows in {', '.join(changed)}; delete it to start "
                              "over, or choose another with --out")
         return meta

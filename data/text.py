@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from config import Mistake
 from data import command, locate
 from data.shards import Writer
 from data.tokenizer import load_encoding, with_checksum
@@ -55,7 +56,7 @@ def write_documents(folder, corpus, tokenizer, separator="after", tokens=None, s
     tokenizer = with_checksum(tokenizer)
     encoding = load_encoding(tokenizer)
     if encoding.n_vocab > 65536:
-        raise ValueError(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, but uint16 holds "
+        raise Mistake(f"tokenizer {tokenizer!r} has {encoding.n_vocab} tokens, but uint16 holds "
                          "only 65536; choose another")
     settings = {"tokenizer": tokenizer, "separator": separator, "tokens": tokens or {},
                 "shortest": shortest, "shard_tokens": shard_tokens, **origin}
@@ -131,7 +132,7 @@ def hub(*args, **options):
     try:
         return datasets.load_dataset(*args, **options)
     except (ValueError, RuntimeError) as error:  # no network, or a set with a script
-        raise ValueError(f"{args[0]} could not be loaded ({error})") from error
+        raise Mistake(f"{args[0]} could not be loaded ({error})") from error
 
 def texts(dataset, limit=None):
     """Returns the function documents(skip) that write_documents takes, for the first `limit` texts
@@ -156,7 +157,7 @@ def download(url, sha256=None):
         try:
             download_url_to_file(url, str(path), sha256)
         except (OSError, RuntimeError) as error:
-            raise ValueError(f"{url} could not be downloaded ({error}); try again, or get the file "
+            raise Mistake(f"{url} could not be downloaded ({error}); try again, or get the file "
                              "in another way and name it with --source=") from None
     return path
 
@@ -171,7 +172,7 @@ def measure(path):
                 count += len(text)
                 contents.update(text.encode())
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert or move it") from None
+        raise Mistake(f"{path} is not UTF-8 ({error.reason}); convert or move it") from None
     return count, contents.digest()
 
 def pieces(path, start, end):
@@ -192,7 +193,7 @@ def pieces(path, start, end):
 
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
     if not 0 < val < 1:
-        raise ValueError(f"val={val} must lie between 0 and 1, because it is a fraction")
+        raise Mistake(f"val={val} must lie between 0 and 1, because it is a fraction")
     sha256 = hashlib.sha256()  # a setting, so that nothing is resumed if a file has been edited
     segments = {"train": [], "val": []}
     for path in files(source):
@@ -219,12 +220,12 @@ def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1
 def files(source):
     """Returns the paths of the files of a source, sorted."""
     if not source:
-        raise ValueError("no text was named; name a file, or a folder of files, with --source=...")
+        raise Mistake("no text was named; name a file, or a folder of files, with --source=...")
     top = Path(source)
     if top.is_file():
         return [top]
     if not top.is_dir():
-        raise ValueError(f"{source!r} does not exist; name a file, or a folder of files")
+        raise Mistake(f"{source!r} does not exist; name a file, or a folder of files")
     paths = []
     for path in sorted(top.rglob("*")):
         is_hidden = any(name.startswith(".") for name in path.relative_to(top).parts)
@@ -238,7 +239,7 @@ def default_name(source="", **_):
     path = Path(source).resolve()
     name = path.stem if path.is_file() else path.name
     if name == "downloads" or (Path(__file__).parent / f"{name}.py").exists():
-        raise ValueError(f"data/{name} is the place of another data set; choose another with --out")
+        raise Mistake(f"data/{name} is the place of another data set; choose another with --out")
     return name
 
 if __name__ == "__main__":

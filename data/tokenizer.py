@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import tiktoken
 
+from config import Mistake
+
 
 def tokenizer(meta):
     """Returns the tokenizer of a data set, given its meta.json. encode(text) returns a list of ids,
@@ -52,7 +54,7 @@ def of_symbols(symbols):
         for word in words:
             if word not in ids:
                 known = " ".join(symbols)
-                raise ValueError(f"{word!r} is not a symbol of this set; its symbols are: {known}")
+                raise Mistake(f"{word!r} is not a symbol of this set; its symbols are: {known}")
         return [ids[word] for word in words]
 
     def decode(tokens):
@@ -76,13 +78,13 @@ def load_encoding(name):
             pattern = known._pat_str
             special = known._special_tokens
     except ImportError:
-        raise ImportError(f"tokenizer {name!r} needs a package: pip install tokenizers") from None
+        raise Mistake(f"tokenizer {name!r} needs a package: pip install tokenizers") from None
     except Exception as error:  # each library raises errors of its own
         fault = f"{type(error).__name__}: {error}".partition("\n")[0]
         if "#" in name and isinstance(error, (FileNotFoundError, ValueError)):
-            raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); put the file "
+            raise Mistake(f"tokenizer {name!r} could not be loaded ({fault}); put the file "
                              "there, as it was when data were written with it") from None
-        raise ValueError(f"tokenizer {name!r} could not be loaded ({fault}); it must be known and "
+        raise Mistake(f"tokenizer {name!r} could not be loaded ({fault}); it must be known and "
                          "have </s> or <|endoftext|>; the first use of one from the hub needs a "
                          "network, and perhaps `hf auth login`") from None
     # get_encoding returns the same object each time, and tiktoken is slower if threads share one

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
+from config import Mistake
 from data import command
 from data.shards import Writer, rng
 from data.text import files, hub, measure
@@ -89,7 +90,7 @@ def pad(values, length, end):
 def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
             limit: int = None, seed: int = 0):
     if join < 1:
-        raise ValueError(f"join={join} stories do not make an example; use 1 or more")
+        raise Mistake(f"join={join} stories do not make an example; use 1 or more")
     if stories:
         corpus = read_stories(stories)
     from nltk.tokenize import PunktSentenceTokenizer  # if it is missing, nothing is downloaded
@@ -101,7 +102,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     sentences = PunktSentenceTokenizer().tokenize
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
-        raise ValueError(f"{len(order)} stories are too few for one example of {join} for training "
+        raise Mistake(f"{len(order)} stories are too few for one example of {join} for training "
                          "and one for validation; give more (and a larger --limit)")
     val_stories = max(len(order) // 100, join)
     end = encoding.eot_token
@@ -131,7 +132,7 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     with Writer(folder) as writer:
         val = list(examples(order[:val_stories]))  # in memory, to know the longest
         if not val:
-            raise ValueError(f"no example fits into length={length} tokens; increase it")
+            raise Mistake(f"no example fits into length={length} tokens; increase it")
         longest = max(len(example.tokens) for example in val)
         ks = collections.Counter(example.k for example in val)
         frequent = [f"k{k}" for k in sorted(ks) if ks[k] >= FEWEST]

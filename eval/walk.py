@@ -42,47 +42,90 @@ for name in ("nope", "rope"):
     print(f"{name}: shuffling changes the last prediction by up to {change:.1e}")
 
 # %% [markdown]
-# ## 2. One query and one key under five methods
+# ## 2. What each method changes
 #
-# Now let all tokens have the same query and the same key, so that content says nothing and any
-# difference between two logits comes from the encoding. A method acts through a few hooks:
-# `rotate` changes q and k, and `logit_bias` adds something to the logits. Here we call them by
-# hand.
+# A method acts through a few hooks. `embed` and `inputs` change the vectors that q and k are made
+# of, `rotate` changes q and k themselves, and `logit_bias` adds something to the logits, which are
+# the scaled products of q and k. Here we call these hooks by hand, for one head and one line of
+# text.
 #
-# In the picture, each row is a query and each column is a key. `nope` is flat. RoPE and PoPE
-# oscillate with the distance i - j, so each diagonal has one colour. ALiBi falls steadily. CoPE
-# falls too, but at a rate that the query sets, because its distance is a sum of gates, which say
-# how much the query counts each key. All keys are equal here, so each counts the same. Section 4
-# has keys that differ.
+# To see only what a method does, we keep the content simple. Every query is the same vector. There
+# are only two kinds of keys: those of the first letters of words, which match the query, and all
+# others, which do not. Without a method, all keys of one kind would therefore have the same logit.
+# The picture shows how far the method moves each logit from the mean of its kind. Red means that
+# query i (downwards) attends more to key j (across), and blue means that it attends less.
+#
+# The methods differ in what this effect depends on, and the picture has a row for each answer:
+#
+# - In the top row, the effect depends on where i and j are in the text.
+# - In the middle row, it depends only on the distance i - j, so along a diagonal it is the same for
+#   all keys of one kind. RoPE and PoPE oscillate with the distance, and ALiBi falls steadily.
+# - In the bottom row, it also depends on the tokens between j and i. CoPE counts the first letters,
+#   FoX forgets at them, and CARoPE rotates at them. So a long word adds no more distance than a
+#   short one.
+#
+# The learned tables are random here, and the other parameters are set by hand. Training would
+# change both.
 
 # %%
-T, H, d = 64, 4, 32
-pos = torch.arange(T)
+line = "the cat ate a tiny bird and felt no remorse whatsoever for days on end"
+starts = [t for t in range(len(line)) if t == 0 or line[t - 1] == " "]
+is_first = torch.tensor([t in starts for t in range(len(line))])
+d = 32  # the size of the only head
 
 @torch.no_grad()
-def logits_of(name):
-    """Returns the logits (T, T) of the first head if all tokens have the same query and key."""
-    torch.manual_seed(4)
-    pe = PES[name](GPTConfig(n_head=H, n_embd=H * d, block_size=T, cope_npos=16))
-    q, k = torch.randn(2, 1, H, 1, d).expand(-1, -1, -1, T, -1)  # (1, H, T, d) each
-    if name == "cope":
-        # e is learned and starts at zero. With this e, q.e[p] is -p / 4 in the first head
-        u = q[0, 0, 0]
-        pe.e.copy_(-torch.arange(16) / 4 * (u / u.square().sum())[:, None])
-    x = torch.zeros(1, T, H * d)  # the input of the layer, which none of these five reads
-    rotated_q, rotated_k = pe.rotate(q, k, x, pe.angles(x, pos), {})
-    logits = scaled_dot_products(rotated_q, rotated_k, d)
-    bias = pe.logit_bias(q, logits, pos[:, None], pos, pe.per_key(x, rotated_k, k, {}))
-    return (logits + bias)[0, 0].masked_fill(pos > pos[:, None], math.nan)
+def effect(name, is_first):
+    """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean over
+    all keys of the same kind. It is nan where the key follows the query. is_first (T,) is True
+    where a word begins."""
+    torch.manual_seed(1)
+    T = len(is_first)
+    pe = PES[name](GPTConfig(block_size=T, n_head=1, n_embd=d, base=100.0, t5_buckets=16,
+                             expe_theta=1 / 32, sinusoidal_scale=False))
+    for key, p in pe.named_parameters():
+        if key not in ("W", "b", "delta"):
+            p.normal_(0, 0.7)
+    x = torch.zeros(1, T, d)  # the input of the layer, which only FoX and CARoPE read
+    if hasattr(pe, "W"):
+        x[..., 0] = torch.where(is_first, 0.0, 4.0)
+        pe.W[0] = 1.0
 
-figure, axes = plt.subplots(1, 5, figsize=(12, 3.2), layout="constrained")
-for ax, name in zip(axes, ("nope", "rope", "pope", "alibi", "cope")):
-    logits = logits_of(name)
-    ax.imshow(logits - logits[-1, -1], cmap="RdBu_r", vmin=-3, vmax=3)
-    ax.set(title=name, xlabel="key j")
-axes[0].set_ylabel("query i")
-figure.suptitle("the logit of one query and one key, relative to distance 0 (blue: lower)")
-figure.savefig("out/walk_logits.png", dpi=150)
+    # the content: q.k / sqrt(d) is 10 larger for the first letters than for the others
+    a = torch.randn(d)
+    match = torch.where(is_first, 5.0, -5.0)[:, None] * a / a.square().sum() * d**0.5  # (T, d)
+    q = a.expand(1, T, d)
+    k = torch.randn(d) + match[None]
+    plain_logits = scaled_dot_products(q, k, d)  # those without the method
+
+    # the hooks, in the order in which a layer calls them
+    pos = torch.arange(T)
+    q, k = (pe.inputs(pe.embed(y, pos), pos)[:, None] for y in (q, k))  # (1, 1, T, d)
+    rotated_q, k = pe.rotate(q, k, x, pe.angles(x, pos), {})
+    logits = scaled_dot_products(rotated_q, k, d)
+    bias = pe.logit_bias(q, logits, pos[:, None], pos, pe.per_key(x, k, k, {}))
+
+    added = (logits + bias - plain_logits)[0, 0].masked_fill(pos > pos[:, None], math.nan)
+    for kind in (is_first, ~is_first):
+        added[:, kind] -= added[:, kind].nanmean()
+    return added
+
+methods = {  # what the effect depends on: the methods
+    "by i and j": ("learned", "sinusoidal", "expe", "exqpe"),
+    "by i – j only": ("rope", "pope", "relative", "t5", "alibi"),
+    "by what lies between": ("carope", "fox", "cope", "cope_mlp", "cope_alibi"),
+}
+figure, axes = plt.subplots(3, 5, figsize=(11, 7.3), sharex=True, sharey=True, layout="constrained")
+axes[0, 4].set_visible(False)
+for row, (what, names) in zip(axes, methods.items()):
+    row[0].set_ylabel(what)
+    for ax, name in zip(row, names):
+        added = effect(name, is_first)
+        most = added.nan_to_num().abs().max()
+        ax.imshow(added, "RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+        ax.set(title=name, facecolor="0.9", yticks=starts, yticklabels=[])
+        ax.set_xticks(starts, [line[t] for t in starts], fontsize=7)
+figure.supxlabel("key j, the first letters of words marked; query i downwards", fontsize=10)
+figure.savefig("out/walk_methods.png", dpi=120)
 
 # %% [markdown]
 # ## 3. What happens beyond the trained length
@@ -103,7 +146,7 @@ text = torch.tensor(list(open(model.__file__, "rb").read()))
 def train(name, steps=300):
     """Returns a model of two layers after training on pieces of 64 bytes."""
     torch.manual_seed(0)
-    gpt = GPT(GPTConfig(pe=name, vocab_size=256, block_size=64, n_layer=2, n_head=H, n_embd=64,
+    gpt = GPT(GPTConfig(pe=name, vocab_size=256, block_size=64, n_layer=2, n_head=4, n_embd=64,
                         cope_npos=32))
     optimizer = gpt.configure_optimizers(0.1, 3e-3, (0.9, 0.99), "cpu")
     for _ in range(steps):
@@ -145,14 +188,14 @@ figure.savefig("out/walk_length.png", dpi=150)
 # and j can do this, because words differ in length.
 
 # %%
-line = "no encoding of i and j can count words"
+sentence = "no encoding of i and j can count words"
 cope = PES["cope"](GPTConfig(n_head=1, n_embd=d))  # its gates are sigmoids of the logits
-is_space = torch.tensor([letter == " " for letter in line])
-pos = torch.arange(len(line))
-logits = torch.where(is_space, 20.0, -20.0).expand(1, 1, len(line), -1)  # what q.k could be
+is_space = torch.tensor([letter == " " for letter in sentence])
+pos = torch.arange(len(sentence))
+logits = torch.where(is_space, 20.0, -20.0).expand(1, 1, len(sentence), -1)  # what q.k could be
 gates = cope.gates(None, logits, pos[:, None], pos, None)  # (1, 1, T, T)
 counts = cope.positions(gates)[0, 0, -1]  # as the last letter sees it
-print(line)
+print(sentence)
 print("".join(f"{count:.0f}" for count in counts.tolist()))
 
 # %% [markdown]

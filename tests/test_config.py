@@ -6,24 +6,19 @@ import importlib
 import os
 import re
 import shlex
-from typing import Literal, get_origin
 
 import pytest
 import torch
 
-import checkpoint
 import config
-import sample
 import train
 from config.__main__ import main as config_main
-from data import SCRIPTS, options
-from model import GPT, GPTConfig
-from sample import SampleConfig
+from data import options
+from model import GPT, GPTConfig, read_checkpoint
 from train import TrainConfig
 
 CONFIGS = sorted(glob.glob("config/[a-z]*.py"))
 WITH_TABLE = [path for path in CONFIGS if "\n    flags " in open(path).read()]
-PREPARE = [importlib.import_module(f"data.{name}").prepare for name in sorted(SCRIPTS)]
 
 def build(cfg):
     """Builds the model of a TrainConfig, with no memory for its weights."""
@@ -32,57 +27,73 @@ def build(cfg):
         GPT(cfg)
 
 def test_defaults_file_flags_in_this_order(tmp_path):
-    """A str field takes the text as it is, and an integer may be written as 2e3."""
+    """A flag may have a space or = before its value. A config file may compute its values."""
     path = tmp_path / "some.py"
-    path.write_text('"""doc"""\n_half = 2\nn_layer = 4 * _half\nlearning_rate = 1\nnorm = "b"\n')
-    words = [str(path), "--norm=c d", "--data=12", "--bias=FALSE", "--max_iters=2e3", "--min_lr=1"]
-    got = config.load(TrainConfig, words)
-    assert got == TrainConfig(config=str(path), n_layer=8, norm="c d", data="12", bias=False,
-                              max_iters=2000, learning_rate=1.0, min_lr=1.0)
+    path.write_text('"""doc"""\nimport math\n_half = 2\nn_layer = 4 * _half\nlearning_rate = 1\n'
+                    'base = math.pi\nnorm = "rmsnorm"\ntie = False\n')
+    for words in (["--norm=layernorm", "--data=12", "--max_iters=2e3", "--min_lr=1", "--resume"],
+                  ["--norm", "layernorm", "--data", "12", "--resume", "True", "--max_iters", "2000",
+                   "--min_lr", "1.0"]):
+        assert config.load(TrainConfig, [str(path), *words], seed=5, n_layer=3) == TrainConfig(
+            config=str(path), n_layer=8, norm="layernorm", data="12", tie=False, max_iters=2000,
+            learning_rate=1.0, min_lr=1.0, base=3.141592653589793, resume=True, seed=5)
 
-def refused(function, key, value):
-    """The function raises ValueError for --key=value, in one line that names both."""
-    with pytest.raises(ValueError) as error:
-        function([f"--{key}={value}"])
-    line = str(error.value)
-    assert "\n" not in line and key in line and value in line
+@pytest.mark.parametrize("words, value", [
+    (["--n_layers=1"], "--n_layers=1"), (["--mlp=zzz"], "'zzz'"), (["--max_iters=1.5"], "'1.5'"),
+    (["--dropout=x"], "'x'"), (["--resume=no"], "'no'"), (["--resume", "a.py"], "'a.py'")])
+def test_a_wrong_word_is_one_line(words, value, tmp_path):
+    """It names the value, and the file if that is where it is."""
+    with pytest.raises(config.Mistake, match="--help") as error:
+        config.load(TrainConfig, words)
+    assert value in str(error.value) and "\n" not in str(error.value)
+    path = tmp_path / "some.py"
+    name, _, value = words[0][2:].partition("=")
+    path.write_text(f"{name} = {value!r}")
+    if value:
+        with pytest.raises(config.Mistake, match=f"^{path}: .*{value}"):
+            config.load(TrainConfig, [str(path)])
 
-def test_wrong_words_are_refused():
-    """An unknown key, a value that is not a number where one is needed, or that is not a choice."""
-    for cls, main in ((TrainConfig, train.main), (SampleConfig, sample.main)):
-        refused(main, "n_layers", "1")
-        for field in dataclasses.fields(cls):
-            if get_origin(field.type) is Literal:
-                refused(main, field.name, "zzz")
-            elif type(field.default) in (int, float):
-                for value in ("x", "True", "nan"):
-                    refused(main, field.name, value)
-    for prepare in PREPARE:
-        refused(lambda words: options(prepare, words), "n_layers", "1")
-        for key, kind in prepare.__annotations__.items():
-            if kind in (int, float):
-                refused(lambda words: options(prepare, words), key, "x")
+def test_only_mistakes_and_files_are_one_line(monkeypatch, capsys):
+    """Everything else is a bug, and keeps its traceback."""
+    monkeypatch.setattr("sys.argv", ["/some/where/script.py"])
+
+    def fail(words):
+        raise error
+
+    for error in (config.Mistake("a mistake"), FileNotFoundError(2, "none", "x.txt")):
+        with pytest.raises(SystemExit) as stop:
+            config.run(fail)
+        assert stop.value.code == f"script.py: error: {error}"
+    for error in (ValueError("a bug"), AssertionError(), RuntimeError(), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            config.run(fail)
 
 def test_options_of_your_own_are_read_as_annotated():
     def prepare(folder: str, source: "str", n: None | int = None, seed=0) -> None:
         pass
 
-    assert options(prepare, ["--source=a", "n=3"]) == dict(source="a", n=3)
-    with pytest.raises(ValueError, match="unknown key 'folder' .* choose from: "):
-        options(prepare, ["--folder=a"])
-    Own = dataclasses.make_dataclass("Own", [("slope", float | None, None)])  # of a model
-    assert [config.load(Own, [f"--slope={text}"]).slope for text in ("2", "None")] == [2.0, None]
+    assert options(prepare, ["--source=a", "--n=3"]) == dict(source="a", n=3)
 
-@pytest.mark.parametrize("cls", [TrainConfig, SampleConfig])
-def test_help_prints_every_key_with_its_comment(cls, capsys):
+    @dataclasses.dataclass
+    class Own:
+        slope: float | None = None  # an option of your own model
+
+    assert [config.load(Own, words).slope for words in (["--slope=2"], [])] == [2.0, None]
+
+def test_help_prints_every_option_with_its_comment(capsys, monkeypatch):
+    """In lines that fit the terminal."""
+    monkeypatch.setenv("COLUMNS", "90")
     with pytest.raises(SystemExit) as stop:
-        config.load(cls, ["--help"])
+        config.load(TrainConfig, ["--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert not stop.value.code and cls.__doc__ in lines
-    for field in dataclasses.fields(cls):
-        start = f"  --{field.name}={field.default!r}  "
-        line = next(line for line in lines if line.startswith(start))
-        assert len(line.split("  ", 2)[2]) > 5, f"{field.name} has no comment"
+    assert not stop.value.code
+    assert max(map(len, lines[lines.index("options:") :])) <= 90
+    words = " ".join(" ".join(lines).split())
+    for field in dataclasses.fields(TrainConfig):
+        if field.name != "config":
+            pattern = rf" --{field.name} \S+ (.+?) \[{re.escape(repr(field.default))}\]"
+            comment = re.search(pattern, words)
+            assert comment and len(comment[1]) > 5, f"{field.name} has no comment"
 
 @pytest.mark.parametrize("path", WITH_TABLE)
 def test_commands_of_a_config(path, capsys):
@@ -98,46 +109,70 @@ def test_commands_of_a_config(path, capsys):
             build(cfg)
     assert len(directories) == len(lines)
     if path == "config/cope_flip_flop.py":
-        assert len(lines) == (10 + 7 * 3) * 3  # ten rows, and seven by three, with three seeds
+        assert len(lines) == (10 + 21) * 3  # two tables, with three seeds
 
 def commands(text):
     """The commands of a text, (script, words): indented or fenced lines that start python."""
-    for line in text.replace("\\\n", " ").splitlines():
-        line = re.split(r"\s#", line)[0]
+    for line in re.sub(r"\\\n *", "", text).splitlines():
+        line = re.split(r"\s#| {3,}(?=\w)", line.strip())[0]  # without what explains it
         for part in line.split("&&"):
             words = shlex.split(part) if re.match(r"\s*(python|torchrun) (-|\w+\.py)", part) else []
             for i, word in enumerate(words):
-                if word in ("train.py", "sample.py", "kernels.py") or word.startswith("data."):
+                if word in ("train.py", "sample.py", "kernels.py"):
+                    yield word.removesuffix(".py"), words[i + 1 :]
+                    break
+                if word == "config" or word.startswith(("data.", "eval.")):
                     yield word, words[i + 1 :]
                     break
             else:
-                assert not words or "pytest" in words, f"what is {line!r}?"
+                assert not words or "pytest" in words or "bench.py" in part, f"what is {line!r}?"
 
-DOCUMENTED = CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + ["README.md", "config/README.md"]
+DOCUMENTED = CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + [
+    "README.md", "config/README.md", "eval/README.md", "sample.py", "train.py",
+    *sorted(glob.glob("eval/[a-z]*.py"))]
+
+class Parsed(Exception):
+    """The command line was understood."""
 
 @pytest.mark.parametrize("path", DOCUMENTED)
-def test_documented_commands_parse(path):
-    """Their keys and data sets exist, their values are possible, and their model can be built."""
+def test_documented_commands_parse(path, monkeypatch):
+    """Their options and data sets exist, their values are possible, and their model can be built.
+    train.py's are read in full. Of the others, only the command line is parsed."""
+    def parse(self, words):
+        parse_args(self, words)
+        raise Parsed
+
+    parse_args = config.Parser.parse_args
     text = open(path).read()
     found = list(commands(text))
-    assert found or path == "data/shards.py" or '"""' not in text  # a reader's own config file
+    assert found or path in ("data/shards.py", "eval/cbt.py", "eval/walk.py") or '"""' not in text
     for script, words in found:
-        if script.startswith("data."):
-            options(importlib.import_module(script).prepare, words, out=str)
-        if any(word in "".join(words) for word in ("NAME", "...", "RUN", "$", "{")):
+        words = [re.sub(r"NAME|SET|\{.*?\}", "rope", word) for word in words if word != "..."]
+        if "--help" in words or any("..." in word or "$" in word for word in words):
             continue
-        if script == "train.py":
+        if script == "train":
             words = [word for word in words if "init_from" not in word]  # there is no such run here
-            cfg = train.read_config(words)
-            name, _, text = cfg.data.partition("@")
-            if os.sep not in name and name != "input":  # neither of these names a script
-                options(importlib.import_module(f"data.{name}").prepare, text.split(","))
+            cfg, _, _ = train.read_options(words)
+            name, _, given = cfg.data.partition("@")
+            if os.sep not in name and name not in ("input", "rope"):  # these name no script
+                prepare = importlib.import_module(f"data.{name}").prepare
+                options(prepare, [f"--{option}" for option in given.split(",") if option])
             build(cfg)
-        if script == "sample.py":
-            config.load(SampleConfig, [word for word in words if word.startswith("--")])
-            for run in (word for word in words if not word.startswith("--")):
-                for option in filter(None, run.partition("@")[2].split(",")):
-                    config.typed(GPTConfig, *option.split("="), run)
+        elif script in ("kernels", "eval.walk", "data.rope"):
+            pass  # these have no options, or stand for any script
+        elif script.startswith("data."):
+            options(importlib.import_module(script).prepare, words)
+        else:
+            if script == "eval.tasks":
+                pytest.importorskip("lm_eval")
+            main = importlib.import_module("config.__main__" if script == "config" else script).main
+            with monkeypatch.context() as patch, pytest.raises(Parsed):
+                for name in ("parse_args", "parse_intermixed_args"):
+                    patch.setattr(config.Parser, name, parse)
+                main(words)
+            for word in words:
+                changes = word.partition("@")[2].split(",") if word.startswith("out/") else []
+                config.parse(GPTConfig, [f"--{change}" for change in changes if change])
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_config_files_train(path, stream, rows, tmp_path):
@@ -151,4 +186,4 @@ def test_config_files_train(path, stream, rows, tmp_path):
         compile=False, device="cpu", out_dir=str(tmp_path),
         data=rows if any(name in cfg.data for name in tasks) else stream)
     train.main([path, *(f"--{key}={value}" for key, value in shrunk.items())])
-    assert checkpoint.read(str(tmp_path))["step"] == 1
+    assert read_checkpoint(str(tmp_path))["step"] == 1

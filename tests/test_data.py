@@ -247,13 +247,6 @@ def test_bytes_and_symbols_round_trip():
     assert symbols.encode("w 1  i 0\nr 1") == [0, 4, 2, 3, 1, 4]
     assert symbols.decode([0, 4, 2, 3, 1, 4, 5]) == "w 1 i 0 r 1"  # no symbol has the id 5
 
-def test_a_script_run_as_a_file_says_how_to_run_it():
-    """Even one that imports numpy before `data`, which Python then finds in data/."""
-    words = [sys.executable, str(ROOT / "data" / "flip_flop.py")]
-    run = subprocess.run(words, capture_output=True, text=True)
-    assert run.returncode == 1
-    assert run.stderr == "run it from the folder above, with `python -m data.NAME`\n"
-
 def test_stdlib_splits_by_file(tmp_path, monkeypatch, capsys):
     library = tmp_path / "site-packages"  # a folder of this name is skipped inside the library
     (library / "site-packages").mkdir(parents=True)

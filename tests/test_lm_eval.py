@@ -1,22 +1,23 @@
-"""Tests the lm-evaluation-harness in sample.py against float64 sums, token by token."""
+"""Tests eval/tasks.py against float64 sums, token by token."""
 import functools
 
 import pytest
 import torch
-from conftest import TINY, fails
+from conftest import TINY
 
 pytest.importorskip("lm_eval")
 
 import datasets
-from lm_eval import tasks
+import lm_eval.tasks
 from lm_eval.api.instance import Instance
 
 import sample
 import train
+from config import Mistake
 from data.shards import Writer
-from eval import cbt, results
-from eval.harness import Model
-from model import GPT, GPTConfig
+from eval import cbt, tasks
+from eval.tasks import Model
+from model import GPT, GPTConfig, read_records
 
 BYTES = dict(tokenizer="bytes", separator=256)
 LONG = "for a in range(3): print(a, end=' ');"  # the model has 16 positions
@@ -26,8 +27,8 @@ PAIRS = [("", "a"), ("", "def f():"), ("print", "(a)"), (LONG, "r"), (LONG, "six
 @pytest.fixture
 def own_tasks(monkeypatch):
     """Skips the harness's own task files, because reading them takes 6 s."""
-    manager = functools.partial(tasks.TaskManager, include_defaults=False)
-    monkeypatch.setattr(tasks, "TaskManager", manager)
+    manager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", manager)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -106,15 +107,14 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
         return datasets.DatasetDict(test=datasets.Dataset.from_list(kinds[name]))
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    sample.main([run, "--tasks=cbt", "--device=cpu"])
+    tasks.main([run, "--tasks=cbt", "--device=cpu"])
     found = {line["split"].partition(",")[0].rpartition("_")[2]: line["value"]
-             for line in results.records(run, "results.jsonl")
-             if "cbt" in line["split"] and line["metric"] == "acc,none"}
+             for line in read_records(run, "results.jsonl") if line["metric"] == "acc,none"}
     assert "|acc" in capsys.readouterr().out
     assert found == dict(cn=1.0, ne=0.5, p=0.0, v=0.0, cbt=0.375)  # each kind counts the same
 
 def test_what_cannot_be_scored(run, own_tasks):
-    line = fails("sample.py", run, "--tasks=cbtt", "--device=cpu")
-    assert "'cbtt' is neither a task of the harness nor a yaml file; `lm-eval ls tasks`" in line
-    with pytest.raises(ValueError, match="need a model of text, but this one's data set has no"):
+    with pytest.raises(Mistake, match="'cbtt' is neither a task of the harness nor a yaml file"):
+        tasks.main([run, "--tasks=cbtt", "--device=cpu"])
+    with pytest.raises(Mistake, match="need a model of text"):
         Model(None, BYTES | dict(separator=None))

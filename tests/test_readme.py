@@ -1,5 +1,5 @@
 """The tables of eval/README.md, compared with eval/results.csv, and config/README.md's with
-eval/small.csv, which `sample.py --report` writes."""
+eval/small.csv, which `python -m eval.report` writes."""
 import collections
 import csv
 import importlib
@@ -127,4 +127,4 @@ def test_the_walk_runs(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "can count words\n88877777777766655444433222211111100000\n" in printed
     assert sorted(path.name for path in Path("out").iterdir()) == [
-        "walk_length.png", "walk_logits.png"]
+        "walk_length.png", "walk_methods.png"]

@@ -1,0 +1,240 @@
+"""
+Draws what the attention of trained models does (this needs matplotlib):
+
+    python -m eval.attention frequency RUN ...    which frequencies the queries and keys use
+    python -m eval.attention rotation RUN ...     what PoPE and CARoPE have learned
+    python -m eval.attention gates RUN ...        which keys CoPE counts
+    python -m eval.attention positions RUN ...    CoPE's attention from position alone
+
+Each picture is written to RUN/<name>.png. The model reads segments of a split, or the beginnings of
+the files of --text, with at most block_size tokens each, which RUN@block_size=48 reduces to 48. The
+first two pictures are means over all segments or files, and the last two show only the first one.
+"""
+import math
+from pathlib import Path
+
+import torch
+
+import config
+from config import Mistake
+from data.tokenizer import tokenizer
+from eval import curves
+from model import CARoPE, CoPE, PoPE, RoPE, choose, frequencies, overrides, scaled_dot_products
+from sample import Run, add_run_options, comma_separated
+
+TEXTS = 10  # segments of the split that are read
+SHORT = 256  # tokens of each segment at most, because a larger map would be illegible
+TOKENS_PER_INCH = 10  # in a map that is labelled with its tokens
+MOST_COLORS = 10  # matplotlib names ten colours, C0 to C9
+TITLES = {
+    "frequency": "magnitude of q and k at each frequency, mean over heads",
+    "rotation": "PoPE's delta, or CARoPE's mean frequencies divided by those at the start",
+    "gates": "gates, how much of each key a query counts",
+    "positions": "attention from position alone, the largest weight of each query set to 1",
+}
+MAPS = ("gates", "positions")  # the others are lines over frequencies
+
+def main(words):
+    parser = config.Parser(__doc__)
+    parser.add_argument("figure", choices=TITLES)
+    add_run_options(parser)
+    parser.add_argument("--text", type=comma_separated, metavar="FILES",
+                        help="text files to show, instead of a split")
+    parser.add_argument("--heads", type=comma_separated, metavar="HEADS",
+                        help="maps to draw: 4.3,1.2 is layer 4, head 3 and layer 1, head 2 [all]")
+    parser.add_argument("--out", metavar="FILE", help="another file for the picture")
+    args = parser.parse_intermixed_args(words)
+    if args.heads and args.figure not in MAPS:
+        raise Mistake(f"--heads chooses maps, but {args.figure} draws lines; leave it out")
+    if args.text and (args.data or args.split):
+        raise Mistake("--text takes the place of --data and --split; leave them out")
+    if args.out and len(args.runs) > 1:
+        raise Mistake(f"--out={args.out} names one picture, but there are {len(args.runs)} runs")
+    for name in args.runs:
+        run = Run(name, args.device, args.data)
+        figure = draw(run, args)
+        options = run.name.removeprefix(run.folder)  # such as "@block_size=48"
+        curves.save(figure, args.out or f"{run.folder}/{args.figure}{options}.png")
+
+# --- which tokens are read ------------------------------------------------------------------------
+
+def tokens_of_split(run, split):
+    """Returns the tokens (TEXTS, T) of segments that are spread evenly over the split."""
+    length = min(SHORT, run.model.cfg.block_size)
+    window = max(length, split.row_length - 1)  # a row is read from its start
+    x, _ = run.read(split, split.windows(window, TEXTS), window)
+    return x[:, :length]
+
+def tokens_of_files(run, paths):
+    """Returns the tokens (B, T) at the beginnings of B text files, cut to the shortest."""
+    length = min(SHORT, run.model.cfg.block_size)
+    encode = tokenizer(run.meta).encode
+    texts = []
+    for path in paths:
+        try:
+            text = Path(path).expanduser().read_text("utf-8")
+        except UnicodeDecodeError:
+            raise Mistake(f"{path} is not UTF-8 text; convert it first") from None
+        if not text:
+            raise Mistake(f"{path} is empty; leave it out")
+        texts.append(encode(text)[:length])
+    shortest = min(len(text) for text in texts)
+    return torch.tensor([text[:shortest] for text in texts], device=run.device)
+
+# --- what is measured in each layer ---------------------------------------------------------------
+
+@torch.no_grad()
+def measure(model, idx, measure_layer):
+    """Returns {layer: what measure_layer returns for it}, for the texts idx (B, T). measure_layer
+    is a function of an Attention, its input x (B, T, C) and what its `encode` returns. Layers for
+    which it returns None are left out, because they have nothing to show."""
+    layers = {}
+
+    def add(attn, args):
+        x, pos, angles, _ = args
+        found = measure_layer(attn, x, *attn.encode(x, pos, angles, {}))
+        if found is not None:
+            layers[attentions.index(attn)] = found.detach().cpu()
+
+    attentions = [block.attn for block in model.h]
+    hooks = [attn.register_forward_pre_hook(add) for attn in attentions]
+    model(idx)
+    for hook in hooks:
+        hook.remove()
+    return layers
+
+def norms(attn, x, q, k, *rest):
+    """Returns (2, n), the norms in q and in k of the pair of entries that rotates at each of the n
+    frequencies, averaged over texts, heads and tokens (PoPE Figures 3 to 6). In PoPE such a norm is
+    a magnitude mu_c."""
+    for pe in attn.pes:
+        if overrides(type(pe), "rotate"):
+            pairs = torch.stack((q, k))  # (2, B, H, T, d)
+            if isinstance(pe, RoPE):  # with rope_fraction, the other dimensions do not rotate
+                pairs = pairs[..., : pe.rotated_width(attn.cfg)]
+            pairs = pairs.unflatten(-1, (2, -1))  # (2, B, H, T, 2, n)
+            return pairs.norm(dim=-2).mean((1, 2, 3))
+
+def learned_rotation(attn, x, *rest):
+    """Returns (H, n), which holds PoPE's delta_c in radians, or the mean of CARoPE's f^c over the
+    tokens divided by its value at initialisation."""
+    for pe in attn.pes:
+        if isinstance(pe, PoPE):
+            return pe.delta
+        if isinstance(pe, CARoPE):
+            tokens = x.flatten(0, 1)[:, None]  # as texts of one token, whose phase is f^c
+            q = x.new_zeros(len(tokens), pe.H, 1, pe.d)
+            cache = {}
+            pe.rotate(q, q, tokens, None, cache)
+            mean = cache["phi"].mean((0, 2))  # (H, n)
+            return mean / frequencies(pe.cfg.base, mean.size(1), mean)
+
+def cope_map(attn, name, q, k, v, unrotated_q, i, j, per_key):
+    """Calls the layer's CoPE method of this name, gates or logit_bias. Returns its result for the
+    first text as a map (H, T, T), which is nan where the key follows the query."""
+    for pe, gate_k in zip(attn.bias_pes, per_key):
+        if isinstance(pe, CoPE):
+            logits = scaled_dot_products(q, k, attn.d)
+            found = getattr(pe, name)(unrotated_q, logits, i, j, gate_k)
+            return found[0].masked_fill(j > i, math.nan)
+
+def gates(attn, x, *operands):
+    """Returns CoPE's gates g_ij, (H, T, T) (CoPE Figure 7)."""
+    return cope_map(attn, "gates", *operands)
+
+def position_weights(attn, x, *operands):
+    """Returns (H, T, T), CoPE's attention from position alone, as if q.k were the same for all
+    keys. It is exp(z_i[p_ij]), divided by the largest in its row (CoPE Figure 4)."""
+    z = cope_map(attn, "logit_bias", *operands)
+    if z is not None:
+        return (z - z.nan_to_num(-math.inf).amax(-1, keepdim=True)).exp()
+
+MEASURES = {"frequency": norms, "rotation": learned_rotation, "gates": gates,
+            "positions": position_weights}
+
+# --- how it is drawn ------------------------------------------------------------------------------
+
+def draw(run, args):
+    """Returns the figure of a run that the command line asks for."""
+    if args.text:
+        idx = tokens_of_files(run, args.text)
+    else:
+        idx = tokens_of_split(run, run.split(args.split))
+    if args.figure in MAPS:
+        idx = idx[:1]
+    layers = measure(run.model, idx, MEASURES[args.figure])
+    if not layers:
+        raise Mistake(f"{args.figure} has nothing to show of {run.name}, because its method is "
+                      f"pe={run.model.cfg.pe}")
+    if args.figure in MAPS:
+        decode = tokenizer(run.meta).decode
+        figure = draw_maps(layers, args.heads, [decode([token]) for token in idx[0].tolist()])
+    elif args.figure == "frequency":
+        figure = draw_lines(run, layers, ("queries", "keys"))
+    else:
+        figure = draw_lines(run, layers, [f"head {h + 1}" for h in range(run.model.cfg.n_head)])
+        if "carope" in run.model.cfg.pe:
+            figure.axes[0].set_yscale("log")  # of all panels, which share the axis
+    figure.suptitle(f"{run.name}: {TITLES[args.figure]}", wrap=True)
+    return figure
+
+def draw_lines(run, layers, names):
+    """Draws a panel for each layer, with lines over its frequencies. layers is {layer: (lines, n)},
+    and there is a name for each line. The axis shows the period of each frequency in tokens, which
+    for CARoPE is that at initialisation."""
+    figure, axes = curves.panels(len(layers), 4, 3, 2.6, sharey=True)
+    for ax, (i, lines) in zip(axes, layers.items()):
+        theta = frequencies(run.model.cfg.base, lines.size(1), lines)
+        for pe in run.model.h[i].attn.pes:
+            if isinstance(pe, RoPE):  # rope_scaling changes its frequencies
+                theta = pe.theta(lines)
+        periods = (2 * math.pi / theta).tolist()
+        for h, (line, name) in enumerate(zip(lines, names)):
+            style = curves.STYLES[h // MOST_COLORS % len(curves.STYLES)]
+            ax.plot(periods, line, color=f"C{h % MOST_COLORS}", linestyle=style, linewidth=1,
+                    label=name)
+        ax.set(xlabel="period, tokens; dashed: as trained", xscale="log", title=f"layer {i + 1}")
+        curves.decorate(ax, [run.trained])
+    return figure
+
+def draw_maps(layers, heads, words):
+    """Draws a map of queries by keys for every head, with a row of maps for each layer. layers is
+    {layer: (H, T, T)}, and words are the texts of the T tokens. If heads is given, such as ["4.3",
+    "1.2"], only these are drawn, in this order, and labelled with the tokens."""
+    maps = {f"{i + 1}.{h + 1}": head for i, layer in layers.items()
+            for h, head in enumerate(layer)}
+    if heads:
+        with config.refusals_are_mistakes():
+            names = [choose("heads", name, maps) for name in heads]
+        across = len(names)
+        inches = max(3, len(words) / TOKENS_PER_INCH)
+    else:
+        names = list(maps)
+        across = len(names) // len(layers)
+        inches = max(1.5, min(4.5, 16 / across))
+    figure, axes = curves.panels(len(names), across, inches, inches, sharex=True, sharey=True)
+    line_ends = [t for t, word in enumerate(words) if "\n" in word]
+    for ax, name in zip(axes, names):
+        image = ax.imshow(maps[name].numpy(), "Blues", vmin=0, vmax=1, interpolation="nearest")
+        ax.scatter(line_ends, line_ends, 20, "crimson", marker="+", linewidths=1)
+        layer, head = name.split(".")
+        ax.set_title(f"layer {layer}, head {head}", fontsize=8)
+        ax.set_facecolor("0.9")
+        if heads:
+            label_with_tokens(ax, words)
+    figure.supxlabel("key (+ marks the end of a line)", fontsize=10)
+    figure.supylabel("query", fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.5)
+    return figure
+
+def label_with_tokens(ax, words):
+    """Labels both axes of a map with the texts of its tokens."""
+    shown = [word.replace(" ", "·").replace("\n", "↵").replace("$", r"\$") for word in words]
+    style = {"fontsize": 72 / TOKENS_PER_INCH, "fontfamily": "monospace"}  # an inch has 72 points
+    rotation = 0 if max(len(word) for word in words) == 1 else 90
+    ax.set_xticks(range(len(words)), shown, rotation=rotation, **style)
+    ax.set_yticks(range(len(words)), shown, **style)
+    ax.tick_params(length=0, pad=1, labelbottom=True, labelleft=True)
+
+if __name__ == "__main__":
+    config.run(main)
