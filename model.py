@@ -1177,12 +1177,14 @@ def choose(name, value, options):
 def read_checkpoint(run):
     """Returns what train.py has saved in run/ckpt.pt, with all tensors on the CPU. It is a dict of
     model and optimizer (their state_dicts), step, config (all options of the run), meta (meta.json
-    of its data set) and wandb (its id at Weights & Biases, or None). Raises FileNotFoundError if
-    there is no such file, and ValueError if it is damaged or not from train.py."""
+    of its data set), wandb (its id at Weights & Biases, or None) and, added here, written_at (in
+    nanoseconds). Raises FileNotFoundError if there is no such file, and ValueError if it is damaged
+    or not from train.py."""
     path = os.path.join(run, "ckpt.pt")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{run!r} is not a directory with a ckpt.pt")
     with open(path, "rb") as file:  # opened only once, because a run may replace it meanwhile
+        written_at = os.fstat(file.fileno()).st_mtime_ns
         try:
             damaged_part = zipfile.ZipFile(file).testzip()  # torch.load compares no checksums
             file.seek(0)
@@ -1193,6 +1195,7 @@ def read_checkpoint(run):
         raise ValueError(f"{path} is damaged (in {damaged_part})")
     if not {"model", "optimizer", "step", "config", "meta"} <= set(saved):
         raise ValueError(f"{path} is not a checkpoint of this train.py")
+    saved["written_at"] = written_at
     return saved
 
 def model_options(saved):

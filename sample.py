@@ -1,5 +1,5 @@
 """
-Writes text with trained models, and measures how good they are, also on longer texts:
+Writes text with trained models, and measures their loss on texts of any length:
 
     python sample.py RUN ... --prompt="def main("    text; on a task, answers marked right or wrong
     python sample.py RUN ... --evaluate=val,sparse   loss and errors over whole splits
@@ -7,12 +7,13 @@ Writes text with trained models, and measures how good they are, also on longer 
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes options of a
 trained model, as in out/quickstart_rope@rope_scaling=ntk,rope_factor=8. Everything that is measured
-is also appended to RUN/results.jsonl. Models compute in float32, and without the Triton kernels.
+is also appended to RUN/results.jsonl. Models compute in float32 and without the Triton kernels, so
+that numbers from different machines can be compared.
 """
+import argparse
 import json
 import math
 import os
-from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ import config
 from config import Mistake
 from data import locate
 from data.shards import Split
-from data.tokenizer import identity, tokenizer
+from data.tokenizer import tokenizer
 from model import GPT, GPTConfig, error_sums, pick_device, scores, trained_length
 
 # The options of a trained model that make sense at test time
@@ -60,7 +61,15 @@ def arguments(words):
     text.add_argument("--top_k", type=config.integer, default=0, metavar="K",
                       help="sample only from the k most probable tokens; 0: from all [0]")
     text.add_argument("--seed", type=config.integer, default=1337, help="of the samples [1337]")
-    return parser.parse_intermixed_args(words)
+    args = parser.parse_intermixed_args(words)
+    for name in ("eval_tokens", "num_samples", "max_new_tokens", "context", "temperature", "top_k",
+                 "seed"):
+        value = getattr(args, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise Mistake(f"--{name}={value} must be finite and not negative")
+    if args.evaluate and args.split:
+        raise Mistake(f"--split={args.split} does nothing for --evaluate, which names its splits")
+    return args
 
 def add_run_options(parser):
     """Adds the options that say which runs to read, and on which data and device."""
@@ -71,11 +80,17 @@ def add_run_options(parser):
                         help="auto: the fastest available [auto]")
 
 def comma_separated(text):
-    return text.split(",")
+    words = text.split(",")
+    if "" in words:
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
+    return words
 
 def multiples(text):
     """Returns the numbers in a text such as 1,2,4,8. The order does not matter."""
-    return sorted({float(word) for word in text.split(",")})
+    numbers = sorted({float(word) for word in text.split(",")})
+    if not 0 < numbers[0] <= numbers[-1] < math.inf:
+        raise ValueError
+    return numbers
 
 def main(words):
     args = arguments(words)
@@ -117,16 +132,16 @@ class Run:
         self.data = data or self.config["data"]
         self.reads_its_own = data is None
 
-    def split(self, name=None):
+    def open_split(self, name=None):
         """Opens a split of the data set, by default the first that training evaluated. Raises
         Mistake if the set has another tokenizer than the run, or if it is the run's own but was
         written again, because it may then hold other text than before."""
         split = Split(locate(self.data), name or self.config["eval_splits"].split(",")[0])
-        if identity(split.meta["tokenizer"]) != identity(self.meta["tokenizer"]):
+        if split.meta["tokenizer"] != self.meta["tokenizer"]:
             raise Mistake(f"{split.folder} was tokenized with {split.meta['tokenizer']!r}, but "
                           f"{self.name} was trained with {self.meta['tokenizer']!r}; prepare the "
                           "data again with the tokenizer of the run")
-        if self.reads_its_own and split.changes(self.meta):
+        if self.reads_its_own and not split.is_same_set(self.meta):
             raise Mistake(f"{split.folder} has changed since {self.name} was trained on it; to "
                           f"evaluate on it as it is now, use --data={self.data}")
         return split
@@ -142,11 +157,14 @@ class Run:
 
     def record(self, split, length, values, data):
         """Appends a line to RUN/results.jsonl for each of the values, {metric: number}, that were
-        measured on sequences of this length. data is a checksum of what was read."""
+        measured on sequences of this length, unless it is None. data is a checksum of what was
+        read."""
         if not self.reads_its_own:
             split = f"{self.data} {split}"
-        lines = "\n"  # a full disk may have cut the last line short
+        lines = "\n"  # ends a line that a full disk has cut short; readers skip empty lines
         for metric, value in values.items():
+            if value is None:
+                continue
             lines += json.dumps({
                 "run": self.folder, "options": self.options, "config": self.config["config"],
                 "pe": self.model.cfg.pe, "seed": self.config["seed"], "step": self.step,
@@ -159,7 +177,7 @@ class Run:
 # --- text and answers -----------------------------------------------------------------------------
 
 def write_text(run, args):
-    codec = tokenizer(run.meta)
+    codec = tokenizer(run.meta["tokenizer"])
     start = codec.encode(args.prompt) or [run.meta["separator"] or 0]
     idx = torch.tensor([start], device=run.device)
     context = run.trained if args.context is None else args.context
@@ -176,18 +194,20 @@ def write_text(run, args):
 @torch.no_grad()
 def write_answers(run, args):
     """Prints rows of a task, in which the model's answers stand in brackets."""
-    split = run.split(args.split)
+    split = run.open_split(args.split)
     length = run.length(split)
-    decode = tokenizer(run.meta).decode
+    decode = tokenizer(run.meta["tokenizer"]).decode
     between = ""
     if isinstance(run.meta["tokenizer"], dict):  # a token is a symbol, rather than a piece of text
         between = " "
     x, y = run.read(split, split.windows(length, args.num_samples), length)
-    predicted = run.model(x, y)[0].argmax(-1)
+    with config.refusals_are_mistakes():  # learned positions end at block_size
+        predicted = run.model(x, y)[0].argmax(-1)
     print(f"{run.name}, {split.split} split; answers are [right] or [wrong, not right]")
     rows = zip(x.tolist(), y.tolist(), predicted.tolist())
     for i, (tokens, targets, answers) in enumerate(rows, 1):
-        words = [decode([token]) for token in tokens + targets[-1:] if token != -1]
+        last = [token for token in targets[-1:] if token != -1]  # of the row, if it is known
+        words = [decode([token]) for token in tokens + last]
         asked = [t for t in range(length) if targets[t] != -1]
         for t in asked:
             answer = decode([answers[t]])
@@ -202,27 +222,27 @@ def write_answers(run, args):
 # --- whole splits ---------------------------------------------------------------------------------
 
 def evaluate(runs, names):
-    """Prints and records the scores over whole splits. In a stream of text, these are all windows
-    of the trained length, side by side."""
+    """Prints and records the scores over whole splits. In a stream of text, these are as many
+    windows of the trained length as fit, spread evenly."""
+    splits = {run: [run.open_split(name) for name in names] for run in runs}
     for run in runs:
-        for name in names:
-            split = run.split(name)
+        for split in splits[run]:
             length = run.length(split)
             if length > run.model.limit:
-                print(f"{run.name}, {name}: {length} tokens are more than its {run.model.limit} "
-                      "positions")
+                print(f"{run.name}, {split.split}: {length} tokens are more than its "
+                      f"{run.model.limit} positions")
                 continue
             sums = torch.zeros(5, dtype=torch.float64)
             for starts in batches(split.windows(length), length):
                 sums += error_sums(run.model, *run.read(split, starts, length))
-            with config.refusals_are_mistakes():
+            with config.refusals_are_mistakes():  # there may be no target
                 found = scores(sums, masked=split.meta["loss"] == "mask")
-            run.record(name, length, found, split.fingerprint)
-            line = f"{run.name}, {name}: loss {loss_and_perplexity(found['loss'])}"
+            line = f"{run.name}, {split.split}: loss {loss_and_perplexity(found['loss'])}"
             if "token_error" in found:
                 line += (f", {found['token_error']:.2f}% of the targets are wrong, in "
                          f"{found['sequence_error']:.2f}% of the rows")
             print(line, flush=True)
+            run.record(split.split, length, found, split.fingerprint)
 
 def loss_and_perplexity(loss):
     return f"{loss:.4f} ({math.exp(min(loss, 700)):.2f})"  # a larger exponent would overflow
@@ -236,49 +256,53 @@ def batches(items, length):
 # --- longer texts than in training ----------------------------------------------------------------
 
 def extrapolate(runs, multiples, name, tokens):
-    """Prints and records two losses for each multiple of the trained length.
-
-    For the first, `loss`, the text is cut into pieces of this length, and the model reads each of
-    them from its beginning. For the second, `window_loss`, the text is cut in the same way, but
-    each token sees at most as many tokens before it as in training. So a `loss` that is lower than
-    the `window_loss` shows that the model gains from distant text. All lengths read the same text,
-    so they have exactly the same targets."""
+    """Prints and records the two losses of `measure` for each multiple of the trained length."""
     width = max(24, *(len(run.name) for run in runs))
     heading = None
     for run in runs:
-        split = run.split(name)
-        lengths = [round(multiple * run.trained) for multiple in multiples]
-        texts = stretches(split, lengths, tokens)
-        full = []  # for each length, the windows that its loss is measured in, see windows_of
-        narrow = []  # for each length, those of its window_loss
-        for length in lengths:
-            pieces = [(begin, min(begin + length, stop))  # the last of a stretch may be shorter
-                      for start, stop in texts for begin in range(start, stop, length)]
-            fits = length <= run.model.limit
-            full.append(windows_of(pieces, length) if fits else [])
-            narrow.append(windows_of(pieces, run.trained))
-        needed = {(begin, end) for windows in full + narrow for begin, _, end in windows}
-        losses = token_losses(run, split, needed)
+        split = run.open_split(name)
+        measured = measure(run, split, multiples, tokens)
         of_run = f"loss in nats (perplexity), on {run.data}"
         if heading != of_run:
             heading = of_run
             print(heading)
             print_row("", [f"{multiple:g}x" for multiple in multiples], width)
-        cells, narrow_cells = [], []
-        for multiple, length, windows, narrow_windows in zip(multiples, lengths, full, narrow):
-            found = {}
-            if windows:
-                found["loss"] = mean_loss(losses, windows)
-            found["window_loss"] = mean_loss(losses, narrow_windows)
-            label = split.split
-            if tokens != EVAL_TOKENS:  # so that a report keeps the two apart
-                label += f" ({min(tokens, split.tokens - 1):,} tokens)"
-            run.record(f"{label} {multiple:g}x", length, found, split.fingerprint)
-            cells.append(loss_and_perplexity(found["loss"]) if windows
-                         else f"ends at {run.model.limit}")
-            narrow_cells.append(loss_and_perplexity(found["window_loss"]))
-        print_row(run.name, cells, width)
-        print_row(f"  seeing the last {run.trained}", narrow_cells, width)
+        for title, metric in ((run.name, "loss"),
+                              (f"  seeing the last {run.trained}", "window_loss")):
+            cells = [f"ends at {run.model.limit}" if losses[metric] is None
+                     else loss_and_perplexity(losses[metric]) for losses in measured]
+            print_row(title, cells, width)
+        label = split.split
+        if tokens != EVAL_TOKENS:  # so that a report keeps the two apart
+            label += f" ({min(tokens, split.tokens - 1):,} tokens)"
+        for multiple, losses in zip(multiples, measured):
+            length = round(multiple * run.trained)
+            run.record(f"{label} {multiple:g}x", length, losses, split.fingerprint)
+
+def measure(run, split, multiples, tokens):
+    """Returns a dict of two losses for each multiple of the trained length N.
+
+    For `loss`, the text is cut into pieces of this length, and the model reads each of them from
+    its beginning. It is None if the model has not so many positions. For `window_loss`, the text is
+    cut in the same way, but a token sees at most the last N tokens of its piece, and at least half
+    as many, where there are so many. If `loss` is clearly lower, the model has gained from distant
+    text. Both fall with the length as long as the model reads well, because a smaller part of the
+    tokens is near the beginning of a piece, with little to see. All lengths read the same text, so
+    they have exactly the same targets."""
+    lengths = [round(multiple * run.trained) for multiple in multiples]
+    texts = stretches(split, lengths, tokens)
+    windows = []  # a pair for each length: the windows of `loss`, and those of `window_loss`
+    for length in lengths:
+        pieces = [(begin, min(begin + length, stop))  # the last of a stretch may be shorter
+                  for start, stop in texts for begin in range(start, stop, length)]
+        of_loss = windows_of(pieces, length) if length <= run.model.limit else None
+        windows.append((of_loss, windows_of(pieces, run.trained)))
+    # many windows occur more than once, but each is read only once
+    needed = {(begin, end) for pair in windows for part in pair if part for begin, _, end in part}
+    losses = token_losses(run, split, needed)
+    return [{"loss": mean_loss(losses, of_loss) if of_loss else None,
+             "window_loss": mean_loss(losses, of_window_loss)}
+            for of_loss, of_window_loss in windows]
 
 def print_row(name, cells, width):
     columns = "".join(f" {text:>18}" for text in cells)
@@ -305,9 +329,10 @@ def stretches(split, lengths, tokens):
 
 def windows_of(pieces, width):
     """Returns windows (begin, first, end) of at most `width` tokens, by which a model reads the
-    pieces of text, which are pairs (start, stop). Every token of a piece is in `first` to `end` of
-    exactly one window, which is where its loss counts. Before `first`, the window repeats half of
-    the previous one, so that all tokens but those at the start of a piece see at least that."""
+    pieces of text, which are pairs (start, stop). The loss of a token counts in the window that has
+    it between `first` and `end`. What is before `first` is read again, so that these tokens see at
+    least half a window. With a width of 4, a piece (0, 8) has the windows (0, 0, 4), (2, 4, 6) and
+    (4, 6, 8)."""
     windows = []
     for start, stop in pieces:
         first = start
@@ -322,13 +347,12 @@ def windows_of(pieces, width):
 def token_losses(run, split, windows):
     """Returns {(begin, end): the loss in nats of each token's target, (end - begin,)} for these
     windows of the split, given as pairs (begin, end)."""
-    def length_of(window):
-        return window[1] - window[0]
-
+    of_length = {}  # {length: windows}, because those of one length can be read together
+    for begin, end in sorted(windows):
+        of_length.setdefault(end - begin, []).append((begin, end))
     found = {}
-    for length, same in groupby(sorted(windows, key=lambda window: (length_of(window), window)),
-                                key=length_of):
-        for part in batches(list(same), length):
+    for length, same in of_length.items():
+        for part in batches(same, length):
             x, y = run.read(split, [begin for begin, _ in part], length)
             cache = run.model.new_cache()  # through which a segment sees those before it
             losses = []

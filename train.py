@@ -4,13 +4,14 @@ Trains a GPT on one device, or on many under torchrun:
     python train.py config/quickstart.py [--option=value ...]         --help shows all options
     torchrun --standalone --nproc_per_node=8 train.py config/...      the same batches, divided up
 
-A run is defined by its options, and writes ckpt.pt and log.jsonl into its directory. On SIGTERM,
+A run is defined by its options. It writes ckpt.pt and log.jsonl into its directory. On SIGTERM,
 Ctrl-C or a closed terminal it saves a checkpoint and stops, and the same command with --resume
 continues it. A second Ctrl-C ends it at once.
 
 Batches and dropout depend only on the seed and the step, so a run that was stopped and resumed
 takes the same steps as an uninterrupted one. On GPUs, or with three or more processes, rounding may
-differ. With another number of processes, so do rounding and dropout.
+differ, because the order of additions is not fixed there. With another number of processes or
+another micro_batch, the dropout masks differ too.
 """
 import json
 import math
@@ -30,9 +31,8 @@ import torch.distributed as dist
 
 import config
 from config import Mistake
-from data import locate, prepare_if_missing
+from data import locate, write_if_missing
 from data.shards import Split
-from data.tokenizer import identity
 from model import (
     GPT,
     GPTConfig,
@@ -101,7 +101,7 @@ def main(words):
     train, evals = open_data(cfg, processes)
     cfg.vocab_size = cfg.vocab_size or train.vocab_size
     cfg.dtype = choose_dtype(cfg.dtype, device)
-    refuse_changes(cfg, saved, origin, train)
+    refuse_what_does_not_fit(cfg, saved, origin, train)
     step = saved["step"] if saved else 0
     processes.must_agree_on(asdict(cfg), train.meta, step)
     raw_model, optimizer = set_up(cfg, saved, origin, device)
@@ -114,9 +114,13 @@ def main(words):
     del saved, origin  # their tensors would stay in memory
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.dtype == "bfloat16")
     model = torch.compile(raw_model) if cfg.compile else raw_model
-    if world > 1:  # the gradients are views of the buffers that DDP sends, so there is no copy
-        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    loss = norm = torch.zeros(())  # the loss of the last step and the norm of its gradient
+    if world > 1:
+        # The gradients are views of what DDP sends, so there is no copy of them. In an evaluation,
+        # the processes read different numbers of batches, so they must not wait for each other
+        # there, as they would to send buffers, if the model had any
+        model = torch.nn.parallel.DistributedDataParallel(
+            model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    loss = norm = torch.zeros(())  # of the last step, before which nothing can be wrong with them
     clock, clock_step = time.perf_counter(), step  # for the time per step
     while True:
         # Save the weights after `step` steps, and then evaluate them, which can take long
@@ -166,9 +170,9 @@ def main(words):
         optimizer.zero_grad()
         step += 1
 
-        # Nothing above waits for the GPU, because nothing is read back from it
+        # Up to here, a step reads nothing back from the GPU, so it does not wait for it
         if step % cfg.log_interval == 0:
-            mean_loss = processes.sum(loss)  # from before the update
+            mean_loss = processes.sum(loss)  # of this step's batch, before the update
             refuse_nan(step, loss=mean_loss, gradient=norm)
             values = dict(loss=mean_loss.item(), lr=lr)
             seconds = (time.perf_counter() - clock) / (step - clock_step)
@@ -187,7 +191,9 @@ def main(words):
 
 def read_options(words):
     """Returns the options of a command line, the checkpoint to resume from, and that of the run
-    which init_from names. Either of these is None if there is none."""
+    which init_from names. Either checkpoint is None if there is none. The options are read twice:
+    first to find the run directory, and then with the options of that run, or the model options of
+    init_from, as defaults."""
     if not words:
         raise Mistake("nothing to train; try python train.py config/quickstart.py, or --help")
     cfg = config.load(TrainConfig, words)
@@ -198,7 +204,7 @@ def read_options(words):
     saved = origin = None
     defaults = {}
     with config.refusals_are_mistakes():
-        if os.path.exists(os.path.join(out_dir, "ckpt.pt")):
+        if last_saved(out_dir):
             if not cfg.resume:
                 raise Mistake(f"{out_dir} already holds a run; resume it with --resume, or write "
                               "elsewhere with --out_dir=...")
@@ -214,15 +220,22 @@ def read_options(words):
     defaults = {name: value for name, value in defaults.items() if name in names}
     cfg = config.load(TrainConfig, words, **defaults)
     cfg.out_dir = out_dir
+    if cfg.init_from:
+        cfg.init_from = os.path.normpath(cfg.init_from)  # it is compared when the run is resumed
     check_options(cfg)
     return cfg, saved, origin
+
+def last_saved(run):
+    """Returns when run/ckpt.pt was written, in nanoseconds, or None if there is none."""
+    path = os.path.join(run, "ckpt.pt")
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else None
 
 def default_directory(cfg):
     """Returns out/<config>_<pe>, such as out/quickstart_pope. The data and the seed are added if
     they are not those of the config file, as in out/quickstart_input_pope_seed7."""
     default = config.load(TrainConfig, [cfg.config] if cfg.config else [])
     name = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
-    if cfg.data != default.data:
+    if locate(cfg.data).resolve() != locate(default.data).resolve():
         folder = os.path.basename(os.path.normpath(cfg.data))
         name += "_" + re.sub(r"[^\w.,=+-]", "_", folder)  # sample.py gives @ a special meaning
     name += "_" + cfg.pe
@@ -234,9 +247,12 @@ def check_options(cfg):
     """Raises Mistake for options that make no sense."""
     with config.refusals_are_mistakes():
         check(cfg)
-    for name in ("batch_size", "eval_interval", "log_interval"):
-        if getattr(cfg, name) < 1:
-            raise Mistake(f"{name}={getattr(cfg, name)} must be at least 1")
+    for field in fields(cfg):
+        value = getattr(cfg, field.name)
+        lowest = 1 if field.name in ("batch_size", "eval_interval", "log_interval") else 0
+        is_of_run = field.name in TrainConfig.__annotations__  # `check` checks those of the model
+        if is_of_run and field.type in (int, float) and not lowest <= value < math.inf:
+            raise Mistake(f"{field.name}={value} must be finite and at least {lowest}")
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
         raise Mistake(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
                       "learning rate would rise; lower --min_lr")
@@ -301,6 +317,8 @@ class StopSignal:
                 signal.signal(number, self.hear)
 
     def hear(self, number, frame):
+        with suppress(OSError):  # the terminal may be closed
+            os.write(2, b"\nstopping after this step or evaluation; Ctrl-C ends the run at once\n")
         self.number = number
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the run at once
 
@@ -309,7 +327,7 @@ def open_data(cfg, processes):
     needs no download, one process of each machine writes it while the others wait."""
     folder = locate(cfg.data)
     if processes.local_rank == 0:
-        prepare_if_missing(cfg.data, folder)
+        write_if_missing(cfg.data)
     processes.max(0)  # all processes wait here for that one
     return Split(folder, "train"), [Split(folder, name) for name in cfg.eval_splits.split(",")]
 
@@ -321,7 +339,7 @@ def choose_dtype(dtype, device):
         including_emulation=False)  # emulation is slower than float32
     return "bfloat16" if has_bfloat16 else "float32"
 
-def refuse_changes(cfg, saved, origin, train):
+def refuse_what_does_not_fit(cfg, saved, origin, train):
     """Raises Mistake if a resumed run has other options or data than before, if a fine-tuned model
     knows another tokenizer, or if a token of the data would have no embedding."""
     if saved:
@@ -330,16 +348,17 @@ def refuse_changes(cfg, saved, origin, train):
             may_change = MAY_CHANGE | {"max_iters"}
         differ = []
         for name, value in saved["config"].items():
-            if name not in may_change and getattr(cfg, name, value) != value:
-                differ.append(f"{name}={value!r}, not {getattr(cfg, name)!r}")
-        if train.changes(saved["meta"]):
+            now = getattr(cfg, name, value)  # an option that no longer exists does not matter
+            if name not in may_change and now != value and value != "auto":  # of an older version
+                differ.append(f"{name}={value!r}, not {now!r}")
+        if not train.is_same_set(saved["meta"]):
             differ.append(f"other data than {train.folder}")
         if differ:
             raise Mistake(f"{cfg.out_dir} was trained with {'; '.join(differ)}; to start another "
                           f"run from its weights, use --init_from={cfg.out_dir} --out_dir=...")
     if origin:
         theirs, ours = origin["meta"]["tokenizer"], train.meta["tokenizer"]
-        if identity(theirs) != identity(ours):
+        if theirs != ours:
             raise Mistake(f"{train.folder} was tokenized with {ours!r}, but {cfg.init_from} was "
                           f"trained with {theirs!r}; prepare the data with the tokenizer of the "
                           "run")
@@ -453,7 +472,7 @@ def evaluate(model, splits, cfg, processes):
     return results
 
 class Log:
-    """Where the process of rank 0 reports. Each record is a line in the terminal and a line of
+    """The reports of the process with rank 0. Each record is a line in the terminal and a line of
     log.jsonl, and goes to Weights & Biases if wandb_project is set. Steps that were taken after the
     last checkpoint appear again once the run is resumed. Other processes report nothing."""
 
@@ -464,7 +483,7 @@ class Log:
         self.wandb_id = saved.get("wandb") if saved else None
         if processes.rank > 0:
             return
-        self.file = self.open(is_new=saved is None)
+        self.file = self.open(saved)
         self.write(config=asdict(cfg), from_step=saved["step"] if saved else 0,
                    device=processes.device.type, torch=torch.__version__)
         if cfg.wandb_project:
@@ -474,7 +493,7 @@ class Log:
                 id=self.wandb_id, resume="allow")  # a resumed run continues its curves
             self.wandb_id = self.wandb_run.id
 
-    def open(self, is_new):
+    def open(self, saved):
         """Opens log.jsonl to append records. It stays locked until this process ends, because two
         processes in one directory would overwrite each other's checkpoints."""
         run = self.cfg.out_dir
@@ -488,7 +507,10 @@ class Log:
                               "elsewhere with --out_dir=...") from None
             except OSError:
                 pass  # this file system has no locks
-        if is_new:
+        if last_saved(run) != (saved and saved["written_at"]):
+            raise Mistake(f"another process has just saved a checkpoint in {run}; give the same "
+                          "command again")
+        if not saved:
             file.truncate(0)
         file.write("\n")  # a kill may have cut the last line short
         return file

@@ -90,15 +90,19 @@ def load(cls, words, **given):
     """Returns an instance of the dataclass cls from the words of a command line. `given` holds
     values that override the defaults. A config file and flags override them in turn. If cls has a
     field `config`, one word may be the path of a config file, which becomes its value."""
-    flags = parse(cls, words)
-    if flags.get("config"):
-        path = flags["config"]
-        assigned = [f"--{name}={value}" for name, value in assignments(path).items()]
+    from_flags = parse(cls, words)
+    from_file = {}
+    if from_flags.get("config"):
+        path = from_flags["config"]
+        values = assignments(path)
+        unknown = values.keys() - {field.name for field in fields(cls)}
+        if unknown:  # argparse could take such a flag for the path of a config file
+            raise Mistake(f"{path}: unknown options: {', '.join(sorted(unknown))}")
         try:
-            given = {**given, **parse(cls, assigned)}
+            from_file = parse(cls, [f"--{name}={value}" for name, value in values.items()])
         except Mistake as mistake:
             raise Mistake(f"{path}: {mistake}") from None
-    return cls(**{**given, **flags})
+    return cls(**{**given, **from_file, **from_flags})
 
 def assignments(path):
     """Returns {name: value} of what a config file assigns. Modules that it imports, and names that

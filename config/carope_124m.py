@@ -18,7 +18,8 @@ The paper says that it trains for 19,000 steps of 524,288 tokens, which is about
 H100 GPUs. It has 9.9B tokens for training and 0.1B for evaluation.
 
 Our choices. data/fineweb_edu.py keeps 0.1B tokens for val and as many for test, so that 9.8B are
-left for training. There are 12 heads, as in GPT-2, because the paper's 10 do not divide 768. The
+left for training. Sequences are drawn at random, so 19,000 steps leave 36% of these unread and read
+others several times. There are 12 heads, as in GPT-2, because the paper's 10 do not divide 768. The
 paper's x_t is "the embedding of the token", whereas ours is the input of each layer's attention.
 The paper starts CARoPE as RoPE but does not say how, so we add to x_t W a constant that makes
 CARoPE equal to RoPE as long as W = 0. The sinusoidal baseline multiplies the token embeddings by

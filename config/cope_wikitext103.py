@@ -42,11 +42,13 @@ The paper says that the model is GPT-2's, with a context of 1024 and p_max = 64,
 for 100 epochs with a batch size of 64. Its numbers of parameters imply GPT-2's vocabulary, in which
 an epoch has 117.8M tokens, so that 100 epochs are 179,800 steps.
 
-Our choices. The paper gives neither the learning rate and its schedule, nor dropout, nor AdamW's
-betas and weight decay; ours are below, or train.py's defaults. We read p_max = 64 as 64 positions
-rather than 65 (0 to 64), and likewise for 16 and 1024. Sep-keys has 130.74M parameters here, since
-each layer gets a 768 x 768 projection and its biases. With a table per layer (--cope_shared=False)
-it has 130.79M, which is the 130.8M of Table 9, so the paper may have combined the two.
+Our choices. Sequences are drawn at random, so an epoch is as many tokens as the set has, of which
+37% are not read in any one epoch. The paper gives neither the learning rate and its schedule, nor
+dropout, nor AdamW's betas and weight decay; ours are below, or train.py's defaults. We read p_max =
+64 as 64 positions rather than 65 (0 to 64), and likewise for 16 and 1024. Sep-keys has 130.74M
+parameters here, since each layer gets a 768 x 768 projection and its biases. With a table per layer
+(--cope_shared=False) it has 130.79M, which is the 130.8M of Table 9, so the paper may have combined
+the two.
 
 Memory at micro_batch=8 is about 35 GB for CoPE and 40 GB for cope+relative if PyTorch computes
 them, and 10 GB for --pe=learned.

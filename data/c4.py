@@ -10,17 +10,19 @@ paper's 1T. End-of-text follows each document. The corpus is streamed, so only t
 you ask for are downloaded.
 """
 from data import command
-from data.text import hub, texts, write_documents
+from data.documents import hub, write_documents
 
 
 def prepare(folder, train: int = 20_000_000, val: int = 10_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
-    def corpus():
-        documents = hub("allenai/c4", "en", streaming=True)
-        return {"val": texts(documents["validation"], val),
-                "train": texts(documents["train"], train)}
+    def documents():
+        corpus = hub("allenai/c4", "en", streaming=True)
+        for row in corpus["validation"].take(val):
+            yield "val", row["text"]
+        for row in corpus["train"].take(train):
+            yield "train", row["text"]
 
-    write_documents(folder, corpus, tokenizer, train=train, val=val)
+    write_documents(folder, documents(), tokenizer, at_least=train + val, train=train, val=val)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -15,19 +15,20 @@ options  dataset: a data set of the hub, with the text of a file in the column `
          tokenizer
 """
 from data import command
-from data.text import hub, texts, write_documents
+from data.documents import hub, write_documents
 
 
 def prepare(folder, dataset: str = "codeparrot/codeparrot-clean-train", limit: int = None,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
-    def corpus():
-        rows = hub(dataset, split="train").rename_column("content", "text")
+    def documents():
+        rows = hub(dataset, split="train")
         numbers = range(len(rows))[:limit]
         train = [i for i in numbers if i % 100 > 1]
-        chosen = {"val": numbers[::100], "test": numbers[1::100], "train": train}
-        return {split: texts(rows.select(chosen[split])) for split in chosen}
+        for split, chosen in (("val", numbers[::100]), ("test", numbers[1::100]), ("train", train)):
+            for row in rows.select(chosen):
+                yield split, row["content"]
 
-    write_documents(folder, corpus, tokenizer, limit=limit, source=dataset)
+    write_documents(folder, documents(), tokenizer, limit=limit, dataset=dataset)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

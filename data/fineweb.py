@@ -11,19 +11,19 @@ The paper does not say which part of FineWeb it reads, nor with which tokenizer 
 tokens. We read the random sample of 10B tokens and count with the tokenizer of the data set.
 """
 from data import command
-from data.text import hub, texts, write_documents
+from data.documents import hub, write_documents
 
 SHORTEST = 4000
 
 def prepare(folder, tokens: int = 700_000_000,
             tokenizer: str = "hf-internal-testing/llama-tokenizer"):
-    def corpus():
-        return {"val": texts(hub("HuggingFaceFW/fineweb", name="sample-10BT", split="train",
-                                 streaming=True))}
+    def documents():
+        for row in hub("HuggingFaceFW/fineweb", name="sample-10BT", split="train", streaming=True):
+            yield "val", row["text"]
 
     fourteenth = tokens // 14
     sizes = {"val": fourteenth, "test": fourteenth, "train": tokens - 2 * fourteenth}
-    write_documents(folder, corpus, tokenizer, tokens=sizes, shortest=SHORTEST)
+    write_documents(folder, documents(), tokenizer, sizes=sizes, shortest=SHORTEST)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -10,23 +10,29 @@ which has 32,768 tokens and terms of use that you must accept on the hub. A shar
 The first shard is val and the second is test, and both have ExPE's size (section 3.2). End-of-text
 precedes each document.
 """
-from data import command
-from data.text import hub, texts, write_documents
+import itertools
 
+from data import command
+from data.documents import hub, write_documents
+
+SIZE = 100_000_000  # tokens of a shard, and of val and test
+DOCUMENTS = 9_672_101  # in the sample
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
-    def corpus():
-        documents = hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train",
-                        streaming=True)
-        return {"val": texts(documents, limit)}
+    def documents():
+        rows = hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train", streaming=True)
+        for row in itertools.islice(rows, limit):
+            yield "train", row["text"]
 
-    size = 100_000_000
+    size = SIZE
+    at_least = DOCUMENTS
     if limit is not None:
         # a document has about 1000 tokens, so a trial fills about ten shards rather than only val
-        size = min(size, 100 * limit)
-    write_documents(folder, corpus, tokenizer, separator="before",
-                    tokens={"val": size, "test": size, "train": None}, shard_tokens=size,
-                    limit=limit)
+        size = min(SIZE, 100 * limit)
+        at_least = 0
+    write_documents(folder, documents(), tokenizer, separator="before",
+                    sizes={"val": size, "test": size, "train": None}, at_least=at_least,
+                    shard_tokens=size, limit=limit)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -36,9 +36,8 @@ from pathlib import Path
 import numpy as np
 
 from config import Mistake
-from data import command
+from data import command, download
 from data.shards import Writer
-from data.text import download
 
 URL = ("https://ftp.ncbi.nlm.nih.gov/genomes/all/GCF/000/001/405/GCF_000001405.40_GRCh38.p14/"
        "GCF_000001405.40_GRCh38.p14_genomic.fna.gz")
@@ -59,15 +58,36 @@ TOKEN = re.compile(b"[ACGT]{6}|.")
 
 def records(file, block=1 << 24):
     """Yields the records of a FASTA file in segments of about `block` letters: the name without its
-    version, such as "NC_000021" of NC_000021.9, and the segment, bytes of A, C, G, T, N."""
+    version, such as "NC_000021" of NC_000021.9, and the segment, bytes of A, C, G, T, N. A record
+    is a line that begins with > and the name, and then lines of letters."""
     name = None
     while text := file.read(block):
-        text = b"\n" + text + file.readline()  # up to the end of a line
-        for i, segment in enumerate(text.split(b"\n>")):
-            if i:  # segment 0 continues the last record of the previous block
-                header, _, segment = segment.partition(b"\n")
-                name = header.partition(b".")[0].decode(errors="replace")
-            yield name, segment.translate(LETTERS, b"\r\n")
+        text += file.readline()  # so that no line is cut
+        # with a newline in front, each header follows one, and splitting finds all of them
+        segment, *others = (b"\n" + text).split(b"\n>")
+        yield name, letters_of(segment)  # which continues the last record of the previous block
+        for record in others:
+            header, _, segment = record.partition(b"\n")
+            name = header.partition(b".")[0].decode(errors="replace")
+            yield name, letters_of(segment)
+
+def letters_of(segment):
+    return segment.translate(LETTERS, b"\r\n")  # the second argument is what is deleted
+
+def whole_windows(records):
+    """Yields (name, letters), where the letters are the next whole windows of a chromosome. What
+    follows its last whole window is dropped."""
+    current = None
+    rest = b""  # the letters of `current` that do not fill a window yet
+    for name, segment in records:
+        if name != current:
+            current = name
+            rest = b""
+        if name in SPLIT:
+            rest += segment
+            end = len(rest) // WINDOW * WINDOW
+            yield name, rest[:end]
+            rest = rest[end:]
 
 def tokenize(sequence):
     """Returns the rows, uint16 (windows, 1 + TOKENS), of the whole windows of a sequence, bytes of
@@ -79,32 +99,23 @@ def tokenize(sequence):
     return rows
 
 def prepare(folder, source: str = None):
+    path = Path(source) if source else download(URL)
     missing = set(SPLIT)
-    with Writer(folder) as writer:
-        path = Path(source) if source else download(URL)
-        current = None
-        rest = b""  # what is left of the chromosome `current` after its last whole window
+    with Writer(folder, len(SYMBOLS), {"symbols": SYMBOLS}, separator=BOS) as writer:
         with open(path, "rb") as raw:
-            file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+            is_packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            file = gzip.open(raw) if is_packed else raw
             try:
-                for name, segment in records(file):
-                    if name != current:
-                        current = name
-                        rest = b""
-                    if name in SPLIT:
-                        rest += segment
-                        whole = len(rest) // WINDOW * WINDOW
-                        if whole:
-                            missing.discard(name)
-                        writer.write(SPLIT[name], tokenize(rest[:whole]))
-                        rest = rest[whole:]
+                for name, letters in whole_windows(records(file)):
+                    writer.write(SPLIT[name], tokenize(letters))
+                    if letters:
+                        missing.discard(name)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                fault = f"{path} is damaged ({error})"
-                raise Mistake(f"{fault}; delete it and download it again") from None
+                raise Mistake(f"{path} is damaged ({error}); delete it and download it "
+                              "again") from None
         if missing:
-            raise Mistake(f"{path} holds no window of {', '.join(sorted(missing))}; "
-                             f"give the whole genome, such as {URL}")
-        writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=BOS)
+            raise Mistake(f"{path} holds no window of {', '.join(sorted(missing))}; give the whole "
+                          f"genome, such as {URL}")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -26,9 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from config import Mistake
-from data import command
+from data import command, download
 from data.shards import Writer
-from data.text import download
 
 URL = ("https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
        "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/Jsb16thSeparated.json")
@@ -52,8 +51,8 @@ def rows(tokens, length):
 def prepare(folder, length: int = 2048, source: str = None):
     if length < 1 or length % 4:
         raise Mistake(f"length={length} must be a multiple of 4, which is the number of voices")
-    with Writer(folder) as writer:
-        path = Path(source) if source else download(URL, SHA256)
+    path = Path(source) if source else download(URL, SHA256)
+    with Writer(folder, len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD) as writer:
         try:
             pieces = json.loads(path.read_text(encoding="utf-8"))
             for split, name in SPLITS.items():
@@ -63,7 +62,6 @@ def prepare(folder, length: int = 2048, source: str = None):
                     writer.write(split, tokens, mask)
         except (ValueError, KeyError, TypeError):  # it is not JSON, or it holds something else
             raise Mistake(f"{path} does not hold the chorales; download {URL}") from None
-        writer.finish(len(SYMBOLS), {"symbols": SYMBOLS}, separator=PAD)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -26,9 +26,8 @@ import zipfile
 import numpy as np
 
 from config import Mistake
-from data import command
+from data import command, download
 from data.shards import Writer, rng
-from data.text import download
 
 URL = "https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
@@ -44,8 +43,8 @@ def remi():
     tokenizer = miditok.REMI(how)
     if len(tokenizer) != VOCAB_SIZE:
         raise Mistake(f"this miditok's REMI has {len(tokenizer)} tokens, but the paper's has "
-                         f"{VOCAB_SIZE}; install the version that has these: pip install "
-                         "miditok==3.0.5.post1")
+                      f"{VOCAB_SIZE}; install the version that has these: pip install "
+                      "miditok==3.0.5.post1")
     return tokenizer
 
 def encode(tokenizer, midi, transpositions):
@@ -67,19 +66,18 @@ def encode(tokenizer, midi, transpositions):
 
 def prepare(folder, source: str = None):
     tokenizer = remi()  # before the download, because miditok may be missing
-    with Writer(folder) as writer:
-        archive = zipfile.ZipFile(source or download(URL, SHA256))
-        names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]
-        names = rng(0, 0).permutation(sorted(names, key=os.path.basename)).tolist()
-        n = round(len(names) / 20)  # files of val, and of test
-        splits = {"train": names[2 * n :], "val": names[:n], "test": names[n : 2 * n]}
+    archive = zipfile.ZipFile(source or download(URL, SHA256))
+    names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]
+    names = rng(0, 0).permutation(sorted(names, key=os.path.basename)).tolist()
+    n = round(len(names) / 20)  # files of val, and of test
+    splits = {"train": names[2 * n :], "val": names[:n], "test": names[n : 2 * n]}
+    symbols = sorted(tokenizer.vocab, key=tokenizer.vocab.get)
+    bos = tokenizer["BOS_None"]
+    with Writer(folder, VOCAB_SIZE, {"symbols": symbols}, separator=bos) as writer:
         for split, names_of_split in splits.items():
             transpositions = TRANSPOSITIONS if split == "train" else [0]
             for name in names_of_split:
                 writer.write(split, encode(tokenizer, archive.read(name), transpositions))
-        ids = tokenizer.vocab
-        symbols = sorted(ids, key=ids.get)
-        writer.finish(VOCAB_SIZE, {"symbols": symbols}, separator=ids["BOS_None"])
 
 if __name__ == "__main__":
     command(prepare, __doc__)

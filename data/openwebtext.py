@@ -6,26 +6,42 @@ The split is nanoGPT's, so that losses can be compared: a fraction of 0.0005 of 
 with seed 2357, is for validation. End-of-text follows each document.
 
 In 2025 this set still had a loading script on the hub, which `datasets` refuses since version 4
-(github.com/karpathy/nanoGPT/issues/633). If the command still complains of a script, load the set
-from the pull request that removes it:
-
-    python -m data.openwebtext --revision=refs/pr/22 --out=data/openwebtext
-
-We could not try this. If the documents are in another order there, the split is not nanoGPT's.
-
-options  tokenizer; revision: a branch or a pull request of the set on the hub
+(github.com/karpathy/nanoGPT/issues/633). If it is refused, the set is loaded from the pull request
+that removes the script, and a line says so. We could not try this. Either way, the number of
+documents must be right, because a converted copy may hold only the first 5 GB of a large set. If
+the documents are in another order there, the split is not nanoGPT's.
 """
+from config import Mistake
 from data import command
-from data.text import hub, texts, write_documents
+from data.documents import hub, write_documents
 
+NAME = "Skylion007/openwebtext"
+DOCUMENTS = 8_013_769
+WITHOUT_SCRIPT = "refs/pr/22"  # the pull request that removes the loading script
 
-def prepare(folder, tokenizer: str = "gpt2", revision: str = None):
-    def corpus():
-        documents = hub("Skylion007/openwebtext", split="train", revision=revision)
-        parts = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
-        return {"val": texts(parts["test"]), "train": texts(parts["train"])}
+def load():
+    """Returns all documents, as a datasets.Dataset."""
+    revision = "main"
+    try:
+        documents = hub(NAME, split="train")
+    except Mistake as mistake:
+        revision = WITHOUT_SCRIPT
+        print(f"{mistake}; trying the revision {revision}", flush=True)
+        documents = hub(NAME, split="train", revision=revision)
+    print(f"read {NAME} at the revision {revision}", flush=True)
+    if len(documents) != DOCUMENTS:
+        raise Mistake(f"{NAME} at {revision} has {len(documents):,} documents instead of "
+                      f"{DOCUMENTS:,}, so it is not the whole set")
+    return documents
 
-    write_documents(folder, corpus, tokenizer, revision=revision)
+def prepare(folder, tokenizer: str = "gpt2"):
+    def documents():
+        parts = load().train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+        for split, part in (("val", "test"), ("train", "train")):
+            for row in parts[part]:
+                yield split, row["text"]
+
+    write_documents(folder, documents(), tokenizer)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

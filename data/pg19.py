@@ -7,15 +7,19 @@ There is no train split, because no model trains on these books. The tokenizer m
 run; PoPE's models are trained on OpenWebText as GPT-2 tokens. End-of-text follows each book, but
 few windows contain it, because a book has about 70,000 words.
 """
-from data import command
-from data.text import hub, texts, write_documents
+import itertools
 
+from data import command
+from data.documents import hub, write_documents
+
+BOOKS = 100
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
-    def corpus():
-        return {"test": texts(hub("emozilla/pg19-test", split="test"), limit)}
+    def documents():
+        for row in itertools.islice(hub("emozilla/pg19-test", split="test"), limit):
+            yield "test", row["text"]
 
-    write_documents(folder, corpus, tokenizer, limit=limit)
+    write_documents(folder, documents(), tokenizer, at_least=0 if limit else BOOKS, limit=limit)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

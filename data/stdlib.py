@@ -22,13 +22,12 @@ def prepare(folder):
     library = Path(sysconfig.get_paths()["stdlib"])
     names = [path.relative_to(library) for path in library.rglob("*.py")]
     names = sorted(name for name in names if not OTHERS & set(name.parts))
-    with Writer(folder) as writer:
+    with Writer(folder, vocab_size=257, tokenizer="bytes", separator=SEPARATOR) as writer:
         for i, name in enumerate(names):
             text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
             tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
             split = "val" if i % 10 == 9 else "train"
             writer.write(split, tokens)
-        writer.finish(vocab_size=257, tokenizer="bytes", separator=SEPARATOR)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -15,13 +15,14 @@ where meta.json has the tokens of a split (the sum of its shards), and val has 2
 test 241,211. Papers with a vocabulary of words also count the end of a line as a word. There are
 3,760 lines in val and 4,358 in test.
 """
-import functools
 import itertools
 
+from config import Mistake
 from data import command
-from data.text import hub, write_documents
+from data.documents import hub, write_documents
 
-ON_THE_HUB = {"train": "train", "val": "validation", "test": "test"}
+SPLITS = {"train": "train", "val": "validation", "test": "test"}  # our names, and the hub's
+LINES = {"train": 1_801_350, "val": 3_760, "test": 4_358}
 
 def sections(lines):
     """Yields the text of each section, which begins with a heading. Tokenized one by one, the
@@ -37,17 +38,19 @@ def sections(lines):
         yield "".join(section)
 
 def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
-    def documents(rows, skip):
-        # an empty line is " \n" in the files, but "" on the hub
-        lines = (row["text"] or " \n" for row in rows)
-        return itertools.islice(sections(lines), skip, limit)
+    def documents():
+        corpus = hub("Salesforce/wikitext", "wikitext-103-raw-v1")
+        for split, theirs in SPLITS.items():
+            rows = corpus[theirs]
+            if len(rows) != LINES[split]:
+                raise Mistake(f"the hub's {theirs} split has {len(rows):,} lines instead of "
+                              f"{LINES[split]:,}, so it is not the whole set")
+            # an empty line is " \n" in the files, but "" on the hub
+            lines = (row["text"] or " \n" for row in rows)
+            for section in itertools.islice(sections(lines), limit):
+                yield split, section
 
-    def corpus():
-        splits = hub("Salesforce/wikitext", "wikitext-103-raw-v1")
-        return {ours: functools.partial(documents, splits[theirs])
-                for ours, theirs in ON_THE_HUB.items()}
-
-    write_documents(folder, corpus, tokenizer, separator=None, limit=limit)
+    write_documents(folder, documents(), tokenizer, separator=None, limit=limit)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

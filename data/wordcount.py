@@ -33,14 +33,17 @@ import numpy as np
 
 from config import Mistake
 from data import command
+from data.documents import hub
 from data.shards import Writer, rng
-from data.text import files, hub, measure
-from data.tokenizer import load_encoding, with_checksum
+from data.text import count_characters, files
+from data.tokenizer import tokenizer as load
 
 FEWEST = 10  # a number k gets a split of its own if val has at least this many examples with it
 PROMPT = "[INST] {} How many times word '{}' mentioned in the last '{}' sentences? [/INST]"
+TINY_STORIES = 2_119_719  # stories in its train split
 
-# targets: how many of the last tokens carry loss; sentences, words: how many the story has
+# tokens: those of the prompt and the answer; targets: how many of the last ones carry loss;
+# k: as in the prompt; sentences, words: how many of them the story has
 Example = collections.namedtuple("Example", ["tokens", "targets", "k", "sentences", "words"])
 
 def read_stories(source):
@@ -50,23 +53,34 @@ def read_stories(source):
     for path in files(source):
         if path.suffix != ".txt" and path != Path(source):
             continue
-        measure(path)  # raises ValueError if it is not UTF-8
-        text = path.read_text(encoding="utf-8")
+        count_characters(path)  # raises Mistake if it is not UTF-8
+        text = path.read_text(encoding="utf-8-sig")
         separator = r"<\|endoftext\|>" if "<|endoftext|>" in text else r"\n\s*\n"
         stories += re.split(separator, text)
     return [{"text": story} for story in stories if re.search(r"\w", story)]
 
-def words(text):
+def download_stories():
+    """Returns TinyStories' rows."""
+    rows = hub("roneneldan/TinyStories", split="train")
+    if len(rows) < TINY_STORIES:
+        raise Mistake(f"the hub's TinyStories has {len(rows):,} stories instead of "
+                      f"{TINY_STORIES:,}, so it is not the whole set")
+    return rows
+
+def words_of(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
 
-def question(story, sentences, random):
-    """Returns the prompt, the answer, k and the number of sentences of a story. sentences(text)
-    returns the list of a text's sentences, and `random` is a numpy generator."""
-    found = sentences(story)
-    word, _ = collections.Counter(words(story)).most_common(1)[0]
-    k = int(random.integers(1, len(found) + 1))
-    count = sum(words(sentence).count(word) for sentence in found[-k:])
-    return PROMPT.format(story, word, k), f" {count}", k, len(found)
+def make_example(story, split_sentences, codec, random):
+    """Returns an Example. split_sentences(text) returns a list, and `random` is a numpy
+    generator."""
+    words = words_of(story)
+    sentences = split_sentences(story)
+    word, _ = collections.Counter(words).most_common(1)[0]
+    k = int(random.integers(1, len(sentences) + 1))
+    count = sum(words_of(sentence).count(word) for sentence in sentences[-k:])
+    prompt = codec.encode_document(PROMPT.format(story, word, k)).tolist()
+    answer = [*codec.encode_document(f" {count}").tolist(), codec.separator]
+    return Example(prompt + answer, len(answer), k, len(sentences), len(words))
 
 def pack(examples, length, end):
     """Yields the tokens and the mask of each row, both (1, length). A row has as many whole
@@ -96,40 +110,34 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     from nltk.tokenize import PunktSentenceTokenizer  # if it is missing, nothing is downloaded
 
     if not stories:
-        corpus = hub("roneneldan/TinyStories", split="train")
-    tokenizer = with_checksum(tokenizer)
-    encoding = load_encoding(tokenizer)
-    sentences = PunktSentenceTokenizer().tokenize
+        corpus = download_stories()
+    codec = load(tokenizer)
+    split_sentences = PunktSentenceTokenizer().tokenize
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
         raise Mistake(f"{len(order)} stories are too few for one example of {join} for training "
-                         "and one for validation; give more (and a larger --limit)")
+                      "and one for validation; give more (and a larger --limit)")
     val_stories = max(len(order) // 100, join)
-    end = encoding.eot_token
-    left_out = 0
-    sentence_counts = collections.Counter()
-    word_counts = collections.Counter()
+    # how many examples there are by the number of their sentences, and by that of their words
+    counts = {"sentences": collections.Counter(), "words": collections.Counter(), "left_out": 0}
 
     def examples(numbers):
-        nonlocal left_out
-        groups = numbers[: len(numbers) // join * join].reshape(-1, join)
-        for group in groups.tolist():
+        """Yields the examples that fit into a row, each of which has `join` of these stories."""
+        for first in range(0, len(numbers) - join + 1, join):
+            group = numbers[first : first + join].tolist()
             story = " ".join(corpus[i]["text"].strip() for i in group)
-            if not words(story):
+            if not words_of(story):
                 continue
-            random = rng(seed, 1 + group[0])
-            prompt, answer, k, sentence_count = question(story, sentences, random)
-            targets = encoding.encode_ordinary(answer) + [end]
-            tokens = encoding.encode_ordinary(prompt) + targets
-            example = Example(tokens, len(targets), k, sentence_count, len(words(story)))
+            example = make_example(story, split_sentences, codec, rng(seed, 1 + group[0]))
             if len(example.tokens) > length + 1:
-                left_out += 1
+                counts["left_out"] += 1
                 continue
-            sentence_counts[example.sentences] += 1
-            word_counts[example.words] += 1
+            counts["sentences"][example.sentences] += 1
+            counts["words"][example.words] += 1
             yield example
 
-    with Writer(folder) as writer:
+    end = codec.separator
+    with Writer(folder, codec.vocab_size, tokenizer, end) as writer:
         val = list(examples(order[:val_stories]))  # in memory, to know the longest
         if not val:
             raise Mistake(f"no example fits into length={length} tokens; increase it")
@@ -143,9 +151,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
                     writer.write(split, tokens, mask)
         for tokens, mask in pack(examples(order[val_stories:]), length + 1, end):
             writer.write("train", tokens, mask)
-        writer.finish(encoding.n_vocab, tokenizer, end, sentences=sentence_counts,
-                      words=word_counts)
-    print(f"{left_out:,} examples are left out, because they are longer than a row")
+        writer.meta.update(counts)
+    print(f"{counts['left_out']:,} examples are left out, because they are longer than a row")
 
 if __name__ == "__main__":
     command(prepare, __doc__)

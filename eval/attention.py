@@ -68,7 +68,7 @@ def tokens_of_split(run, split):
 def tokens_of_files(run, paths):
     """Returns the tokens (B, T) at the beginnings of B text files, cut to the shortest."""
     length = min(SHORT, run.model.cfg.block_size)
-    encode = tokenizer(run.meta).encode
+    encode = tokenizer(run.meta["tokenizer"]).encode
     texts = []
     for path in paths:
         try:
@@ -159,7 +159,7 @@ def draw(run, args):
     if args.text:
         idx = tokens_of_files(run, args.text)
     else:
-        idx = tokens_of_split(run, run.split(args.split))
+        idx = tokens_of_split(run, run.open_split(args.split))
     if args.figure in MAPS:
         idx = idx[:1]
     layers = measure(run.model, idx, MEASURES[args.figure])
@@ -167,7 +167,7 @@ def draw(run, args):
         raise Mistake(f"{args.figure} has nothing to show of {run.name}, because its method is "
                       f"pe={run.model.cfg.pe}")
     if args.figure in MAPS:
-        decode = tokenizer(run.meta).decode
+        decode = tokenizer(run.meta["tokenizer"]).decode
         figure = draw_maps(layers, args.heads, [decode([token]) for token in idx[0].tolist()])
     elif args.figure == "frequency":
         figure = draw_lines(run, layers, ("queries", "keys"))

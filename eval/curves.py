@@ -199,7 +199,7 @@ def draw_loss_by_position(args):
     """Draws the mean loss at each position of long segments of text, which are spread evenly over
     the split. A model whose positions end earlier reads only their beginnings."""
     runs = [Run(name, args.device, args.data) for name in args.runs]
-    splits = [run.split(args.split) for run in runs]
+    splits = [run.open_split(args.split) for run in runs]
     context = LONGEST * max(run.trained for run in runs)
     for split in splits:
         if split.rows or split.masks:

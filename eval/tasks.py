@@ -75,7 +75,7 @@ class Model(TemplateLM):
             raise Mistake("downstream tasks need a model of text, but this one's data set has no "
                           "separator between documents; train on text")
         self.model = model
-        self.codec = tokenizer(meta)
+        self.codec = tokenizer(meta["tokenizer"])
         self.separator = meta["separator"]
         self._device = model.wte.weight.device  # LM.device returns it
 

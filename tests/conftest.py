@@ -32,12 +32,11 @@ def write_stream(folder, fraction=None):
     """Writes a stream of 5000 tokens with a pattern to learn. If a fraction is given, then only
     that share of them carries loss."""
     rng = np.random.default_rng(0)
-    writer = Writer(folder)
-    for split, n in (("train", 5000), ("val", 600)):
-        tokens = (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29
-        writer.write(split, tokens, None if fraction is None else rng.random(n) < fraction)
     symbols = [f"s{i}" for i in range(29)]
-    writer.finish(vocab_size=29, tokenizer={"symbols": symbols}, separator=0)
+    with Writer(folder, 29, {"symbols": symbols}, separator=0) as writer:
+        for split, n in (("train", 5000), ("val", 600)):
+            tokens = (np.arange(n) * 7 + rng.integers(0, 3, n)) % 29
+            writer.write(split, tokens, None if fraction is None else rng.random(n) < fraction)
     return str(folder)
 
 @pytest.fixture(scope="session")
@@ -50,14 +49,13 @@ def rows(tmp_path_factory):
     none."""
     folder = tmp_path_factory.mktemp("data") / "rows"
     rng = np.random.default_rng(1)
-    writer = Writer(folder)
-    for split, n in (("train", 64), ("val", 10)):
-        tokens = rng.integers(0, 9, (n, 12))
-        loss = rng.random((n, 12)) < rng.random((n, 1)) ** 3
-        loss[:, -1] = True
-        loss[0] &= split == "train"
-        writer.write(split, tokens, loss)
-    writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
+    with Writer(folder, 9, {"symbols": list("abcdefghi")}) as writer:
+        for split, n in (("train", 64), ("val", 10)):
+            tokens = rng.integers(0, 9, (n, 12))
+            loss = rng.random((n, 12)) < rng.random((n, 1)) ** 3
+            loss[:, -1] = True
+            loss[0] &= split == "train"
+            writer.write(split, tokens, loss)
     return str(folder)
 
 @pytest.fixture

@@ -12,18 +12,19 @@ import os
 import random
 import re
 import signal
+import time
 import tracemalloc
-import zlib
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import contents, one_line
 
-from data import text as text_corpora
-from data.shards import Split
-from data.text import write_documents
-from data.tokenizer import identity, load_encoding, tokenizer, with_checksum
+from data import command, openwebtext, wikitext103
+from data import text as own_text
+from data.documents import write_documents
+from data.shards import Writer
+from data.tokenizer import Hub, tokenizer
 
 
 def document(i):
@@ -33,16 +34,16 @@ def document(i):
 
 TEXTS = [document(i) for i in range(300)]
 
-def corpus_of(parts):
-    """The function that write_documents takes, for the corpus {part: its texts}."""
-    return lambda: {part: lambda skip, texts=texts: texts[skip:] for part, texts in parts.items()}
+def documents_of(parts):
+    """What write_documents takes, for the corpus {split: its texts}."""
+    return [(split, text) for split, texts in parts.items() for text in texts]
 
-def check(folder, parts, shard_tokens=100_000_000, separator="after", tokens=None, shortest=0):
+def check(folder, parts, shard_tokens=100_000_000, separator="after", sizes=None, shortest=0):
     """Asserts that the set holds the corpus {part: texts}, as write_documents describes it."""
     shards = {}  # split: the ids of each of its shards
     written = collections.Counter()  # split: the number of its tokens
     for part, source in parts.items():
-        budgets = tokens or {part: None}
+        budgets = sizes or {part: None}
         for text in source:
             ids = [*text.encode()]
             if len(ids) < shortest:
@@ -103,16 +104,16 @@ def drawn_corpus(seed):
         sizes = [len(text.encode()) for text in TEXTS[:9]]
         separators = 1 if how["separator"] else 0
         exact = sum(size + separators for size in sizes if size >= how["shortest"])
-        how["tokens"] = dict(val=dice.choice([exact, dice.randint(1, 6000)]),
-                             test=dice.choice([1, dice.randint(1, 6000), 10**9]),
-                             train=dice.choice([None, 2000]))
+        how["sizes"] = dict(val=dice.choice([exact, dice.randint(1, 3000)]),
+                            test=dice.choice([1, dice.randint(1, 3000)]),
+                            train=dice.choice([None, 200]))
     return parts, how
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_killed_corpus_resumes_with_the_same_files(tmp_path, seed):
     """The files are right, and no shard that was saved is forgotten."""
     parts, how = drawn_corpus(seed)
-    corpus = corpus_of(parts)
+    corpus = documents_of(parts)
     write_documents(tmp_path / "whole", corpus, "bytes", **how)
     check(tmp_path / "whole", parts, **how)
     dice = random.Random(seed)
@@ -124,18 +125,53 @@ def test_a_killed_corpus_resumes_with_the_same_files(tmp_path, seed):
             if not killed_at(moment, write_documents, folder, corpus, "bytes", **how):
                 break
             before = shards
-            saved = Path(f"{folder}.part") / "meta.json"
-            if saved.exists():
+            for saved in tmp_path.glob(f"{attempt}.*.part/progress.json"):
                 shards = json.loads(saved.read_text())["shards"]
             assert before.items() <= shards.items()
-            moment = dice.randint(3, 20)  # fewer would not save a shard
-        write_documents(folder, corpus, "bytes", **how)  # which does nothing to a complete set
+            assert not folder.exists()
+            moment = dice.randint(5, 30)  # fewer would not save a shard
+        if not folder.exists():
+            write_documents(folder, corpus, "bytes", **how)
         assert contents(folder) == contents(tmp_path / "whole")
-        assert not Path(f"{folder}.part").exists()
+        assert not list(tmp_path.glob("*.part"))
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    """A byte-level tokenizer.json, trained here. Its end-of-text token is </s>, as in Llama's."""
+def test_a_corpus_that_was_cut_short(tmp_path):
+    """It is refused, although it has tokens of all splits. Once it is whole, it resumes."""
+    documents = documents_of({"val": TEXTS[:30], "train": TEXTS[30:90]})
+    for how, part in ((dict(at_least=90), "after 80 documents"),
+                      (dict(sizes={"val": 3000, "train": 10**6}), "before train had 1,000,000")):
+        with pytest.raises(ValueError) as error:
+            write_documents(tmp_path / "set", documents[:80], "bytes", shard_tokens=900, **how)
+        one_line(error, part)
+        assert not (tmp_path / "set").exists()
+    write_documents(tmp_path / "set", documents, "bytes", shard_tokens=900, at_least=90)
+    write_documents(tmp_path / "whole", documents, "bytes", shard_tokens=900)
+    assert contents(tmp_path / "set") == contents(tmp_path / "whole")
+
+def test_two_processes_write_one_corpus(tmp_path):
+    """They share a folder. Whoever is late says so in one line, and the files are right."""
+    documents = documents_of({"val": TEXTS[:100], "train": TEXTS[100:]})
+    how = dict(shard_tokens=2000)
+
+    def slowly():
+        for document in documents:
+            time.sleep(0.002)
+            yield document
+
+    write_documents(tmp_path / "whole", documents, "bytes", **how)
+    process = multiprocessing.get_context("fork").Process(
+        target=write_documents, args=(tmp_path / "set", documents, "bytes"), kwargs=how)
+    with pytest.raises(FileExistsError, match="set was written by another process, and is kept"):
+        process.start()
+        write_documents(tmp_path / "set", slowly(), "bytes", **how)
+    process.join(60)
+    assert contents(tmp_path / "set") == contents(tmp_path / "whole")
+    assert not list(tmp_path.glob("*.part"))
+
+@pytest.fixture
+def hub_tokenizer(monkeypatch):
+    """Puts a small byte-level tokenizer in the place of those of the hub. Its end-of-text token is
+    </s>, as in Llama's."""
     tokenizers = pytest.importorskip("tokenizers")
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -144,44 +180,31 @@ def vocabulary(tmp_path_factory):
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"],
                                              initial_alphabet=byte_level.alphabet())
     trained.train_from_iterator(TEXTS, trainer)
-    # settings that a tokenizer.json may contain, and that a corpus must not follow
+    # settings that a tokenizer may come with, and that a corpus must not follow
     trained.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
     trained.enable_truncation(20)
     trained.enable_padding(length=20)
-    path = str(tmp_path_factory.mktemp("vocabulary") / "tokenizer.json")
-    trained.save(path)
-    return path
+    load = functools.partial(tokenizers.Tokenizer.from_str, trained.to_str())
+    from_hub = SimpleNamespace(from_pretrained=lambda name: load())
+    monkeypatch.setattr(tokenizers, "Tokenizer", from_hub)
 
-def test_a_tokenizer_file(vocabulary, tmp_path):
+def test_a_tokenizer_of_the_hub(hub_tokenizer, tmp_path):
     """A text that spells out </s> stays text. Only in a prompt does </s> become the token."""
-    encoding = load_encoding(vocabulary)
+    codec = tokenizer("some/llama")
+    assert isinstance(codec, Hub)
+    assert (codec.separator, codec.vocab_size) == (1, 400)
     text = "def naïve(): return 'κόσμε 🐍' </s> <s>" * 9
-    ids = encoding.encode_ordinary(text)
+    ids = codec.encode_document(text).tolist()
     assert len(ids) > 20 and 0 not in ids and 1 not in ids
-    assert encoding.decode(ids) == text
-    mine = tokenizer({"tokenizer": vocabulary})
-    first, second = encoding.encode_ordinary("ab"), encoding.encode_ordinary("cd")
-    assert mine.encode("ab</s>cd") == [*first, 1, *second]
-    assert mine.decode(mine.encode(text)) == text
-
-    write_documents(tmp_path / "set", corpus_of({"train": TEXTS}), vocabulary)
+    assert codec.decode([*ids, 400, 60000]) == text
+    first, second = codec.encode_document("ab").tolist(), codec.encode_document("cd").tolist()
+    assert codec.encode("ab</s>cd") == [*first, 1, *second]
+    write_documents(tmp_path / "set", documents_of({"train": TEXTS}), "some/llama")
     want = []
     for text in TEXTS:
-        want += [*encoding.encode_ordinary(text), 1]
+        want += [*codec.encode_document(text), 1]
     assert np.fromfile(tmp_path / "set" / "train_000000.bin", "<u2").tolist() == want
-    meta = Split(tmp_path / "set", "train").meta
-    assert (meta["tokenizer"], meta["separator"], meta["vocab_size"]) == (
-        f"{vocabulary}#{zlib.crc32(Path(vocabulary).read_bytes()):08x}", 1, 400)
-
-    changed = tmp_path / "tokenizer.json"  # after data were written with it
-    changed.write_text(Path(vocabulary).read_text() + " ")
-    assert identity(meta["tokenizer"]) == identity(with_checksum(os.path.relpath(vocabulary)))
-    with pytest.raises(ValueError, match="it has changed.*; put the file there, as it was when"):
-        tokenizer({"tokenizer": meta["tokenizer"].replace(vocabulary, str(changed))})
-    changed.write_text(Path(vocabulary).read_text().replace("</s>", "<end>"))
-    with pytest.raises(ValueError, match="it must be known and have </s> or <.endoftext.>"):
-        tokenizer({"tokenizer": with_checksum(str(changed))})
 
 def wiki(lines, seed):
     """Lines of WikiText's format: headings of several levels, empty lines, and a paragraph that
@@ -194,7 +217,7 @@ WIKI = {"train": wiki(900, 1), "validation": wiki(50, 2), "test": wiki(70, 3)}
 SECTIONS = {}  # a section begins with a line that looks like a heading
 for split, lines in WIKI.items():
     SECTIONS[split] = re.split("(?m)^(?= = )", "".join(lines))
-BOOKS = ["".join(TEXTS[i : i + 8]) for i in range(0, 300, 8)]  # of about 4000 tokens
+BOOKS = ["".join(TEXTS[i : i + 14]) for i in range(0, 300, 8)]  # of 4000 tokens and more
 NEW_ORDER = np.random.default_rng(2357).permutation(300)  # like nanoGPT's
 SHUFFLED = [TEXTS[i] for i in NEW_ORDER]
 HUB = {  # (data set, configuration or revision): its splits
@@ -212,13 +235,12 @@ HUB = {  # (data set, configuration or revision): its splits
 CORPORA = [  # a script, its options, what it must write, and how, as `check` takes it
     ("c4", dict(train=100, val=20), {"val": TEXTS[:20], "train": TEXTS[60:160]}, {}),
     ("fineweb", dict(tokens=84_007), {"val": BOOKS},
-     dict(shortest=4000, tokens={"val": 6000, "test": 6000, "train": 72_007})),
+     dict(shortest=4000, sizes={"val": 6000, "test": 6000, "train": 72_007})),
     ("fineweb_edu", dict(limit=90), {"val": TEXTS[:90]},
      dict(separator="before", shard_tokens=9000,
-          tokens={"val": 9000, "test": 9000, "train": None})),
+          sizes={"val": 9000, "test": 9000, "train": None})),
     # `datasets` shuffles the texts, and the first 0.0005, rounded up, are its test part, our val
     ("openwebtext", {}, {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
-    ("openwebtext", dict(revision="refs/pr/22"), {"val": SHUFFLED[:1], "train": SHUFFLED[1:]}, {}),
     ("pg19", dict(limit=30), {"test": BOOKS[:30]}, {}),
     ("wikitext103", dict(limit=30),
      {"train": SECTIONS["train"][:30], "val": SECTIONS["validation"][:30],
@@ -243,15 +265,46 @@ def hub(tmp_path, monkeypatch):
                     cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(openwebtext, "DOCUMENTS", 300)
+    monkeypatch.setattr(wikitext103, "LINES", {"train": 900, "val": 50, "test": 70})
 
 @pytest.mark.parametrize("name, options, parts, how", CORPORA)
 def test_corpora_of_the_hub(tmp_path, hub, name, options, parts, how):
     """Each corpus is written by a process that dies after its first shard, and then resumed."""
     script = importlib.import_module(f"data.{name}")
     prepare = functools.partial(script.prepare, tmp_path / "set", tokenizer="bytes", **options)
-    assert killed_at(4, prepare)
+    assert killed_at(5, prepare)
     prepare()
     check(tmp_path / "set", parts, **how)
+
+def test_openwebtext_without_its_script(tmp_path, hub, monkeypatch, capsys):
+    """If the main branch is refused, the pull request is read. Both must have all documents."""
+    datasets = pytest.importorskip("datasets")
+
+    def refuse_scripts(path, revision=None, load=datasets.load_dataset, **more):
+        if revision is None:
+            raise RuntimeError("Dataset scripts are no longer supported, but found openwebtext.py")
+        return load(path, revision=revision, **more)
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse_scripts)
+    openwebtext.prepare(tmp_path / "set", tokenizer="bytes")
+    check(tmp_path / "set", {"val": SHUFFLED[:1], "train": SHUFFLED[1:]})
+    printed = capsys.readouterr().out
+    assert "no longer supported" in printed and "read Skylion007/openwebtext at the revision " \
+        "refs/pr/22" in printed
+    monkeypatch.setattr(openwebtext, "DOCUMENTS", 301)
+    with pytest.raises(ValueError) as error:
+        openwebtext.prepare(tmp_path / "again", tokenizer="bytes")
+    one_line(error, "has 300 documents instead of 301")
+    assert not list(tmp_path.glob("again*"))
+
+@pytest.mark.parametrize("name, script", [("DOCUMENTS", "fineweb_edu"), ("BOOKS", "pg19")])
+def test_a_corpus_of_the_hub_that_was_cut_short(tmp_path, hub, monkeypatch, name, script):
+    module = importlib.import_module(f"data.{script}")
+    monkeypatch.setattr(module, name, 301)
+    monkeypatch.setattr(module, "SIZE", 5000, raising=False)
+    with pytest.raises(ValueError, match="documents, but it should have 301"):
+        module.prepare(tmp_path / "set", tokenizer="bytes")
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_text_becomes_both_splits(tmp_path, monkeypatch, seed):
@@ -259,51 +312,43 @@ def test_a_text_becomes_both_splits(tmp_path, monkeypatch, seed):
     validation."""
     dice = random.Random(seed)
     kinds = ["a line\n", "é🐍\r\n", "\n", "x" * 30, " ", "\r", "\u2028", "<|endoftext|>"]
-    monkeypatch.setattr(text_corpora, "PIECE", dice.choice([5, 64, 1000]))
+    monkeypatch.setattr(own_text, "PIECE", dice.choice([5, 64, 1000]))
     val = dice.choice([0.1, 0.25, 0.9])
     source = tmp_path / "my texts"
     (source / "a").mkdir(parents=True)
     want = {"train": [], "val": []}
     for name in ("a/01.md", "a/02.txt", "b.md"):
-        text = "".join(dice.choices(kinds, k=dice.randint(0, 400)))
-        (source / name).write_bytes(text.encode())
+        text = "".join(dice.choices(kinds, k=dice.randint(4, 400)))
+        (source / name).write_bytes(text.encode("utf-8-sig" if name == "b.md" else "utf-8"))
         cut = round(len(text) * (1 - val))
         want["train"] += [*text[:cut].encode(), 256]
         want["val"] += [*text[cut:].encode(), 256]
     (source / "a" / ".hidden").write_bytes(b"\xe9")
-    text_corpora.prepare(tmp_path / "set", source=str(source), val=val)
+    (source / "empty").write_bytes(b"")
+    own_text.prepare(tmp_path / "set", source=str(source), val=val)
     for split, tokens in want.items():
         assert np.fromfile(tmp_path / "set" / f"{split}_000000.bin", "<u2").tolist() == tokens
 
 def test_a_long_text_needs_as_much_memory_as_a_short_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_corpora, "PIECE", 1000)
-    small = functools.partial(write_documents, shard_tokens=50_000)
-    monkeypatch.setattr(text_corpora, "write_documents", small)
+    monkeypatch.setattr(own_text, "PIECE", 1000)
+    monkeypatch.setattr(own_text, "Writer", functools.partial(Writer, shard_tokens=50_000))
     peaks = []
     for size in (10_000, 300_000, 2_000_000):  # the first run also loads modules
         (tmp_path / "text").write_text("some words of a line\n" * (size // 21))
         tracemalloc.start()
-        text_corpora.prepare(tmp_path / str(size), source=str(tmp_path / "text"))
+        own_text.prepare(tmp_path / str(size), source=str(tmp_path / "text"))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[2] < 1.3 * peaks[1]
+    assert peaks[2] < 2 * peaks[1]
 
-def test_a_second_start_with_another_text_is_refused(tmp_path, monkeypatch, capsys):
-    """Otherwise a set could mix two texts, or not be the one that was asked for."""
+def test_a_text_that_was_edited_is_not_passed_over(tmp_path, monkeypatch):
+    """A set that is complete may not be that of this text, so the command says so and fails."""
+    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))
     monkeypatch.chdir(tmp_path)
-    Path("text").write_text("a text")
-    Path("edited").write_text("A text")  # as long as before
-    text_corpora.prepare(tmp_path / "direct", source="text")
-    # the split train is saved by then
-    assert killed_at(4, text_corpora.prepare, tmp_path / "set", source="text")
-    for name in ("set.part", "set"):
-        before = contents(name)
-        assert len(before) > 1
-        with pytest.raises(ValueError) as error:
-            text_corpora.prepare(tmp_path / "set", source="edited", val=0.2)
-        one_line(error, f"{name} was written from another source or with other options",
-                 "in sha256, val; delete it to start over")
-        assert contents(name) == before
-        text_corpora.prepare(tmp_path / "set", source="text")
-    assert "set is complete" in capsys.readouterr().out
-    assert contents("set") == contents("direct")
+    (tmp_path / "mine.txt").write_text("a text")
+    monkeypatch.setattr("sys.argv", ["text.py", "--source=mine.txt"])
+    command(own_text.prepare, "", own_text.name_of)
+    (tmp_path / "mine.txt").write_text("another text")
+    with pytest.raises(SystemExit) as stop:
+        command(own_text.prepare, "", own_text.name_of)
+    assert "mine is complete, perhaps with other options; delete it" in stop.value.code

@@ -242,7 +242,7 @@ def examples(folder, split):
     """Returns the story, the word, k and the answer of every example of a split. Only the answers
     and the end-of-text tokens after them carry loss."""
     data = Split(folder, split)
-    decode = tokenizer({"tokenizer": "bytes"}).decode
+    decode = tokenizer("bytes").decode
     x, y = data.read(data.windows(data.row_length - 1), data.row_length - 1)
     found = []
     for inputs, targets in zip(x.tolist(), y):

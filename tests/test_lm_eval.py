@@ -34,10 +34,9 @@ def own_tasks(monkeypatch):
 def run(tmp_path_factory):
     """A run trained for a few steps at 16 bytes. With `learned`, a 17th position is an error."""
     folder = tmp_path_factory.mktemp("lm_eval")
-    writer = Writer(folder / "text")
-    for split in ("train", "val"):
-        writer.write(split, [*(LONG + "\n").encode() * 20, 256])
-    writer.finish(vocab_size=257, **BYTES)
+    with Writer(folder / "text", vocab_size=257, **BYTES) as writer:
+        for split in ("train", "val"):
+            writer.write(split, [*(LONG + "\n").encode() * 20, 256])
     train.main([f"--data={folder / 'text'}", f"--out_dir={folder / 'run'}", *TINY, "--pe=learned",
                 "--max_iters=40"])
     return str(folder / "run")

@@ -138,9 +138,8 @@ def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
     masks = np.fromfile(f"{rows}/train_000000.loss", "u1").reshape(64, 12)[:, :10]
     masks[:, 6] = 1
     masks[:, 7:] = 0  # padding
-    writer = Writer(tmp_path / "short")
-    writer.write("train", tokens, masks)
-    writer.finish(vocab_size=9, tokenizer={"symbols": list("abcdefghi")})
+    with Writer(tmp_path / "short", 9, {"symbols": list("abcdefghi")}) as writer:
+        writer.write("train", tokens, masks)
     words = [str(runs / "task"), f"--data={tmp_path / 'short'}", "--device=cpu"]
     capsys.readouterr()
     sample.main([*words, "--num_samples=64"])  # of train, on which training evaluated

@@ -27,7 +27,6 @@ from conftest import SIGNALS, TINY, contents, fails, write_stream
 
 import train
 from config import Mistake
-from data import shards
 from data.shards import Split, Writer
 from model import GPT, GPTConfig, model_options, read_checkpoint, read_records
 
@@ -189,10 +188,9 @@ def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch, clip):
 def test_dropout_differs_by_step_and_process(tmp_path):
     """All tokens are equal and the learning rate is 0, so only dropout makes losses differ. Two
     processes with the same dropout would have the mean loss of one with half the batch."""
-    writer = Writer(tmp_path / "data")
-    for split in ("train", "val"):
-        writer.write(split, np.zeros(100, dtype=int))
-    writer.finish(vocab_size=9, tokenizer="bytes")
+    with Writer(tmp_path / "data", 9, "bytes") as writer:
+        for split in ("train", "val"):
+            writer.write(split, np.zeros(100, dtype=int))
     found = set()
     for ranks in (1, 2):
         run(tmp_path / "data", tmp_path / str(ranks), "--learning_rate=0.0", "--dropout=0.5",
@@ -300,7 +298,6 @@ def test_interrupted_at_random_moments(stream, tmp_path, numbers, ranks):
 def test_windows(tmp_path, monkeypatch):
     """Without fcntl, SIGHUP and O_DIRECTORY, data are written, and a run is trained and resumed."""
     monkeypatch.setattr(train, "fcntl", None)
-    monkeypatch.setattr(shards, "fcntl", None)
     monkeypatch.delattr(signal, "SIGHUP")
     monkeypatch.delattr(os, "O_DIRECTORY")
     data = write_stream(tmp_path / "data")
@@ -475,6 +472,20 @@ def test_what_may_change_on_resuming(stream, tmp_path):
     train.main([f"--out_dir={out}", "--resume", f"--data={renamed}", "--eval_splits=val,train",
                 "--micro_batch=4", "--log_interval=1"])
     assert same(whole, read_checkpoint(str(out)))
+
+def test_a_checkpoint_that_is_written_while_it_is_read(stream, tmp_path, monkeypatch):
+    """A job that is started again while it still saves must not continue from the older state."""
+    out = tmp_path / "a"
+    run(stream, out, "--max_iters=2")
+
+    def read_an_older_one(path, real=train.read_checkpoint):
+        saved = real(path)
+        os.utime(out / "ckpt.pt")
+        return saved
+
+    monkeypatch.setattr(train, "read_checkpoint", read_an_older_one)
+    with pytest.raises(Mistake, match="another process has just saved a checkpoint"):
+        run(stream, out, "--max_iters=3", "--resume")
 
 def die_at_step_3():
     def learning_rate(step, cfg, real=train.learning_rate):
