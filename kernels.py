@@ -697,9 +697,12 @@ TILES = {
 }
 
 def is_small(device):
-    """Returns True for GPUs with 100 KB of shared memory, like the RTX 4090 (an A100 has 164)."""
-    small = (8, 6), (8, 9), (12, 0), (12, 1)  # compute capabilities
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) in small
+    """Returns whether a program may have less than 128 KB of shared memory on this device. It is
+    99 KB on an RTX 4090 and 163 KB on an A100."""
+    if device.type != "cuda":
+        return False
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return properties["max_shared_mem"] < 128 * 1024
 
 @functools.cache
 def compiled_once(kernel):
@@ -854,6 +857,9 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0)
     """Raises ValueError if the arguments do not fit together or if the kernels cannot take them."""
     if INTERPRET and q.dtype == torch.bfloat16:
         raise ValueError("Triton's interpreter computes bfloat16 wrongly; use float16 or float32")
+    if not INTERPRET and q.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"q is {q.dtype}; use float16 or bfloat16, because float32 spills tens of "
+                         "kilobytes of registers, and on some GPUs does not fit at all")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout={dropout} must be a fraction; use 0 <= dropout < 1")
     B, H, T, D = q.shape
@@ -887,7 +893,8 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0)
 def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0):
     """Returns causal attention with logits q.k / sqrt(d), in v's shape. All tensors get gradients.
 
-    q, k      (B, H, T, D) after any rotation, in float16 or bfloat16 (or float32 for tests)
+    q, k      (B, H, T, D) after any rotation, in float16 or bfloat16 (in Triton's interpreter, also
+              in float32)
     v         (B, H, T, d), 16 <= d <= 128, and d <= D <= 2d, because PoPE's q and k have width 2d
     key_bias  (B, H, T) in float32 is added to the logits of each key, as in ALiBi and FoX
     z         (B, H, T, npos), npos >= 2, turns CoPE on; it is q @ e, with the q before rotation
@@ -903,11 +910,14 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=
     seed = torch.randint(2**62, (int(dropout > 0),), device=q.device)  # empty without dropout
     return forward_op(q, k, v, key_bias, z, gate_q, gate_k, seed, dropout)[0]
 
-def why_not(names, d, device, dtype):
+def why_not(names, d, device, dtype, own_gates=False):
     """Returns the reason why the kernels cannot compute a layer, in words, or None if they can.
-    names are those of the layer's methods that have a kernel, and d is the width of a head."""
+    names are those of the layer's methods that have a kernel, and d is the width of a head.
+    own_gates says that CoPE's gates have logits of their own."""
     device = torch.device(device)
-    widest = 64 if "cope" in names and "pope" in names else 128  # so that few registers spill
+    widest = 128
+    if "cope" in names and ("pope" in names or own_gates):
+        widest = 64  # because wider ones spill too many registers
     if triton.__version__ is None:
         return "no triton"
     if INTERPRET and dtype == torch.bfloat16:

@@ -5,22 +5,21 @@ Read this file from top to bottom. It holds the options, the hooks through which
 plain GPT that calls the hooks, a small class for each method, and the table PES, which names all
 methods. In this picture of one forward pass, the hooks are in capitals:
 
-    positions -> ANGLES, which all layers share
+    positions -> PER_POSITION -> all that ENCODE_QK must know about each position
     tokens -> wte -> EMBED -> blocks -> norm -> lm_head -> logits
 
     block       x = x + attention(norm(x)), and then x = x + mlp(norm(x))
 
-    attention   x -> INPUTS -> c_qk -> q, k -> ROTATE -> q, k       k and v go into the cache
-                            -> c_v  -> v
+    attention   x -> INPUTS -> c_qk -> q, k -> ENCODE_QK -> q, k    k and v go into the cache
+                x -> c_v -> v
                 x, k, v -> PER_KEY -> all that LOGIT_BIAS must know about each key
                 softmax(q.k / sqrt(d) + LOGIT_BIAS + causal mask) v -> c_proj
 
-Three more hooks are not in the picture: `check` refuses options that make no sense,
-`clamp_parameters` acts after each step of the optimizer, and `kernel_arguments` describes
-LOGIT_BIAS to kernels.py. No hook does anything unless a method overrides it, so pe="nope" is a
-plain GPT. With pe="cope+rope", four of the hooks in the picture act: RoPE overrides ANGLES and
-ROTATE, which together rotate q and k, and CoPE overrides PER_KEY and LOGIT_BIAS, which turn counts
-of keys into a bias.
+Two more hooks are not in the picture: `clamp_parameters` acts after each step of the optimizer, and
+`kernel_arguments` describes LOGIT_BIAS to kernels.py. No hook does anything unless a method
+overrides it, so pe="nope" is a plain GPT. With pe="cope+rope", four of the hooks in the picture
+act: RoPE overrides PER_POSITION and ENCODE_QK, which together rotate q and k, and CoPE overrides
+PER_KEY and LOGIT_BIAS, which turn counts of keys into a bias.
 
 Shapes    B  sequences in the batch
           T  new tokens, each with one query; t of them where a function gets only some
@@ -31,8 +30,9 @@ Shapes    B  sequences in the batch
 Symbols   i is the position of a query and j that of a key. c indexes dimensions, or pairs of them,
           and theta_c is the frequency of dimension or pair c. Otherwise each class keeps its
           paper's symbols
+
+Options that make no sense are refused by assertions, which `python -O` would leave out.
 """
-import difflib
 import json
 import math
 import os
@@ -71,7 +71,7 @@ class GPTConfig:
     # rope
     rope_fraction: float = 1.0  # the fraction of each head's dimensions that is rotated
     rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # to read longer texts
-    rope_factor: float = 1.0  # rope_scaling: the length of those texts / the trained length
+    rope_factor: float = 1.0  # rope_scaling: the length of those texts / the trained length, > 1
     rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
     # pope
     pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
@@ -109,19 +109,22 @@ class GPTConfig:
 class PE(nn.Module):
     """The base of all methods. A method overrides the hooks through which it acts.
 
-    The model makes one instance for each layer that uses the method. shared_from is the instance in
-    the first such layer, so that later layers can share its parameters. In the first layer it is
-    None. Only the first layer's instance runs `angles` and `embed`, so the parameters that these
-    two read must be shared, or the copies in later layers would never learn. An nn.Linear or
-    nn.Embedding that __init__ creates gets GPT-2's initialisation and weight decay, like any other.
-    A bare nn.Parameter keeps the value that __init__ gives it, and does not decay. Parameters may
-    be bfloat16, so a hook that computes in float32 has to cast them. Autocast computes all matrix
-    products in bfloat16, so a hook that needs a precise one switches it off, as FoX does.
+    The model makes one instance for each layer that uses the method. In the first of these layers,
+    shared_from is None. In the others it is the instance of the first layer, from which __init__
+    can take a parameter, so that all layers share it. Only the first layer's instance runs
+    `per_position` and `embed`, so the parameters that these two read must be shared, or the copies
+    in later layers would never learn.
 
-    `rotate` and `per_key` get a dict named cache, which belongs to one method in one layer. While
-    tokens are generated, a hook finds in it what it stored in the previous calls. Otherwise the
-    dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
-    layer of `fox+rope` is {"k": rotated keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
+    An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation and weight decay,
+    like any other. A bare nn.Parameter keeps the value that __init__ gives it, and does not decay.
+    Parameters may be bfloat16, so a hook that computes in float32 has to cast them. Autocast
+    computes all matrix products in bfloat16, so a hook that needs a precise one calls
+    precise_product.
+
+    `encode_qk` and `per_key` get a dict named cache, which belongs to one method in one layer.
+    While tokens are generated, a hook finds in it what it stored in the previous calls. Otherwise
+    the dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
+    layer of `fox+rope` is {"k": encoded keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
     """
     has_kernel = False  # True: kernels.attention supports its logit_bias or its wide q and k (pope)
     limit = math.inf  # the longest input that it can encode
@@ -132,15 +135,10 @@ class PE(nn.Module):
         self.H = cfg.n_head
         self.d = cfg.n_embd // cfg.n_head
 
-    @staticmethod
-    def check(cfg):
-        """Raises ValueError if the method's options make no sense."""
-
-    def angles(self, x, pos):
-        """Returns what `rotate` needs to know about the positions pos (T,) of the new tokens, such
+    def per_position(self, x, pos):
+        """Returns what encode_qk needs to know about the positions pos (T,) of the new tokens, such
         as angles. This is called once per forward pass, on the first layer's instance, and all
-        layers share the result. x (B, T, C) is used only for its dtype and device."""
-        return pos
+        layers use the result. x (B, T, C) is used only for its dtype and device."""
 
     def embed(self, x, pos):
         """Returns the token embeddings x (B, T, C), changed or not. This is called once per forward
@@ -152,15 +150,15 @@ class PE(nn.Module):
         are always computed from the unchanged x."""
         return x
 
-    def rotate(self, q, k, x, angles, cache):
+    def encode_qk(self, q, k, x, per_position, cache):
         """Returns q and k with positions encoded in them, so that q.k depends on positions. q and
         k are (B, H, T, d), and the results may be wider (2d in PoPE). x (B, T, C) is the
-        attention's input. Attention caches the rotated keys, so no key is rotated twice."""
+        attention's input. Attention caches the encoded keys, so no key is encoded twice."""
         return q, k
 
     def per_key(self, x, k, v, cache):
         """Returns a tensor (B, H, S, ..) with what logit_bias must know about each key. k, which is
-        rotated, and v hold all S tokens. x (B, T, C) holds only the new ones, so anything that is
+        encoded, and v hold all S tokens. x (B, T, C) holds only the new ones, so anything that is
         computed from x has to be cached here. The default, k, is for methods that need nothing."""
         return k
 
@@ -170,8 +168,8 @@ class PE(nn.Module):
         the mask adds -inf there and inf - inf is NaN. So a logarithm or a root, for example, needs
         (i - j).clamp(min=0).
 
-            q         (B, H, t, d)   some of the queries, before rotation
-            logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after rotation
+            q         (B, H, t, d)   some of the queries, before encode_qk
+            logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after encode_qk
             i         (t, 1)         positions of these queries
             j         (s,)           positions of the keys, up to the last of these queries
             per_key   (B, H, s, ..)  what the hook of that name returned, for these keys
@@ -226,18 +224,19 @@ class Attention(nn.Module):
         self.names = names  # of this layer's methods, such as ["cope", "rope"]
         self.pes = nn.ModuleList(pes)  # their instances, in the same order
         self.bias_pes = [pe for pe in pes if overrides(type(pe), "logit_bias")]
+        self.has_fused = not self.bias_pes and not cfg.hard_attention
         self.use_triton = False  # set by GPT.use_kernels where a kernel serves this layer
 
-    def forward(self, x, pos, angles, cache=None):
+    def forward(self, x, pos, per_position, cache=None):
         """Returns what attention adds to the residual stream, (B, T, C). x (B, T, C) is the
-        block's normed input, and angles maps the name of a method to what its hook `angles`
-        returned. The new keys and values are added to cache, this layer's dict."""
-        operands = self.encode(x, pos, angles, {} if cache is None else cache)
+        block's normed input, and per_position maps the name of a method to what its hook of that
+        name returned. The new keys and values are added to cache, this layer's dict."""
+        operands = self.encode(x, pos, per_position, {} if cache is None else cache)
         y = self.attend(*operands)  # (B, H, T, d)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return F.dropout(y, self.cfg.dropout, self.training)
 
-    def encode(self, x, pos, angles, cache):
+    def encode(self, x, pos, per_position, cache):
         """Calls the hooks that act on all tokens at once. Returns the arguments of `textbook`."""
         x_qk = x
         for pe in self.pes:
@@ -245,11 +244,11 @@ class Attention(nn.Module):
         q, k = self.c_qk(x_qk).chunk(2, -1)
         q, k = split_heads(q, self.H), split_heads(k, self.H)  # (B, H, T, d)
         v = split_heads(self.c_v(x), self.H)
-        unrotated_q = q
+        unencoded_q = q
         for name, pe in zip(self.names, self.pes):
             # only rope, carope and pope change anything, and a layer has at most one of them
             own_cache = cache.setdefault(name, {})
-            q, k = pe.rotate(q, k, x, angles[name], own_cache)
+            q, k = pe.encode_qk(q, k, x, per_position[name], own_cache)
         k = extend_cache(cache, "k", k)  # (B, H, S, d), or of width 2d after PoPE
         v = extend_cache(cache, "v", v)  # (B, H, S, d)
         per_key = []  # one tensor for each of bias_pes
@@ -260,16 +259,16 @@ class Attention(nn.Module):
         S = k.size(2)
         # counted back from the last query, whose own key is the last one
         j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)
-        return q, k, v, unrotated_q, i, j, per_key
+        return q, k, v, unencoded_q, i, j, per_key
 
-    def textbook(self, q, k, v, unrotated_q, i, j, per_key):
+    def textbook(self, q, k, v, unencoded_q, i, j, per_key):
         """Attention as the papers write it. The queries at positions i (t, 1) attend to the keys at
         positions j (s,). This function is the definition, and the methods below it compute the
         same result in less time or memory."""
         logits = scaled_dot_products(q, k, self.d)  # (B, H, t, s)
         bias = torch.where(j > i, -math.inf, 0.0)  # the causal mask (t, s)
         for pe, its_per_key in zip(self.bias_pes, per_key):
-            bias = bias + pe.logit_bias(unrotated_q, logits, i, j, its_per_key)
+            bias = bias + pe.logit_bias(unencoded_q, logits, i, j, its_per_key)
         weights = (logits + bias).softmax(-1)
         if self.cfg.hard_attention:
             weights = harden(weights)
@@ -280,16 +279,18 @@ class Attention(nn.Module):
         """Calls the fastest equivalent of `textbook` that applies."""
         if self.use_triton and q.size(2) == k.size(2):  # kernels.py needs as many queries as keys
             return self.triton(q, k, v, *rest)
-        if self.bias_pes or self.cfg.hard_attention:
-            return self.chunked(q, k, v, *rest)
-        return self.fused(q, k, v)
+        if self.has_fused:
+            return self.fused(q, k, v)
+        return self.chunked(q, k, v, *rest)
 
-    def chunked(self, q, k, v, unrotated_q, i, j, per_key):
-        """`textbook` on one chunk of queries at a time, because the T x S matrix of all queries
-        may not fit in memory. The result is the same, because no query depends on another. Keys
-        after a chunk's last query are left out, because the mask would remove them."""
+    def chunked(self, q, k, v, unencoded_q, i, j, per_key):
+        """`textbook` on one chunk of queries at a time. The result is the same, because no query
+        depends on another. Keys after a chunk's last query are left out, because the mask would
+        remove them, and that is nearly half of the T x S matrix in a long text. Without gradients,
+        only one chunk's part of the matrix exists at a time. With gradients, the backward pass
+        keeps all parts, which are a third to two fifths less than the whole matrix."""
         # a matrix product would copy what is not contiguous, and do so again for each chunk
-        q, k, v, unrotated_q = (y.contiguous() for y in (q, k, v, unrotated_q))
+        q, k, v, unencoded_q = (y.contiguous() for y in (q, k, v, unencoded_q))
         T, S = q.size(2), k.size(2)
         n_chunks = math.ceil(T / CHUNK)
         if torch.compiler.is_compiling():
@@ -301,10 +302,11 @@ class Attention(nn.Module):
             rows = slice(T * chunk // n_chunks, T * (chunk + 1) // n_chunks)
             seen = slice(0, S - T + rows.stop)  # the keys up to the chunk's last query
             seen_per_key = []
-            for every_key in per_key:  # with a comprehension, each length would be compiled anew
-                seen_per_key.append(every_key[:, :, seen])
+            # with a comprehension, torch.compile would compile every length anew
+            for its_per_key in per_key:
+                seen_per_key.append(its_per_key[:, :, seen])
             results.append(self.textbook(q[:, :, rows], k[:, :, seen], v[:, :, seen],
-                                         unrotated_q[:, :, rows], i[rows], j[seen], seen_per_key))
+                                         unencoded_q[:, :, rows], i[rows], j[seen], seen_per_key))
         return torch.cat(results, 2)
 
     def fused(self, q, k, v):
@@ -312,8 +314,8 @@ class Attention(nn.Module):
         T, S = q.size(2), k.size(2)
         d = v.size(3)
         if q.size(3) > d:
-            # After PoPE, q and k are wider than v. Flash attention needs equal widths (and is also
-            # faster on CPUs), so v gets columns of zeros, which are cut off the result
+            # After PoPE, q and k are wider than v. Flash attention needs equal widths, so v gets
+            # columns of zeros, which are cut off the result
             v = F.pad(v, (0, q.size(3) - d))
         mask = None
         is_causal = True
@@ -326,14 +328,14 @@ class Attention(nn.Module):
             q, k, v, mask, dropout, is_causal=is_causal, scale=self.d**-0.5)
         return y[..., :d]
 
-    def triton(self, q, k, v, unrotated_q, i, j, per_key):
+    def triton(self, q, k, v, unencoded_q, i, j, per_key):
         """`textbook` in a Triton kernel, which does not store the logits either. The result is
         the same up to rounding, for biases that kernel_arguments can describe."""
         import kernels
 
         arguments = {}
         for pe, its_per_key in zip(self.bias_pes, per_key):
-            new = pe.kernel_arguments(unrotated_q, its_per_key)
+            new = pe.kernel_arguments(unencoded_q, its_per_key)
             if "key_bias" in arguments and "key_bias" in new:
                 new["key_bias"] = arguments["key_bias"] + new["key_bias"]
             arguments.update(new)
@@ -382,19 +384,18 @@ class Block(nn.Module):
         self.ln_2 = norm(cfg)
         self.mlp = MLP(cfg)
 
-    def forward(self, x, pos, angles, cache=None):
-        x = x + self.attn(self.ln_1(x), pos, angles, cache)
+    def forward(self, x, pos, per_position, cache=None):
+        x = x + self.attn(self.ln_1(x), pos, per_position, cache)
         return x + self.mlp(self.ln_2(x))
 
 class GPT(nn.Module):
-    """The model. Raises ValueError if cfg makes no sense (see `check` at the end of this file)."""
     def __init__(self, cfg):
         super().__init__()
-        check(cfg)
-        check_positive(cfg, "vocab_size")  # not in check, which train.py calls before reading data
         self.cfg = cfg
+        # pe="rope,cope+rope" is [["rope"], ["cope", "rope"]], which repeats over the layers
+        pattern = [mix.split("+") for mix in cfg.pe.split(",")]
+        check_options(cfg, pattern)
         self.first_instance = {}  # name -> the PE of that name in the first layer that uses it
-        pattern = pe_pattern(cfg)
         blocks = []
         for layer in range(cfg.n_layer):
             names = pattern[layer % len(pattern)]
@@ -464,23 +465,24 @@ class GPT(nn.Module):
         if cache is not None and "k" in cache[0]:
             begin = cache[0]["k"].size(2)  # the number of cached tokens
         end = begin + idx.size(1)
-        if end > self.limit:
-            raise ValueError(f"pe={self.cfg.pe!r} has {self.limit} positions, but the input "
-                             f"needs {end}; shorten it, or use a larger block_size or another pe")
+        assert end <= self.limit, (
+            f"pe={self.cfg.pe!r} has only {self.limit} positions, but the input needs {end}")
         pos = torch.arange(begin, end, device=idx.device)
         x = self.wte(idx)
-        angles = {name: pe.angles(x, pos) for name, pe in self.first_instance.items()}
+        per_position = {name: pe.per_position(x, pos) for name, pe in self.first_instance.items()}
         for pe in self.first_instance.values():
             x = pe.embed(x, pos)  # learned, sinusoidal, and expe with expe_once
         x = F.dropout(x, self.cfg.dropout, self.training)
         for layer, block in enumerate(self.h):
-            x = block(x, pos, angles, None if cache is None else cache[layer])
+            x = block(x, pos, per_position, None if cache is None else cache[layer])
         x = self.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
         logits = self.lm_head(x)
         y = targets.flatten()
-        total = F.cross_entropy(logits.flatten(0, 1), y, ignore_index=-1, reduction="sum")
+        # bfloat16 logits are too coarse for the loss; float32 ones are not copied
+        precise = logits.flatten(0, 1).to(at_least_float32(logits))
+        total = F.cross_entropy(precise, y, ignore_index=-1, reduction="sum")
         loss = total / (y != -1).sum().clamp(min=1)
         if not return_logits:
             logits = None
@@ -492,8 +494,9 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=0, context=None):
-        """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily.
-        top_k=0 samples from all tokens. Call model.eval() first, to turn dropout off.
+        """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily,
+        and so does a temperature below 1e-6, by which the logits could not be divided. top_k=0
+        samples from all tokens. Call model.eval() first, to turn dropout off.
 
         The model sees at most the last `context` tokens, or all of them if context is None. Once it
         has read that many, it starts again from the last half of them. The time per token therefore
@@ -514,7 +517,7 @@ class GPT(nn.Module):
             if top_k:
                 kth = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
                 logits = logits.masked_fill(logits < kth, -math.inf)
-            if temperature == 0:
+            if temperature < 1e-6:
                 new = logits.argmax(-1, keepdim=True)
             else:
                 new = torch.multinomial((logits / temperature).softmax(-1), 1)
@@ -549,30 +552,36 @@ class GPT(nn.Module):
         per_token = 6 * N + 12 * self.cfg.n_layer * self.cfg.n_embd * T
         return per_token * T * fwdbwd_per_iter / dt / peak
 
-    def use_kernels(self, dtype):
-        """Makes each layer use the Triton kernel of kernels.py if it supports the layer's methods.
-        Call this after the model has moved to its device. dtype is that of q, k and v, which is
-        autocast's dtype if autocast is on. Returns a line that says what runs, and why."""
-        import kernels
-
+    def use_kernels(self, dtype, kernels="auto"):
+        """Makes each layer use the Triton kernel of kernels.py if it supports the layer's methods,
+        unless kernels="off". Call this after the model has moved to its device. dtype is that of q,
+        k and v, which is autocast's dtype if autocast is on. Returns a line that says which code
+        computes the attention of training, such as "attention: fused rope, triton cope"."""
         labels = []
         for block in self.h:
             attn = block.attn
-            mix = "+".join(attn.names)
-            names_with_kernel = [name for name in attn.names if PES[name].has_kernel]
-            biases_without = [pe for pe in attn.bias_pes if not pe.has_kernel]
-            if self.cfg.hard_attention:
-                reason = "hard attention has no kernel"
-            elif biases_without:
-                reason = "its bias has no kernel"
-            elif not names_with_kernel:
-                reason = "PyTorch's fused attention handles it"
-            else:
-                reason = kernels.why_not(
-                    names_with_kernel, attn.d, self.wte.weight.device, dtype)
+            reason = "kernels=off" if kernels == "off" else self.why_no_kernel(attn, dtype)
             attn.use_triton = reason is None
-            labels.append(f"pytorch ({mix}: {reason})" if reason else f"triton {mix}")
+            code = "triton"
+            if reason:
+                code = "fused" if attn.has_fused else "chunked"
+                reason = f" ({reason})"
+            labels.append(f"{code} {'+'.join(attn.names)}{reason or ''}")
         return "attention: " + ", ".join(dict.fromkeys(labels))
+
+    def why_no_kernel(self, attn, dtype):
+        """Returns why a layer cannot use a kernel, or None if it can."""
+        import kernels
+
+        if self.cfg.hard_attention:
+            return "hard attention has no kernel"
+        if not all(pe.has_kernel for pe in attn.bias_pes):
+            return "its bias has no kernel"
+        with_kernel = [name for name in attn.names if PES[name].has_kernel]
+        if not with_kernel:
+            return "it needs no kernel"
+        own_gates = "cope" in attn.names and self.cfg.cope_gates != "keys"
+        return kernels.why_not(with_kernel, attn.d, self.wte.weight.device, dtype, own_gates)
 
 # --- the methods ----------------------------------------------------------------------------------
 
@@ -602,11 +611,9 @@ class Sinusoidal(PE):
     dimension 2c and cos(i theta_c) to dimension 2c + 1, where theta_c = base^(-2c/C) (Vaswani
     arXiv:1706.03762 sections 3.4 and 3.5)."""
 
-    @staticmethod
-    def check(cfg):
-        if cfg.n_embd % 2:
-            raise ValueError(f"sinusoidal adds pairs of sine and cosine, but n_embd={cfg.n_embd} "
-                             "is odd; change n_embd")
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        assert cfg.n_embd % 2 == 0, f"sinusoidal needs pairs, but n_embd={cfg.n_embd} is odd"
 
     def embed(self, x, pos):
         C = x.size(-1)
@@ -622,6 +629,11 @@ def rotate_pairs(x, cos, sin):
     n = cos.size(-1)
     a, b, rest = x.split((n, n, x.size(-1) - 2 * n), -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), -1).to(x.dtype)
+
+def stored(table):
+    """Returns the same table, but makes torch.compile store it, because it stores what as_strided
+    views. Otherwise each use of the table would compute its cosines and sines again."""
+    return table.as_strided(table.shape, table.stride())
 
 class RoPE(PE):
     """`rope`: rotates the pair (c, c + n) of q by the angle i theta_c and that of k by j theta_c,
@@ -644,20 +656,19 @@ class RoPE(PE):
                  index c). yarn also scales cos and sin, which sharpens the softmax
     """
 
-    @staticmethod
-    def check(cfg):
-        d = cfg.n_embd // cfg.n_head
-        width = RoPE.rotated_width(cfg)
-        if width % 2 or not 2 <= width <= d:
-            raise ValueError(f"rope rotates pairs, but rope_fraction={cfg.rope_fraction} of "
-                             f"n_embd / n_head = {d} is {width}; it must be even and from 2 to {d}")
-        check_positive(cfg, "rope_factor")
-        if (cfg.rope_scaling == "none") != (cfg.rope_factor == 1):
-            raise ValueError(f"rope_scaling={cfg.rope_scaling!r} with rope_factor={cfg.rope_factor}"
-                             " does nothing; set both, such as rope_scaling=ntk and rope_factor=4")
-        if cfg.rope_scaling == "ntk" and width == 2:
-            raise ValueError("rope_scaling='ntk' needs two frequencies, but only one pair of each "
-                             "head is rotated; use linear or yarn")
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        width = self.rotated_width(cfg)
+        scaling, factor = cfg.rope_scaling, cfg.rope_factor
+        assert width % 2 == 0 and 2 <= width <= self.d, (
+            f"rope rotates pairs, but rope_fraction={cfg.rope_fraction} of n_embd / n_head = "
+            f"{self.d} is {width}; it must be even and from 2 to {self.d}")
+        assert (scaling == "none") == (factor == 1), (
+            f"rope_scaling={scaling} with rope_factor={factor} does nothing; set both")
+        assert factor > 0 and (factor >= 1 or scaling != "yarn"), f"rope_factor={factor} is too low"
+        assert scaling != "ntk" or width > 2, "ntk needs two pairs, but only one is rotated"
+        assert scaling != "yarn" or width == self.d, (
+            f"yarn scales all logits, so it needs rope_fraction=1, not {cfg.rope_fraction}")
 
     @staticmethod
     def rotated_width(cfg):
@@ -677,30 +688,30 @@ class RoPE(PE):
         if scaling == "yarn":
             trained = self.cfg.rope_trained or self.cfg.block_size
             rotations = trained * theta / (2 * math.pi)
-            kept = ((rotations - 1) / (32 - 1)).clamp(0, 1)  # gamma; alpha = 1, beta = 32
-            theta = theta * (kept + (1 - kept) / factor)
+            gamma = ((rotations - 1) / (32 - 1)).clamp(0, 1)  # alpha = 1, beta = 32
+            theta = theta * (gamma + (1 - gamma) / factor)
         return theta
 
-    def angles(self, x, pos):
+    def per_position(self, x, pos):
         """Returns the cosines and sines of the angles, (2, T, n)."""
         angle = pos[:, None] * self.theta(x)  # (T, n)
         table = torch.stack((angle.cos(), angle.sin()))
         if self.cfg.rope_scaling == "yarn":
             gain = 0.1 * math.log(self.cfg.rope_factor) + 1  # YaRN eq. 22
             table = gain * table
-        # as_strided changes nothing, but torch.compile writes what it views to memory, so the
-        # cosines are computed once. Otherwise each use of the table would compute them anew
-        return table.as_strided(table.shape, table.stride())
+        return stored(table)
 
-    def rotate(self, q, k, x, angles, cache):
-        cos, sin = angles
+    def encode_qk(self, q, k, x, per_position, cache):
+        cos, sin = per_position
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
-def most_precise_dtype(x):
-    """float64, or float32 on Apple's GPUs, which lack float64. carope and fox compute x W in this
-    dtype, because NVIDIA's GPUs may round the inputs of a float32 product to TF32, and both methods
-    add up the results over all tokens, which would add up those errors too."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
+def precise_product(x, W):
+    """Returns x W in float64, or in float32 on Apple's GPUs, which lack float64. Autocast would
+    round the product to bfloat16, and NVIDIA's GPUs may round the inputs of a float32 product to
+    TF32. carope and fox add up the results over all tokens, which would add up those errors too."""
+    dtype = torch.float32 if x.device.type == "mps" else torch.float64
+    with torch.autocast(x.device.type, enabled=False):
+        return x.to(dtype) @ W.to(dtype)
 
 class CARoPE(PE):
     """`carope`: RoPE whose frequencies depend on content. Each token x_t sets one frequency per
@@ -714,33 +725,23 @@ class CARoPE(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
+        assert self.d % 2 == 0, f"carope rotates pairs, but n_embd / n_head = {self.d} is odd"
+        assert cfg.base > 1, f"carope needs base > 1, because f starts below 1; got {cfg.base}"
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
         target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
         self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1) in a stable form
 
-    @staticmethod
-    def check(cfg):
-        d = cfg.n_embd // cfg.n_head
-        if d % 2:
-            raise ValueError(f"carope rotates pairs, but n_embd / n_head = {d} is odd; change "
-                             "n_head")
-        if cfg.base <= 1:
-            raise ValueError(f"carope needs f < 1, but base={cfg.base} starts it at 1 or more; use "
-                             "a base above 1")
-
-    def rotate(self, q, k, x, angles, cache):
-        precise = most_precise_dtype(x)
-        with torch.autocast(x.device.type, enabled=False):
-            u = x.to(precise) @ self.W.to(precise) + self.b  # (B, T, H)
-            log_f = -torch.log1p(F.softplus(u)).to(at_least_float32(x))
-            c = torch.arange(self.d // 2, device=x.device)
-            # f^c is computed as exp(c log f)
-            phi = (log_f.mT[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
+    def encode_qk(self, q, k, x, per_position, cache):
+        u = precise_product(x, self.W) + self.b  # (B, T, H)
+        log_f = -torch.log1p(F.softplus(u)).to(at_least_float32(x))
+        c = torch.arange(self.d // 2, device=x.device)
+        # f^c is computed as exp(c log f)
+        phi = (log_f.mT[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
         if "phi" in cache:
             phi = phi + cache["phi"]
         # Older keys are rotated already, so the last phase is enough. It is kept modulo 2 pi,
         # because a large phase would lose precision
-        cache["phi"] = phi[:, :, -1:].to(precise) % (2 * math.pi)
+        cache["phi"] = phi[:, :, -1:].to(u.dtype) % (2 * math.pi)
         cos, sin = phi.cos(), phi.sin()
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
@@ -764,23 +765,30 @@ class PoPE(PE):
             lowest = -2 * math.pi if cfg.pope_delta == "uniform" else 0.0
             self.delta = nn.Parameter(lowest * torch.rand(cfg.n_head, self.d))
 
-    def angles(self, x, pos):
-        return pos[:, None] * frequencies(self.cfg.base, self.d, x)  # (T, d)
+    def per_position(self, x, pos):
+        """Returns the angles i theta_c (T, d), and their unit vectors (T, 2d)."""
+        angle = pos[:, None] * frequencies(self.cfg.base, self.d, x)
+        return angle, self.unit_vectors(angle)
 
-    def rotate(self, q, k, x, angles, cache):
-        angle_q = angle_k = angles
+    def unit_vectors(self, angle):
+        """Returns [cos, sin] (.., T, 2d) of angles (.., T, d)."""
+        return stored(torch.cat((angle.cos(), angle.sin()), -1))
+
+    def encode_qk(self, q, k, x, per_position, cache):
+        angle, of_q = per_position
+        of_k = of_q
         if self.delta is not None:
-            angle_k = angle_q + self.delta.to(angle_q)[:, None]  # (H, T, d)
-        return self.polar(q, angle_q), self.polar(k, angle_k)  # (B, H, T, 2d)
+            of_k = self.unit_vectors(angle + self.delta.to(angle)[:, None])  # (H, T, 2d)
+        return self.polar(q, of_q), self.polar(k, of_k)  # (B, H, T, 2d)
 
-    def polar(self, x, angle):
+    def polar(self, x, unit_vectors):
         """Returns [mu cos, mu sin] (B, H, T, 2d) of x (B, H, T, d)."""
         mu = x.to(at_least_float32(x))
         if self.cfg.pope_mu == "softplus":
             mu = F.softplus(mu)
         elif self.cfg.pope_mu == "relu":
             mu = F.relu(mu)
-        return torch.cat((mu * angle.cos(), mu * angle.sin()), -1).to(x.dtype)
+        return (torch.cat((mu, mu), -1) * unit_vectors).to(x.dtype)
 
     @torch.no_grad()
     def clamp_parameters(self):
@@ -815,25 +823,21 @@ class T5(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
+        exact = cfg.t5_buckets // 2  # the number of buckets that hold one distance each
+        assert 2 <= exact < cfg.t5_max_distance, (
+            f"t5_buckets={cfg.t5_buckets} must be 4 or more, and half of it less than "
+            f"t5_max_distance={cfg.t5_max_distance}")
         table = torch.zeros(cfg.t5_buckets, cfg.n_head)
         self.table = shared_from.table if shared_from else nn.Parameter(table)
-
-    @staticmethod
-    def check(cfg):
-        if not 1 < cfg.t5_buckets // 2 < cfg.t5_max_distance:
-            raise ValueError(f"t5_buckets={cfg.t5_buckets} must be 4 or more, and half of it less "
-                             f"than t5_max_distance={cfg.t5_max_distance}")
+        # The smallest distance in each bucket but the first. The others begin at exact * r^n, and
+        # the tiny number keeps those that are integers from being rounded up to the next one
+        first = list(range(1, exact))
+        r = (cfg.t5_max_distance / exact) ** (1 / (cfg.t5_buckets - exact))
+        first += [math.ceil(exact * r**n - 1e-6) for n in range(cfg.t5_buckets - exact)]
+        self.register_buffer("first", torch.tensor(first), persistent=False)
 
     def logit_bias(self, q, logits, i, j, per_key):
-        distance = i - j  # (t, s)
-        buckets = self.cfg.t5_buckets
-        exact = buckets // 2  # the number of buckets that hold one distance each
-        # fraction goes from 0 to 1 as the distance goes from exact to t5_max_distance
-        log_ratio = (distance.clamp(min=exact) / exact).log()
-        fraction = log_ratio / math.log(self.cfg.t5_max_distance / exact)
-        far = exact + (fraction * (buckets - exact)).long()
-        near = distance.clamp(min=0)
-        bucket = torch.where(distance < exact, near, far.clamp(max=buckets - 1))  # (t, s)
+        bucket = torch.bucketize(i - j, self.first, right=True)  # (t, s)
         # table[bucket] would be the same, but its backward pass is slow on GPUs
         bias = F.embedding(bucket, self.table)  # (t, s, H)
         return bias.permute(2, 0, 1).to(at_least_float32(q))
@@ -853,18 +857,16 @@ class ALiBi(PE):
     fraction of the heads, the first ones, have a slope, and the others ignore positions."""
     has_kernel = True
 
-    @staticmethod
-    def check(cfg):
-        heads = round(cfg.alibi_fraction * cfg.n_head)
-        if not 1 <= heads <= cfg.n_head:
-            raise ValueError(f"alibi_fraction={cfg.alibi_fraction} gives a slope to {heads} of "
-                             f"{cfg.n_head} heads; that number must be from 1 to {cfg.n_head}")
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        self.heads = round(cfg.alibi_fraction * self.H)  # that have a slope
+        assert 1 <= self.heads <= self.H, (
+            f"alibi_fraction={cfg.alibi_fraction} gives a slope to {self.heads} of {self.H} heads")
 
     def slopes(self, x):
         """Returns m_h, (H, 1, 1)."""
-        heads = round(self.cfg.alibi_fraction * self.H)
-        without = torch.zeros(self.H - heads, 1, 1, device=x.device, dtype=at_least_float32(x))
-        return torch.cat((alibi_slopes(heads, x), without))
+        without = torch.zeros(self.H - self.heads, 1, 1, device=x.device, dtype=at_least_float32(x))
+        return torch.cat((alibi_slopes(self.heads, x), without))
 
     def logit_bias(self, q, logits, i, j, per_key):
         return -self.slopes(q) * (i - j)
@@ -889,9 +891,7 @@ class FoX(PE):
 
     def per_key(self, x, k, v, cache):
         """Returns the running sums log f_0 + .. + log f_j at each key j, (B, H, S)."""
-        precise = most_precise_dtype(x)
-        with torch.autocast(x.device.type, enabled=False):
-            log_f = F.logsigmoid(x.to(precise) @ self.W.to(precise) + self.b)  # (B, T, H)
+        log_f = F.logsigmoid(precise_product(x, self.W) + self.b)  # (B, T, H)
         sums = log_f.mT.cumsum(-1)  # (B, H, T)
         if "sums" in cache:
             sums = sums + cache["sums"][..., -1:]
@@ -926,15 +926,10 @@ class CoPE(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
+        assert cfg.cope_npos > 1, f"cope_npos={cfg.cope_npos} gives all keys the same position"
         if cfg.cope_gates == "sep-keys":
             self.W_g = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.add_parameters(shared_from if cfg.cope_shared else None)
-
-    @staticmethod
-    def check(cfg):
-        if cfg.cope_npos < 2:
-            raise ValueError(f"cope_npos={cfg.cope_npos} gives all keys the same position; use 2 "
-                             "or more")
 
     def add_parameters(self, shared_from):
         """Creates e. The two variants of CoPE below create other parameters instead, which layers
@@ -991,10 +986,6 @@ class CoPE_MLP(CoPE):
     of p and the division by npos are our choices."""
     has_kernel = False
 
-    @staticmethod
-    def check(cfg):
-        check_positive(cfg, "cope_npos", "cope_mlp_width")
-
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width
         self.W1 = nn.Parameter(torch.randn(N))
@@ -1013,10 +1004,6 @@ class CoPE_ALiBi(CoPE):
     """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's position, not clamped,
     as the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
     has_kernel = False
-
-    @staticmethod
-    def check(cfg):
-        check_positive(cfg, "cope_m0")
 
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
@@ -1040,16 +1027,10 @@ class ExPE(PE):
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.l = cfg.expe_l or cfg.n_embd // 8
+        assert 1 <= self.l <= cfg.n_embd, (
+            f"expe would write positions into l = {self.l} of n_embd={cfg.n_embd} dimensions")
         self.expe_S = shared_from.expe_S if shared_from else self.initial(cfg.expe_S)
         self.expe_theta = shared_from.expe_theta if shared_from else self.initial(cfg.expe_theta)
-
-    @staticmethod
-    def check(cfg):
-        check_positive(cfg, "expe_scale")
-        l = cfg.expe_l or cfg.n_embd // 8
-        if not 1 <= l <= cfg.n_embd:
-            raise ValueError(f"expe would write positions into l = {l} of n_embd={cfg.n_embd} "
-                             "dimensions; change expe_l")
 
     def initial(self, value):
         """Returns the value or, if it is learned, a parameter that starts there or at random."""
@@ -1089,7 +1070,10 @@ class ExQPE(ExPE):
         self.expe_theta2 = shared_from.expe_theta2 if shared_from else theta2
 
     def growth(self, i, c):
-        return self.expe_theta * c + self.expe_theta2 * ((i - c) / self.l + 1).floor()
+        # The division is one of integers, because GPUs may divide by multiplying by a reciprocal,
+        # and would then round some quotients down to the next integer
+        n = torch.div((i - c).long(), self.l, rounding_mode="floor") + 1
+        return self.expe_theta * c + self.expe_theta2 * n.to(c.dtype)
 
 # cache: numbers per token and head (*: d more with sep-keys). The last column says how the loss
 # behaves on text past the trained length; the numbers are in eval/README.md and config/README.md
@@ -1113,64 +1097,34 @@ PES = {                        # acts on        learns                       cac
 
 # --- the checks -----------------------------------------------------------------------------------
 
-def pe_pattern(cfg):
-    """Returns the names of each layer's methods. pe="rope,cope+rope" gives [["rope"], ["cope",
-    "rope"]], which repeats over the layers."""
-    return [mix.split("+") for mix in cfg.pe.split(",")]
-
-def check(cfg):
-    """Raises ValueError for a GPTConfig that makes no sense. Most options of a method are checked
-    in its class, and only if pe names it."""
-    check_positive(cfg, "block_size", "n_layer", "n_head", "n_embd", "base")
-    check_choices(cfg)
-    if not 0 <= cfg.dropout < 1:
-        raise ValueError(f"dropout={cfg.dropout} must be a fraction; use 0 <= dropout < 1")
-    if cfg.n_embd % cfg.n_head:
-        raise ValueError(f"n_embd={cfg.n_embd} is not divisible by n_head={cfg.n_head}; change "
-                         "one of them")
-    pattern = pe_pattern(cfg)
-    if len(pattern) > cfg.n_layer:
-        raise ValueError(f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but "
-                         f"n_layer={cfg.n_layer}; shorten the pattern")
-    everywhere = {name for names in pattern for name in names}
-    for names in pattern:
-        for name in names:
-            choose("pe", name, PES)
-            PES[name].check(cfg)
-            if names.count(name) > 1:
-                raise ValueError(f"pe={cfg.pe!r} names {name} twice in one layer; keep one")
-        together = everywhere if cfg.expe_once else set(names)  # what acts on the same tensor
-        if {"expe", "exqpe"} <= together:
-            raise ValueError(f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions; "
-                             "keep one of them")
-        rotating = [name for name in names if overrides(PES[name], "rotate")]
-        if len(rotating) > 1:
-            raise ValueError(f"pe={cfg.pe!r}: {' and '.join(rotating)} would both rotate q and k "
-                             "of one layer; keep one of them")
-    scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
-    if scales and not any(issubclass(PES[name], RoPE) for name in everywhere):
-        raise ValueError(f"rope_scaling={cfg.rope_scaling!r} and rope_factor={cfg.rope_factor} "
-                         f"would do nothing, because pe={cfg.pe!r} has no rope; use 'none' and 1")
-
-def check_choices(cfg):
-    """Raises ValueError for a dataclass field whose value is not among those of its Literal."""
+def check_options(cfg, pattern):
+    """Refuses options that would silently do something else than they say. Each class refuses those
+    of its own method, and Python and PyTorch report other mistakes."""
+    for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "base"):
+        value = getattr(cfg, name)
+        assert 0 < value < math.inf, f"{name}={value} must be positive and finite"
     for field in fields(cfg):
         if get_origin(field.type) is Literal:
-            choose(field.name, getattr(cfg, field.name), get_args(field.type))
-
-def check_positive(cfg, *names):
-    for name in names:
-        value = getattr(cfg, name)
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name}={value} must be positive and finite")
-
-def choose(name, value, options):
-    """Returns the value if it is among the options. Otherwise raises a ValueError that lists them,
-    nearest first."""
-    if value not in options:
-        near = difflib.get_close_matches(value, options, len(options), 0)
-        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(near)}")
-    return value
+            value, choices = getattr(cfg, field.name), get_args(field.type)
+            assert value in choices, f"{field.name}={value!r}: choose one of {', '.join(choices)}"
+    assert 0 <= cfg.dropout < 1, f"dropout={cfg.dropout} must be from 0 to below 1"
+    assert cfg.n_embd % cfg.n_head == 0, f"n_head={cfg.n_head} must divide n_embd={cfg.n_embd}"
+    assert len(pattern) <= cfg.n_layer, (
+        f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but n_layer={cfg.n_layer}")
+    for names in pattern:
+        for name in names:
+            assert name in PES, f"pe={name!r} is unknown; choose from {', '.join(PES)}"
+            assert names.count(name) == 1, f"pe={cfg.pe!r} names {name} twice in one layer"
+        encoding = [name for name in names if overrides(PES[name], "encode_qk")]
+        assert len(encoding) <= 1, f"{' and '.join(encoding)} cannot both encode q and k of a layer"
+    used = {name for names in pattern for name in names}
+    for names in [used] if cfg.expe_once else pattern:
+        both = {"expe", "exqpe"} <= set(names)
+        assert not both, f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions"
+    scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
+    assert not scales or any(issubclass(PES[name], RoPE) for name in used), (
+        f"rope_scaling={cfg.rope_scaling} and rope_factor={cfg.rope_factor} do nothing, because "
+        f"pe={cfg.pe!r} has no rope")
 
 # --- what train.py and sample.py share ------------------------------------------------------------
 

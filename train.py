@@ -22,7 +22,7 @@ import sys
 import time
 import zlib
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -36,7 +36,6 @@ from data.shards import Split
 from model import (
     GPT,
     GPTConfig,
-    check,
     error_sums,
     model_options,
     pick_device,
@@ -109,8 +108,7 @@ def main(words):
     log = Log(cfg, processes, saved)
     log.say(f"{raw_model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, data={cfg.data}, "
             f"{world} x {device.type}, {cfg.dtype}, {cfg.out_dir}, from step {step}")
-    if cfg.kernels == "auto":
-        log.say(raw_model.use_kernels(getattr(torch, cfg.dtype)))
+    log.say(raw_model.use_kernels(getattr(torch, cfg.dtype), cfg.kernels))
     del saved, origin  # their tensors would stay in memory
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.dtype == "bfloat16")
     model = torch.compile(raw_model) if cfg.compile else raw_model
@@ -222,7 +220,7 @@ def read_options(words):
     cfg.out_dir = out_dir
     if cfg.init_from:
         cfg.init_from = os.path.normpath(cfg.init_from)  # it is compared when the run is resumed
-    check_options(cfg)
+    refuse_nonsense(cfg)
     return cfg, saved, origin
 
 def last_saved(run):
@@ -243,14 +241,15 @@ def default_directory(cfg):
         name += f"_seed{cfg.seed}"
     return os.path.join("out", name)
 
-def check_options(cfg):
+def refuse_nonsense(cfg):
     """Raises Mistake for options that make no sense."""
-    with config.refusals_are_mistakes():
-        check(cfg)
+    # The model refuses its own. It is built without memory here, before any data are read
+    with config.refusals_are_mistakes(), torch.device("meta"):
+        GPT(replace(cfg, vocab_size=cfg.vocab_size or 1))
     for field in fields(cfg):
         value = getattr(cfg, field.name)
         lowest = 1 if field.name in ("batch_size", "eval_interval", "log_interval") else 0
-        is_of_run = field.name in TrainConfig.__annotations__  # `check` checks those of the model
+        is_of_run = field.name in TrainConfig.__annotations__
         if is_of_run and field.type in (int, float) and not lowest <= value < math.inf:
             raise Mistake(f"{field.name}={value} must be finite and at least {lowest}")
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":

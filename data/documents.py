@@ -34,10 +34,11 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
         and a split of the size None takes all that are left.
     shortest: documents of fewer tokens are left out.
     at_least: how many documents there must be, so that a corpus that was cut short is noticed.
-    depends_on: what else the documents depend on, such as the options of the script.
+    depends_on: what else the documents depend on, such as the options of the script. The documents
+        themselves must not change between two calls.
     """
     codec = tokenizer(tokenizer_name)
-    end = np.array([codec.separator], dtype=np.uint16)
+    end = np.array([codec.separator])
 
     def encode(document):
         split, text = document

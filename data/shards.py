@@ -105,7 +105,8 @@ class Split:
             starts = rng(seed, step).integers(0, self.tokens - length, size=batch_size)
             return self.read(starts[mine], length)
         rows = []
-        for number in step * batch_size + mine:  # rows are counted from the first batch on
+        # row `number` of the run, counted from the first batch on, has this place in this epoch
+        for number in step * batch_size + mine:
             epoch, place = divmod(int(number), self.rows)
             rows.append(order_of_rows(self.rows, seed, epoch)[place])
         return self.read(np.array(rows, dtype=np.int64) * self.row_length, length)
@@ -192,7 +193,8 @@ class Writer(contextlib.AbstractContextManager):
         the `write` that brings it to this many.
     settings: for corpora, whose writing may take hours: everything that the contents depend on. If
         this is given, the .part folder is named after it and stays after an error, and the next
-        Writer with the same settings resumes after the last shard.
+        Writer with the same settings resumes after the last shard. What waits for the next shard is
+        then lost, so a caller writes one split after the other, and calls end_shard in between.
 
     `meta` will be meta.json. It is saved with each shard, so a caller puts there what it needs for
     resuming. `written` is {split: number of its tokens}.
@@ -203,8 +205,10 @@ class Writer(contextlib.AbstractContextManager):
         if vocab_size > 65536:
             raise Mistake(f"tokenizer {tokenizer!r} has {vocab_size} tokens, but uint16 holds only "
                           "65536; choose another")
-        self.folder = Path(folder)
+        self.folder = Path(folder).resolve()  # a link to another disk can be renamed only there
         self._refuse_if_complete()
+        if os.path.ismount(self.folder):
+            raise Mistake(f"{folder} is a mount point and cannot be renamed; name a folder in it")
         if self.folder.exists() and any(self.folder.iterdir()):
             raise Mistake(f"{folder} holds other files; choose another folder with --out")
         self.shard_tokens = shard_tokens
@@ -219,7 +223,8 @@ class Writer(contextlib.AbstractContextManager):
                      "row_length": {}, "loss": "all", "shards": {}, "checksum": 0}
         if (self.part / PROGRESS).exists():
             self.meta = json.loads((self.part / PROGRESS).read_text(encoding="utf-8"))
-            print(f"{self.folder}: resuming after {len(self.meta['shards'])} shards", flush=True)
+            print(f"resuming {self.part} after {len(self.meta['shards'])} shards; if the source "
+                  "has changed, delete this folder and start over", flush=True)
         self.written = collections.Counter()
         for shard, count in self.meta["shards"].items():
             self.written[split_of(shard)] += count
@@ -235,7 +240,7 @@ class Writer(contextlib.AbstractContextManager):
             if not self.resumes:
                 shutil.rmtree(self.part, ignore_errors=True)  # it is gone if it was renamed
             with contextlib.suppress(OSError):
-                self.part.rmdir()  # if there is nothing to resume
+                self.part.rmdir()  # if an error came before the first shard of a corpus
 
     def write(self, split, tokens, loss=None):
         """Appends tokens to a split: (n,) to a stream, or (n, row_length) to rows. The mask `loss`
@@ -287,19 +292,19 @@ class Writer(contextlib.AbstractContextManager):
             raise Mistake(f"{self.folder} got no tokens; check its source")
         self.meta["shards"] = dict(sorted(self.meta["shards"].items()))
         self._save_meta("meta.json")
-        for path in [self.part / PROGRESS, *self.part.glob("*.tmp")]:  # of killed processes
-            path.unlink(missing_ok=True)
         try:
             os.rename(self.part, self.folder)
         except OSError:
             self._refuse_if_complete()
             raise
+        for path in [self.folder / PROGRESS, *self.folder.glob("*.tmp")]:  # of killed processes
+            path.unlink(missing_ok=True)
         sizes = ", ".join(f"{split} {count:,} tokens" for split, count in self.written.items())
         print(f"wrote {self.folder}: {sizes}", flush=True)
 
     def _refuse_if_complete(self):
         if (self.folder / "meta.json").exists():
-            raise FileExistsError(f"{self.folder} was written by another process, and is kept")
+            raise FileExistsError(f"{self.folder} is already complete, and is kept")
 
     def _save_meta(self, name):
         content = bytearray(f"{json.dumps(self.meta, indent=1)}\n".encode())
@@ -319,6 +324,6 @@ class Writer(contextlib.AbstractContextManager):
             os.replace(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            self._refuse_if_complete()
+            self._refuse_if_complete()  # another process has renamed the folder
             raise OSError(f"{path} could not be written: {error.strerror}") from error
         del waiting[:size]

@@ -4,9 +4,10 @@
     python -m data.text --source=FOLDER --tokenizer=gpt2       # its files, as GPT-2 tokens
     python -m data.text --source=input.txt --out=data/mine --val=0.05
 
-The text must be UTF-8. In a folder, files and folders whose names begin with a dot are skipped. The
-last tenth of each file (or another fraction, --val) is for validation, and the rest is for
-training. End-of-text follows each of the two parts. A file may be larger than memory.
+The text must be UTF-8. In a folder, files and folders whose names begin with a dot are skipped, and
+so are links to folders. The last tenth of each file (or another fraction, --val) is for validation,
+and the rest is for training. End-of-text follows each of the two parts. A file may be larger than
+memory. If this is interrupted, it starts over.
 
 splits   train, val
 options  source: the file or the folder; tokenizer: "bytes", or a name that tiktoken or the Hugging
@@ -53,11 +54,11 @@ def count_characters(path):
         raise Mistake(f"{path} is not UTF-8 ({error.reason}); convert or move it") from None
     return count
 
-def pieces(paths, val):
-    """Yields (split, text) for the pieces of all files, and (split, None) where the part of a file
-    that belongs to this split ends. A piece ends with a line unless the line is very long."""
-    for path in paths:
-        length = count_characters(path)
+def pieces(lengths, val):
+    """Yields (split, text) for the pieces of all files, {path: number of characters}, and (split,
+    None) where the part of a file that belongs to this split ends. A piece ends with a line unless
+    the line is very long."""
+    for path, length in lengths.items():
         cut = round(length * (1 - val))
         with open_text(path) as file:
             for split, left in (("train", cut), ("val", length - cut)):
@@ -72,8 +73,8 @@ def pieces(paths, val):
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
     if not 0 < val < 1:
         raise Mistake(f"val={val} must lie between 0 and 1, because it is a fraction")
-    paths = files(source)
     codec = load(tokenizer)
+    lengths = {path: count_characters(path) for path in files(source)}
 
     def encode(piece):
         split, text = piece
@@ -82,7 +83,7 @@ def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1
         return split, codec.encode_document(text)
 
     with Writer(folder, codec.vocab_size, tokenizer, codec.separator) as writer:
-        for split, ids in in_threads(encode, pieces(paths, val)):
+        for split, ids in in_threads(encode, pieces(lengths, val)):
             writer.write(split, ids)
 
 def name_of(source="", **_):

@@ -81,7 +81,10 @@ class Hub:
         self.inner.encode_special_tokens = True  # despite its name, this treats them as text
         ids = self.inner.get_vocab()
         self.vocab_size = max(ids.values()) + 1
-        self.separator = ids["</s>" if "</s>" in ids else "<|endoftext|>"]
+        known = [token for token in ("</s>", "<|endoftext|>") if token in ids]
+        if not known:
+            raise Mistake(f"tokenizer {name!r} has neither </s> nor <|endoftext|>; choose another")
+        self.separator = ids[known[0]]
 
     def encode(self, text):
         self.inner.encode_special_tokens = False

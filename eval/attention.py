@@ -19,7 +19,7 @@ import config
 from config import Mistake
 from data.tokenizer import tokenizer
 from eval import curves
-from model import CARoPE, CoPE, PoPE, RoPE, choose, frequencies, overrides, scaled_dot_products
+from model import CARoPE, CoPE, PoPE, RoPE, frequencies, overrides, scaled_dot_products
 from sample import Run, add_run_options, comma_separated
 
 TEXTS = 10  # segments of the split that are read
@@ -108,7 +108,7 @@ def norms(attn, x, q, k, *rest):
     frequencies, averaged over texts, heads and tokens (PoPE Figures 3 to 6). In PoPE such a norm is
     a magnitude mu_c."""
     for pe in attn.pes:
-        if overrides(type(pe), "rotate"):
+        if overrides(type(pe), "encode_qk"):
             pairs = torch.stack((q, k))  # (2, B, H, T, d)
             if isinstance(pe, RoPE):  # with rope_fraction, the other dimensions do not rotate
                 pairs = pairs[..., : pe.rotated_width(attn.cfg)]
@@ -125,17 +125,17 @@ def learned_rotation(attn, x, *rest):
             tokens = x.flatten(0, 1)[:, None]  # as texts of one token, whose phase is f^c
             q = x.new_zeros(len(tokens), pe.H, 1, pe.d)
             cache = {}
-            pe.rotate(q, q, tokens, None, cache)
+            pe.encode_qk(q, q, tokens, None, cache)
             mean = cache["phi"].mean((0, 2))  # (H, n)
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
-def cope_map(attn, name, q, k, v, unrotated_q, i, j, per_key):
+def cope_map(attn, name, q, k, v, unencoded_q, i, j, per_key):
     """Calls the layer's CoPE method of this name, gates or logit_bias. Returns its result for the
     first text as a map (H, T, T), which is nan where the key follows the query."""
     for pe, gate_k in zip(attn.bias_pes, per_key):
         if isinstance(pe, CoPE):
             logits = scaled_dot_products(q, k, attn.d)
-            found = getattr(pe, name)(unrotated_q, logits, i, j, gate_k)
+            found = getattr(pe, name)(unencoded_q, logits, i, j, gate_k)
             return found[0].masked_fill(j > i, math.nan)
 
 def gates(attn, x, *operands):
@@ -204,8 +204,10 @@ def draw_maps(layers, heads, words):
     maps = {f"{i + 1}.{h + 1}": head for i, layer in layers.items()
             for h, head in enumerate(layer)}
     if heads:
-        with config.refusals_are_mistakes():
-            names = [choose("heads", name, maps) for name in heads]
+        for name in heads:
+            if name not in maps:
+                raise Mistake(f"there is no head {name}; choose from {', '.join(maps)}")
+        names = heads
         across = len(names)
         inches = max(3, len(words) / TOKENS_PER_INCH)
     else:

@@ -45,8 +45,8 @@ for name in ("nope", "rope"):
 # ## 2. What each method changes
 #
 # A method acts through a few hooks. `embed` and `inputs` change the vectors that q and k are made
-# of, `rotate` changes q and k themselves, and `logit_bias` adds something to the logits, which are
-# the scaled products of q and k. Here we call these hooks by hand, for one head and one line of
+# of, `encode_qk` changes q and k themselves, and `logit_bias` adds something to the logits, which
+# are the scaled products of q and k. Here we call these hooks by hand, for one head and one line of
 # text.
 #
 # To see only what a method does, we keep the content simple. Every query is the same vector. There
@@ -100,8 +100,8 @@ def effect(name, is_first):
     # the hooks, in the order in which a layer calls them
     pos = torch.arange(T)
     q, k = (pe.inputs(pe.embed(y, pos), pos)[:, None] for y in (q, k))  # (1, 1, T, d)
-    rotated_q, k = pe.rotate(q, k, x, pe.angles(x, pos), {})
-    logits = scaled_dot_products(rotated_q, k, d)
+    encoded_q, k = pe.encode_qk(q, k, x, pe.per_position(x, pos), {})
+    logits = scaled_dot_products(encoded_q, k, d)
     bias = pe.logit_bias(q, logits, pos[:, None], pos, pe.per_key(x, k, k, {}))
 
     added = (logits + bias - plain_logits)[0, 0].masked_fill(pos > pos[:, None], math.nan)

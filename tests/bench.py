@@ -1,14 +1,15 @@
-"""Times everything that one wants to know on the first day with a GPU:
+"""Times everything that one wants to know on the first day with a GPU, the most useful lines first:
 
-    python tests/bench.py                     a table
+    python tests/bench.py                     a table, which takes hours
+    python tests/bench.py --minutes=10        starts no line after ten minutes
     python tests/bench.py --only=pope,fox     only lines whose names contain one of these
     python tests/bench.py --dry               tiny sizes on a CPU, with PyTorch instead of kernels
 
 There are two kinds of lines. `step` is a whole training step of a GPT of 124M parameters, eager and
 compiled. `attention` is attention by itself, forward and with its backward pass, in kernels.py and
-in PyTorch, for 1,024 to 32,768 tokens. Its error is against float64, for the output and all
-gradients of a few queries, so that a fast but wrong kernel does not pass. Times are medians. A line
-that fails says why, and does not end the run.
+in PyTorch, for 1,024 to 32,768 tokens. A fast but wrong kernel does not pass: a step's loss is
+compared with that of the dense path, and attention's output and the gradients of a few queries with
+those in float64. Times are medians. A line that fails says why, and does not end the run.
 """
 import argparse
 import copy
@@ -27,8 +28,9 @@ from model import GPT, PES, GPTConfig  # noqa: E402
 # --- how a line is measured -----------------------------------------------------------------------
 
 class Bench:
-    def __init__(self, only, dry):
+    def __init__(self, only, minutes, dry):
         self.only = only.split(",")  # [""], which is part of every name, if nothing is given
+        self.end = time.monotonic() + 60 * minutes
         self.dry = dry
         self.device = torch.device("cpu" if dry else "cuda")
         self.lines = []
@@ -36,7 +38,7 @@ class Bench:
 
     def line(self, kind, name, T, measure, *arguments):
         """Prints what measure(self, *arguments) returns, a dict, or why it failed."""
-        if not any(part in f"{kind} {name}" for part in self.only):
+        if not any(part in f"{kind} {name}" for part in self.only) or time.monotonic() > self.end:
             return
         try:
             result = measure(self, *arguments)
@@ -77,9 +79,9 @@ def training_step(bench, pe, use_kernels, compiled):
     cfg = GPTConfig(pe=pe, **sizes)
     net = GPT(cfg).to(bench.device)
     optimizer = net.configure_optimizers(0.1, 6e-4, (0.9, 0.95), bench.device.type)
-    said = net.use_kernels(torch.bfloat16) if use_kernels else ""
-    if use_kernels and "triton" not in said and not bench.dry:
-        raise ValueError(said)
+    result = {}
+    if use_kernels:
+        result["loss_error"] = loss_error(bench, net, compiled)
     f = torch.compile(net) if compiled else net
     idx = torch.randint(cfg.vocab_size, (B, cfg.block_size), device=bench.device)
 
@@ -92,18 +94,43 @@ def training_step(bench, pe, use_kernels, compiled):
 
     step()
     ms = bench.median_ms(step)
-    result = dict(ms=ms, tokens_per_s=B * cfg.block_size / ms * 1000)
+    result.update(ms=ms, tokens_per_s=B * cfg.block_size / ms * 1000)
     result["peak_GiB"] = bench.peak_gib(step)
     return result
 
-def steps(bench):
+def loss_error(bench, net, compiled):
+    """Makes net use the kernels. Returns how far its loss is from that of the dense path in
+    float32, relative to it, for a copy whose weights are so large that attention matters."""
+    copied = copy.deepcopy(net)
+    torch.manual_seed(0)
+    for p in copied.parameters():
+        torch.nn.init.normal_(p, std=len(p) ** -0.5)
+    copied.clamp_parameters()
+    idx = torch.randint(net.cfg.vocab_size, (1, net.cfg.block_size), device=bench.device)
+    with torch.no_grad():
+        want = copied(idx, idx)[1].item()
+        for model in (net, copied):
+            said = model.use_kernels(torch.bfloat16)
+        if "triton" not in said and not bench.dry:
+            raise ValueError(said)
+        f = torch.compile(copied) if compiled else copied
+        with torch.autocast(bench.device.type, torch.bfloat16):
+            found = f(idx, idx, return_logits=False)[1].item()
+    error = abs(found / want - 1)
+    if not error < 0.02:
+        raise ValueError(f"wrong: the loss is {found}, and that of the dense path is {want}")
+    torch._dynamo.reset()
+    return error
+
+FIRST = ("rope", "pope", "cope", "fox", "alibi")  # the methods of the most useful lines
+
+def step_lines(bench, methods, compiled):
     T = 16 if bench.dry else 1024
-    for mode in ("eager",) if bench.dry else ("eager", "compiled"):
-        compiled = mode == "compiled"
-        for pe, method in PES.items():
-            bench.line("step", f"{pe}, {mode}", T, training_step, pe, False, compiled)
-            if method.has_kernel:
-                bench.line("step", f"{pe}, {mode}, kernel", T, training_step, pe, True, compiled)
+    mode = "compiled" if compiled else "eager"
+    for pe in methods:
+        bench.line("step", f"{pe}, {mode}", T, training_step, pe, False, compiled)
+        if PES[pe].has_kernel:
+            bench.line("step", f"{pe}, {mode}, kernel", T, training_step, pe, True, compiled)
 
 # --- attention by itself --------------------------------------------------------------------------
 # All lines of a method get the operands of the same layer of model.py, which Attention.textbook
@@ -125,16 +152,16 @@ def random_layer(bench, name, T):
     with torch.no_grad():
         x = torch.randn(B, T, H * d).to(layer.c_qk.weight)
         pos = torch.arange(T, device=bench.device)
-        angles = {pe: method.angles(x, pos) for pe, method in net.first_instance.items()}
-        q, k, v, unrotated_q, _, _, per_key = layer.encode(x, pos, angles, {})
+        per_position = {name: pe.per_position(x, pos) for name, pe in net.first_instance.items()}
+        q, k, v, unencoded_q, _, _, per_key = layer.encode(x, pos, per_position, {})
     if name == NEVER_SATURATED:
-        unrotated_q[..., 0] = d**0.5
+        unencoded_q[..., 0] = d**0.5
         per_key[0][..., 0] = -5  # which adds -5 to the logit of every gate
-    return layer, [x.detach().clone().requires_grad_() for x in (q, k, v, unrotated_q, *per_key)]
+    return layer, [x.detach().clone().requires_grad_() for x in (q, k, v, unencoded_q, *per_key)]
 
-def call(attend, q, k, v, unrotated_q, *per_key):
+def call(attend, q, k, v, unencoded_q, *per_key):
     j = torch.arange(k.size(2), device=k.device)
-    return attend(q, k, v, unrotated_q, j[-q.size(2):, None], j, per_key)
+    return attend(q, k, v, unencoded_q, j[-q.size(2):, None], j, per_key)
 
 def output_and_gradients(f, operands, do):
     o = f(*operands)
@@ -151,8 +178,8 @@ def error(attend, layer, operands):
         return call(attend, *operands)[:, :, stop - 16 : stop]
 
     def exact(*operands):
-        q, k, v, unrotated_q, *per_key = (x.double()[:, :, :stop] for x in operands)
-        return call(exact_layer.textbook, q[:, :, -16:], k, v, unrotated_q[:, :, -16:], *per_key)
+        q, k, v, unencoded_q, *per_key = (x.double()[:, :, :stop] for x in operands)
+        return call(exact_layer.textbook, q[:, :, -16:], k, v, unencoded_q[:, :, -16:], *per_key)
 
     do = torch.randn_like(mine(*one))
     pairs = zip(output_and_gradients(mine, one, do), output_and_gradients(exact, one, do))
@@ -205,10 +232,10 @@ def flex_attention(bench, layer, T):
 
     mask = flex.create_block_mask(causal, None, None, T, T, device=bench.device)
 
-    def attend(q, k, v, unrotated_q, i, j, per_key):
+    def attend(q, k, v, unencoded_q, i, j, per_key):
         add_bias = None
         if layer.bias_pes:
-            bias = layer.bias_pes[0].kernel_arguments(unrotated_q, per_key[0])["key_bias"]
+            bias = layer.bias_pes[0].kernel_arguments(unencoded_q, per_key[0])["key_bias"]
 
             def add_bias(s, b, h, i, j):
                 return s + bias[b, h, j]
@@ -225,16 +252,32 @@ IMPLEMENTATIONS = {
     "alibi": (triton, chunked, flex_attention),
 }
 
-def attentions(bench):
-    for T in (64,) if bench.dry else (1024, 2048, 4096, 8192, 16384, 32768):
+def attention_lines(bench, *lengths):
+    for T in lengths:
         for name, makes in IMPLEMENTATIONS.items():
             for make in makes:
                 bench.line("attention", f"{name}, {make.__name__}", T, measure_attention, make,
                            name, T)
 
+def all_lines(bench):
+    """Measures all lines, in the order of their worth."""
+    others = [pe for pe in PES if pe not in FIRST]
+    if bench.dry:
+        step_lines(bench, [*FIRST, *others], compiled=False)
+        attention_lines(bench, 64)
+        return
+    step_lines(bench, FIRST, compiled=True)
+    attention_lines(bench, 1024, 8192)
+    step_lines(bench, FIRST, compiled=False)
+    attention_lines(bench, 2048, 4096, 16384, 32768)
+    step_lines(bench, others, compiled=True)
+    step_lines(bench, others, compiled=False)
+
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="parts of names, separated by commas")
+    parser.add_argument("--minutes", type=float, default=float("inf"),
+                        help="start no line after this time")
     parser.add_argument("--dry", action="store_true", help="a tiny size, on a CPU")
     options = parser.parse_args(words)
     if not options.dry:
@@ -242,9 +285,8 @@ def main(words=None):
             parser.error("there is no CUDA GPU; --dry runs tiny sizes on a CPU")
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton "
               f"{kernels.triton.__version__}, bfloat16")
-    bench = Bench(options.only, options.dry)
-    attentions(bench)
-    steps(bench)
+    bench = Bench(options.only, options.minutes, options.dry)
+    all_lines(bench)
     return bench.lines
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def test_two_processes_write_one_corpus(tmp_path):
     write_documents(tmp_path / "whole", documents, "bytes", **how)
     process = multiprocessing.get_context("fork").Process(
         target=write_documents, args=(tmp_path / "set", documents, "bytes"), kwargs=how)
-    with pytest.raises(FileExistsError, match="set was written by another process, and is kept"):
+    with pytest.raises(FileExistsError, match="set is already complete, and is kept"):
         process.start()
         write_documents(tmp_path / "set", slowly(), "bytes", **how)
     process.join(60)

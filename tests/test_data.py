@@ -255,8 +255,18 @@ def test_a_killed_writer_leaves_nothing_under_the_final_name(tmp_path, small):
         else:
             assert process.returncode != 0
 
+def test_a_link_to_another_disk(tmp_path):
+    """The set is written beside the folder that the link names, and gets its place."""
+    (tmp_path / "big").mkdir()
+    (tmp_path / "small").symlink_to(tmp_path / "big" / "set")  # which is not there yet
+    with Writer(tmp_path / "small", 9, "bytes") as writer:
+        assert writer.part.parent == tmp_path / "big"
+        writer.write("train", [1, 2, 3])
+    assert Split(tmp_path / "small", "train").tokens == 3
+    assert not list(tmp_path.rglob("*.part"))
+
 def test_a_second_writer_says_that_it_was_late(tmp_path):
-    with pytest.raises(FileExistsError, match="set was written by another process, and is kept"):
+    with pytest.raises(FileExistsError, match="set is already complete, and is kept"):
         with Writer(tmp_path / "set", 9, "bytes") as late:
             with Writer(tmp_path / "set", 9, "bytes") as first:
                 first.write("train", [1, 2, 3])

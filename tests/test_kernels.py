@@ -370,7 +370,7 @@ def test_operator(run, device):
 def tiny_gpt(pe, **options):
     torch.manual_seed(3)  # with this seed no rounded gate takes a position across an integer
     sizes = dict(n_layer=2, n_head=2, n_embd=64, cope_npos=8)
-    net = model.GPT(model.GPTConfig(40, 11, pe=pe, **sizes | options))
+    net = model.GPT(model.GPTConfig(vocab_size=11, pe=pe, **dict(block_size=40) | sizes | options))
     with torch.no_grad():
         for name, p in net.named_parameters():
             p.normal_(std=0.2)
@@ -437,6 +437,41 @@ def test_accumulation_in_a_compiled_model_under_ddp(tmp_path):
         for rank in ranks:
             rank.result()
 
+def train_on_gpu(rank, world, meeting_point, pe):
+    """Compares the loss and all gradients of a compiled model under autocast (and DDP, if there are
+    several GPUs) that uses the kernels, with those of the dense path in float32."""
+    torch.cuda.set_device(rank)
+    net = tiny_gpt(pe, block_size=300).to(rank)
+    idx = torch.randint(11, (world, 2, 300), device=rank)  # the same in all processes
+    want = net(idx.flatten(0, 1), idx.flatten(0, 1))[1]
+    exact = torch.autograd.grad(want, list(net.parameters()))
+    said = net.use_kernels(torch.bfloat16)
+    assert "triton" in said, said
+    f = torch.compile(net)
+    if world > 1:
+        torch.distributed.init_process_group("nccl", f"file://{meeting_point}", None, world, rank)
+        f = torch.nn.parallel.DistributedDataParallel(f, device_ids=[rank])
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = f(idx[rank], idx[rank], return_logits=False)[1]
+    loss.backward()
+    if world > 1:
+        torch.distributed.all_reduce(loss)
+        loss = loss / world
+        torch.distributed.destroy_process_group()
+    assert abs(loss.item() - want.item()) < 0.02 * want.item()
+    found = torch.cat([p.grad.flatten() for p in net.parameters()])
+    exact = torch.cat([gradient.flatten() for gradient in exact])
+    most = 0.3 if "cope" in pe else 0.05  # CoPE's gates are rounded
+    assert (found - exact).norm() < most * exact.norm()
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("pe", ["pope", "cope", "fox+rope", "alibi"])
+def test_training_on_gpus(pe, tmp_path):
+    """Each method in a process of its own for each GPU, of which two are enough."""
+    world = min(2, torch.cuda.device_count())
+    torch.multiprocessing.spawn(train_on_gpu, (world, tmp_path / "meeting", pe), world)
+
 def test_why_not(monkeypatch):
     """What keeps a layer from the kernel, in the words that the training log prints."""
     monkeypatch.setattr(kernels, "INTERPRET", True)
@@ -447,6 +482,8 @@ def test_why_not(monkeypatch):
 
     assert ask("pope", d=16) is None and ask("pope", d=128) is None
     assert ask("cope", "pope", d=128) == "head width 128 is not within 16 to 64"
+    assert kernels.why_not(["cope"], 128, "cpu", torch.float16) is None
+    assert "head width 128" in kernels.why_not(["cope"], 128, "cpu", torch.float16, own_gates=True)
     assert ask("pope", dtype=torch.float64) == "torch.float64 inputs"
     assert "interpreter" in ask("pope", dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "INTERPRET", False)
@@ -456,7 +493,7 @@ def test_without_triton():
     """Without Triton one can import the module, ask, and get one clear line from a call."""
     code = ("import sys; sys.modules['triton'] = None; import kernels, torch; "
             "assert kernels.why_not(['pope'], 64, 'cuda', None) == 'no triton'; "
-            "q = torch.zeros(1, 1, 9, 32); kernels.attention(q, q, q)")
+            "q = torch.zeros(1, 1, 9, 32).half(); kernels.attention(q, q, q)")
     failed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE,
                             text=True)
     assert failed.stderr.splitlines()[-1].startswith("ValueError: q is on cpu; ")
@@ -464,10 +501,11 @@ def test_without_triton():
 # --- compiled ahead of time -----------------------------------------------------------------------
 
 # Bytes of shared memory for a program. Each takes 1 KB more, and a multiprocessor has 1 KB more
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 # Bytes of registers that a thread may spill to memory, by chip and width of v. Narrower tiles spill
 # less, but take more instructions per pair of query and key, even with those of the spills counted
-SPILLED = {(80, 64): 512, (86, 64): 64, (90, 64): 128, (80, 128): 512}
+SPILLED = {(80, 64): 512, (86, 64): 64, (90, 64): 128, (80, 128): 512, (90, 128): 1024,
+           (100, 64): 64, (120, 64): 512}
 
 def launches(method, d, T, share, monkeypatch):
     """Returns (kernel, arguments, options) of the kernels of one step in bfloat16."""
@@ -516,12 +554,15 @@ def check_compiled(target, fn, args, options):
 @pytest.mark.parametrize("target, method, d, T, share", [
     (90, "pope", 64, 1024, 0.0), (90, "cope", 64, 1, 0.0), (86, "pope+fox", 64, 1024, 0.1),
     # 1000 is no multiple of a tile, or of 16
-    (80, "cope, separate", 64, 1000, 0.0), (80, "pope", 128, 1000, 0.0)])
+    (80, "cope, separate", 64, 1000, 0.0), (80, "pope", 128, 1000, 0.0),
+    (90, "cope", 128, 1000, 0.0), (90, "cope", 64, 1000, 0.1),
+    (100, "pope", 64, 1024, 0.0), (100, "cope", 64, 1000, 0.1),
+    (120, "pope", 64, 1024, 0.0), (120, "cope", 64, 1000, 0.1)])
 def test_compiles_for(target, method, d, T, share, monkeypatch):
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    monkeypatch.setattr(kernels, "is_small", lambda device: target == 86)
+    monkeypatch.setattr(kernels, "is_small", lambda device: target in (86, 120))
     found = launches(method, d, T, share, monkeypatch)
     assert len(found) == 3
     driver.set_active(SimpleNamespace(  # of a GPU that is not there
