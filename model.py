@@ -37,7 +37,7 @@ import json
 import math
 import os
 import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args, get_origin
 
 import torch
@@ -106,6 +106,10 @@ class GPTConfig:
     expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: start as above
     expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the length
 
+# The options that GPT.from_checkpoint may change, because they make sense for a trained model
+TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped",
+             "block_size")
+
 class PE(nn.Module):
     """The base of all methods. A method overrides the hooks through which it acts.
 
@@ -115,8 +119,9 @@ class PE(nn.Module):
     `per_position` and `embed`, so the parameters that these two read must be shared, or the copies
     in later layers would never learn.
 
-    An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation and weight decay,
-    like any other. A bare nn.Parameter keeps the value that __init__ gives it, and does not decay.
+    An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
+    it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
+    gives it, and does not decay.
     Parameters may be bfloat16, so a hook that computes in float32 has to cast them. Autocast
     computes all matrix products in bfloat16, so a hook that needs a precise one calls
     precise_product.
@@ -126,7 +131,9 @@ class PE(nn.Module):
     the dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
     layer of `fox+rope` is {"k": encoded keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
     """
-    has_kernel = False  # True: kernels.attention supports its logit_bias or its wide q and k (pope)
+    # True: kernels.attention supports its logit_bias, or its wide q and k (pope). A class does not
+    # inherit this, because it may override what the kernel computes
+    has_kernel = False
     limit = math.inf  # the longest input that it can encode
 
     def __init__(self, cfg, shared_from=None):
@@ -188,6 +195,10 @@ class PE(nn.Module):
 def overrides(cls, hook):
     """True if cls, the class of a method, overrides the hook of this name."""
     return getattr(cls, hook) is not getattr(PE, hook)
+
+def has_kernel(cls):
+    """True if the class of a method says so itself, rather than a class from which it inherits."""
+    return vars(cls).get("has_kernel", False)
 
 # --- a plain GPT ----------------------------------------------------------------------------------
 
@@ -288,7 +299,7 @@ class Attention(nn.Module):
         depends on another. Keys after a chunk's last query are left out, because the mask would
         remove them, and that is nearly half of the T x S matrix in a long text. Without gradients,
         only one chunk's part of the matrix exists at a time. With gradients, the backward pass
-        keeps all parts, which are a third to two fifths less than the whole matrix."""
+        keeps all parts, which for 1024 tokens are a third to two fifths less than the whole."""
         # a matrix product would copy what is not contiguous, and do so again for each chunk
         q, k, v, unencoded_q = (y.contiguous() for y in (q, k, v, unencoded_q))
         T, S = q.size(2), k.size(2)
@@ -425,9 +436,13 @@ class GPT(nn.Module):
     @classmethod
     def from_checkpoint(cls, run, device="cpu", **changes):
         """Returns the model that train.py saved in the run directory `run`, in evaluation mode, and
-        the whole checkpoint, a dict that read_checkpoint describes. `changes` are model options to
-        use instead of those of the training, such as rope_scaling="ntk", rope_factor=4.0. Raises
-        ValueError if the checkpoint is damaged or its weights do not fit these options."""
+        the whole checkpoint, a dict that read_checkpoint describes. `changes` are options of
+        TEST_TIME to use instead of those of the training, such as rope_scaling="ntk",
+        rope_factor=4.0. Raises ValueError if the checkpoint is damaged or its weights do not fit
+        these options."""
+        for name in changes:
+            assert name in TEST_TIME, (
+                f"{name} cannot be changed after training; only {', '.join(TEST_TIME)} can")
         saved = read_checkpoint(run)
         model = cls(GPTConfig(**{**model_options(saved), **changes}))
         model.load_weights(saved["model"], run)
@@ -445,8 +460,7 @@ class GPT(nn.Module):
         # only the last survives loading. So the copies in the checkpoint must be equal
         for name, tensor in self.state_dict().items():
             if not torch.equal(tensor.cpu(), weights[name].cpu()):
-                raise ValueError(f"{run} holds a separate {name} for each layer, but the layers of "
-                                 "this model share it")
+                raise ValueError(f"{run} holds separate copies of {name}, which this model shares")
 
     def forward(self, idx, targets=None, cache=None, return_logits=True):
         """Returns logits and loss.
@@ -575,9 +589,9 @@ class GPT(nn.Module):
 
         if self.cfg.hard_attention:
             return "hard attention has no kernel"
-        if not all(pe.has_kernel for pe in attn.bias_pes):
+        if not all(has_kernel(type(pe)) for pe in attn.bias_pes):
             return "its bias has no kernel"
-        with_kernel = [name for name in attn.names if PES[name].has_kernel]
+        with_kernel = [name for name in attn.names if has_kernel(PES[name])]
         if not with_kernel:
             return "it needs no kernel"
         own_gates = "cope" in attn.names and self.cfg.cope_gates != "keys"
@@ -631,8 +645,9 @@ def rotate_pairs(x, cos, sin):
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), -1).to(x.dtype)
 
 def stored(table):
-    """Returns the same table, but makes torch.compile store it, because it stores what as_strided
-    views. Otherwise each use of the table would compute its cosines and sines again."""
+    """Returns the same table. torch.compile fuses what is cheap into each of its uses, and would
+    compute these cosines and sines again for each of them. It does not fuse through as_strided, so
+    it stores the table."""
     return table.as_strided(table.shape, table.stride())
 
 class RoPE(PE):
@@ -984,8 +999,6 @@ class CoPE_MLP(CoPE):
     """`cope_mlp`: CoPE with an MLP of N hidden units in place of the table, so that the bias is
     q_i . W2^T gelu(W1 p_ij / npos + b1) (CoPE appendix C). The paper gives only N. GELU, the clamp
     of p and the division by npos are our choices."""
-    has_kernel = False
-
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width
         self.W1 = nn.Parameter(torch.randn(N))
@@ -1003,8 +1016,6 @@ class CoPE_MLP(CoPE):
 class CoPE_ALiBi(CoPE):
     """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's position, not clamped,
     as the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
-    has_kernel = False
-
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -1154,9 +1165,9 @@ def read_checkpoint(run):
 
 def model_options(saved):
     """Returns the options of the model in a checkpoint, as a dict. Options that were added to
-    GPTConfig since it was saved are missing, so they will get their defaults."""
-    names = {field.name for field in fields(GPTConfig)}
-    options = {name: value for name, value in saved["config"].items() if name in names}
+    GPTConfig since it was saved have their defaults."""
+    options = asdict(GPTConfig())
+    options.update({name: saved["config"][name] for name in options if name in saved["config"]})
     # YaRN needs the trained length. It must stay the same if block_size is raised along with it
     if options["rope_scaling"] != "yarn":
         options["rope_trained"] = trained_length(saved)

@@ -162,7 +162,7 @@ def test_attention_of_a_run(runs, tmp_path, drawn):
     (tmp_path / "latin").write_bytes("é".encode("latin-1"))
     for words, message in (
         (["gates", str(runs / "rope")], "has nothing to show of"),
-        (["gates", run, "--heads=3.1"], "'3.1' is unknown"),
+        (["gates", run, "--heads=3.1"], "no head 3.1; choose from 1.1"),
         (["gates", run, f"--text={tmp_path / 'latin'}"], "is not UTF-8"),
         (["gates", run, run, "--out=x.png"], "there are 2 runs"),
     ):

@@ -339,6 +339,17 @@ def test_which_layers_use_the_kernel(options, said, monkeypatch):
     assert "triton" not in net.use_kernels(torch.float16, "off")
     assert not any(block.attn.use_triton for block in net.h)
 
+def test_a_class_does_not_inherit_a_kernel(monkeypatch):
+    """Otherwise kernels=auto would compute the parent's bias."""
+    class Steeper(PES["alibi"]):
+        def logit_bias(self, *args):
+            return 2 * super().logit_bias(*args)
+
+    monkeypatch.setitem(PES, "steeper", Steeper)
+    monkeypatch.setattr(kernels, "why_not", lambda *_: None)
+    said = gpt(pe="steeper,alibi").use_kernels(torch.float16)
+    assert said == "attention: chunked steeper (its bias has no kernel), triton alibi"
+
 @pytest.mark.parametrize("path", ["textbook", "chunked", "fused"])
 def test_attention_dropout(path):
     attn = gpt(pe="nope", dropout=0.5).h[0].attn
@@ -654,13 +665,15 @@ def test_a_trained_model(tmp_path):
     scaled, _ = GPT.from_checkpoint(tmp_path / "a", rope_scaling="yarn", rope_factor=2.0,
                                     block_size=64)
     assert scaled.cfg.rope_trained == 16  # the length of the training
+    with pytest.raises(AssertionError, match="n_head cannot be changed after training"):
+        GPT.from_checkpoint(tmp_path / "a", n_head=2)
     assert not torch.equal(net(idx, idx)[0], scaled(idx, idx)[0])
 
 def test_weights_that_do_not_fit(tmp_path):
     for net, changes, words in (
         (gpt(pe="rope", n_embd=64), dict(n_embd=32), "size mismatch for"),
         (gpt(pe="pope"), dict(pe="rope"), "Unexpected key.*h.0.attn.pes.0.delta"),
-        (tables_that_differ(), dict(cope_shared=True), "separate .*pes.0.e for each layer"),
+        (tables_that_differ(), dict(cope_shared=True), "separate copies of .*pes.0.e"),
     ):
         checkpoint(net, tmp_path / "a", **changes)
         with pytest.raises(ValueError, match=words) as error:
