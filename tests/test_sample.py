@@ -4,6 +4,9 @@ import itertools
 import math
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,11 +223,12 @@ def test_everything_but_pictures_works_without_eval(stream, tmp_path):
         else:  # without the data sets that are there
             shutil.copytree(ROOT / name, tmp_path / name, ignore=lambda folder, names: [
                 each for each in names if not each.endswith(".py")])
-    for words in (["train.py", "--max_iters=1"], ["train.py", "--max_iters=2", "--resume"],
-                  ["sample.py", "run", "--max_new_tokens=3"], ["sample.py", "run", "--evaluate=val"],
+    training = ["train.py", f"--data={stream}", "--out_dir=run", *TINY]
+    for words in ([*training, "--max_iters=1"], [*training, "--max_iters=2", "--resume"],
+                  ["sample.py", "run", "--max_new_tokens=3"],
+                  ["sample.py", "run", "--evaluate=val"],
                   ["sample.py", "run", "--extrapolate=1,2", "--eval_tokens=512"]):
-        if words[0] == "train.py":
-            words += [f"--data={stream}", "--out_dir=run", *TINY]
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True,
+                              text=True)
         assert done.returncode == 0, done.stderr
     assert "  seeing the last 16" in done.stdout
