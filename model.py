@@ -1168,10 +1168,11 @@ def model_options(saved):
     GPTConfig since it was saved have their defaults."""
     options = asdict(GPTConfig())
     options.update({name: saved["config"][name] for name in options if name in saved["config"]})
-    # YaRN needs the trained length. It must stay the same if block_size is raised along with it
     if options["rope_scaling"] != "yarn":
+        # Whoever turns YaRN on now needs the length of this training, also with a new block_size
         options["rope_trained"] = trained_length(saved)
     elif not options["rope_trained"]:
+        # In this training YaRN took block_size for the trained length, so a new one must not count
         options["rope_trained"] = options["block_size"]
     return options
 
