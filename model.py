@@ -122,6 +122,7 @@ class PE(nn.Module):
     An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
     it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
     gives it, and does not decay.
+
     Parameters may be bfloat16, so a hook that computes in float32 has to cast them. Autocast
     computes all matrix products in bfloat16, so a hook that needs a precise one calls
     precise_product.
@@ -400,6 +401,8 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 class GPT(nn.Module):
+    """A decoder-only transformer whose positional encodings are those that cfg.pe names."""
+
     def __init__(self, cfg):
         super().__init__()
         self.cfg = cfg
@@ -438,8 +441,8 @@ class GPT(nn.Module):
         """Returns the model that train.py saved in the run directory `run`, in evaluation mode, and
         the whole checkpoint, a dict that read_checkpoint describes. `changes` are options of
         TEST_TIME to use instead of those of the training, such as rope_scaling="ntk",
-        rope_factor=4.0. Raises ValueError if the checkpoint is damaged or its weights do not fit
-        these options."""
+        rope_factor=4.0. Raises AssertionError for any other option or a wrong value, and ValueError
+        if the checkpoint is damaged or its weights do not fit these options."""
         for name in changes:
             assert name in TEST_TIME, (
                 f"{name} cannot be changed after training; only {', '.join(TEST_TIME)} can")

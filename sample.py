@@ -43,6 +43,7 @@ def arguments(words):
     action.add_argument("--extrapolate", type=multiples, metavar="MULTIPLES",
                         help="lengths to evaluate at, as multiples of the trained length: 0.5,1,2")
     add_run_options(parser)
+    add_data_options(parser)
     parser.add_argument("--eval_tokens", type=config.integer, default=EVAL_TOKENS, metavar="N",
                         help="extrapolate: tokens to read at each length [131072]")
     parser.add_argument("--num_samples", type=config.integer, default=2, metavar="N",
@@ -69,12 +70,15 @@ def arguments(words):
     return args
 
 def add_run_options(parser):
-    """Adds the options that say which runs to read, and on which data and device."""
+    """Adds the options that say which runs to read, and on which device."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory, or RUN@key=value")
-    parser.add_argument("--data", help="a data set or folder to read [the run's own]")
-    parser.add_argument("--split", help="a split of it [the first that training evaluated]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto",
                         help="auto: the fastest available [auto]")
+
+def add_data_options(parser):
+    """Adds the options that say on which data the runs are evaluated."""
+    parser.add_argument("--data", help="a data set or folder to read [the run's own]")
+    parser.add_argument("--split", help="a split of it [the first that training evaluated]")
 
 def comma_separated(text):
     words = text.split(",")
@@ -254,7 +258,8 @@ def extrapolate(runs, multiples, name, tokens):
     heading = None
     for run in runs:
         split = run.open_split(name)
-        measured = measure(run, split, multiples, tokens)
+        lengths = [round(multiple * run.trained) for multiple in multiples]
+        measured = measure(run, split, lengths, tokens)
         of_run = f"loss in nats (perplexity), on {run.data}"
         if heading != of_run:
             heading = of_run
@@ -268,12 +273,11 @@ def extrapolate(runs, multiples, name, tokens):
         label = split.split
         if tokens != EVAL_TOKENS:  # so that a report keeps the two apart
             label += f" ({min(tokens, split.tokens - 1):,} tokens)"
-        for multiple, losses in zip(multiples, measured):
-            length = round(multiple * run.trained)
+        for multiple, length, losses in zip(multiples, lengths, measured):
             run.record(f"{label} {multiple:g}x", length, losses, split.fingerprint)
 
-def measure(run, split, multiples, tokens):
-    """Returns a dict of two losses for each multiple of the trained length N.
+def measure(run, split, lengths, tokens):
+    """Returns a dict of two losses for each length. N is the trained length.
 
     For `loss`, the text is cut into pieces of this length, and the model reads each of them from
     its beginning. It is None if the model has not so many positions. For `window_loss`, the text is
@@ -282,7 +286,6 @@ def measure(run, split, multiples, tokens):
     text. Both fall with the length as long as the model reads well, because a smaller part of the
     tokens is near the beginning of a piece, with little to see. All lengths read the same text, so
     they have exactly the same targets."""
-    lengths = [round(multiple * run.trained) for multiple in multiples]
     texts = stretches(split, lengths, tokens)
     windows = []  # a pair for each length: the windows of `loss`, and those of `window_loss`
     for length in lengths:
@@ -305,9 +308,7 @@ def stretches(split, lengths, tokens):
     """Returns [(start, stop), ...] of the text to read, which depends only on the split and on
     `tokens`. If the split has no more tokens than that, it is one stretch. Raises Mistake if one of
     the lengths does not fit into a stretch."""
-    if split.rows or split.masks:
-        raise Mistake(f"{split.folder} is a task, but --extrapolate needs a stream of text; use "
-                      "--evaluate")
+    require_text(split, "--extrapolate")
     count = 1
     size = split.tokens - 1  # the last token is only a target
     if tokens < size:
@@ -319,6 +320,12 @@ def stretches(split, lengths, tokens):
                           f"of a stretch of {split.folder}; use another multiple, or a larger "
                           "--eval_tokens if the split has more text")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
+
+def require_text(split, what):
+    """Raises Mistake if the split does not hold the stream of text that `what` needs."""
+    if split.rows or split.masks:
+        raise Mistake(f"{split.folder} is a task, but {what} needs a stream of text; use "
+                      "sample.py --evaluate")
 
 def windows_of(pieces, width):
     """Returns windows (begin, first, end) of at most `width` tokens, by which a model reads the

@@ -20,7 +20,7 @@ from config import Mistake
 from data.tokenizer import tokenizer
 from eval import curves
 from model import CARoPE, CoPE, PoPE, RoPE, frequencies, overrides, scaled_dot_products
-from sample import Run, add_run_options, comma_separated
+from sample import Run, add_data_options, add_run_options, comma_separated
 
 TEXTS = 10  # segments of the split that are read
 SHORT = 256  # tokens of each segment at most, because a larger map would be illegible
@@ -38,6 +38,7 @@ def main(words):
     parser = config.Parser(__doc__)
     parser.add_argument("figure", choices=TITLES)
     add_run_options(parser)
+    add_data_options(parser)
     parser.add_argument("--text", type=comma_separated, metavar="FILES",
                         help="text files to show, instead of a split")
     parser.add_argument("--heads", type=comma_separated, metavar="HEADS",

@@ -19,7 +19,7 @@ import torch
 import config
 from config import Mistake
 from model import read_records
-from sample import EVAL_TOKENS, Run, add_run_options, token_losses
+from sample import EVAL_TOKENS, Run, add_data_options, add_run_options, require_text, token_losses
 from train import MAY_CHANGE
 
 METRICS = {  # what a table or an axis says of a metric
@@ -47,6 +47,7 @@ def main(words):
     training.set_defaults(draw=draw_training)
     loss = commands.add_parser("loss_by_position", description=__doc__)
     add_run_options(loss)
+    add_data_options(loss)
     loss.add_argument("--eval_tokens", type=config.integer, default=EVAL_TOKENS, metavar="N",
                       help=f"tokens to read in all segments together [{EVAL_TOKENS}]")
     loss.set_defaults(draw=draw_loss_by_position)
@@ -202,8 +203,7 @@ def draw_loss_by_position(args):
     splits = [run.open_split(args.split) for run in runs]
     context = LONGEST * max(run.trained for run in runs)
     for split in splits:
-        if split.rows or split.masks:
-            raise Mistake(f"{split.folder} is a task, but loss_by_position needs a stream of text")
+        require_text(split, "loss_by_position")
         context = min(context, args.eval_tokens, split.tokens - 1)  # the last is only a target
     size = math.ceil(context / POINTS)
     keys = [(run.folder, run.options, run.step, split.fingerprint)

@@ -20,18 +20,16 @@ from lm_eval.utils import make_table
 import config
 from config import Mistake
 from data.tokenizer import tokenizer
-from sample import Run, batches, comma_separated
+from sample import Run, add_run_options, batches, comma_separated
 
 
 def main(words):
     parser = config.Parser(__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory, or RUN@key=value")
+    add_run_options(parser)
     parser.add_argument("--tasks", type=comma_separated, required=True,
                         help="tasks of the harness, or yaml files that define one")
     parser.add_argument("--fewshot", type=config.integer, metavar="N",
                         help="solved examples before each question [as the task's file says]")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto",
-                        help="auto: the fastest available [auto]")
     args = parser.parse_intermixed_args(words)
 
     here = os.path.dirname(os.path.abspath(__file__))
