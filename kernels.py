@@ -30,8 +30,8 @@ of a row. So the kernels take only b_j, the key_bias, and its gradient is
     db_j = sum_i dS_ij - sum_t dS_jt          d(log f_l) = - sum over j >= l of db_j
 
 where dS is the gradient of S + b. The second sum, a row sum of dS, is the gradient of the b_i that
-cancelled. In exact arithmetic it is 0. But O is stored in 16 bits, so it is not quite 0, and
-d(log f_l) would add up the errors of all rows j >= l. With the second sum, the terms dS_it with
+cancelled. In exact arithmetic it is 0. But O is stored in 16 bits, so the sum is not quite 0,
+and d(log f_l) would add up the errors of all rows j >= l. With the second sum, the terms dS_it with
 t >= l cancel, and only those with t < l <= i are left. Each has an error in proportion to its
 weight P_it, which forgetting makes small. In bfloat16 with T = 1024 and gates near 1/2, the
 gradient of the gates is off by 0.2%, and by 2 to 13% without the second sum.
@@ -128,7 +128,7 @@ Rounding. The passes add the gates in different orders, and inexact sums would d
 floor(p). Therefore the kernels round gates to multiples of 1/2048, the unit of positions, whose
 sums are exact in any order. Only a logit that two passes compute differently in its last bit can
 move a gate by one unit. Gradients ignore the rounding, apart from the slope at an integer. (There
-model.py takes z[p + 1] - z[p], but of its p, which are not rounded, hardly any is an integer.)
+model.py takes z[p + 1] - z[p]. But hardly any p is an integer there, because they are not rounded.)
 
 No atomics are used, so the same input gives the same bits. The kernels have not run on a GPU yet.
 """
@@ -146,7 +146,7 @@ try:
     import triton
     import triton.language as tl
     from triton.language import constexpr
-except ImportError:  # this module still imports, so that why_not can name what is missing
+except ImportError:  # the import must not fail, so that why_not can name what is missing
     constexpr = float  # or anything else that can be called with a number
     triton = SimpleNamespace(jit=lambda kernel: kernel, __version__=None)
 
@@ -265,9 +265,9 @@ def triangle(N, DTYPE):
 
 @triton.jit
 def prefix_sums(x, left, N, DTYPE):
-    """Returns the running sums of x (M, N) along the keys, and `left` for the next tile. left (M,),
-    the sum over tiles to the left, adds x as it is, because 16-bit rounding errors would build
-    up."""
+    """Returns the running sums of x (M, N) along the keys, and `left` for the next tile. left (M,)
+    is the sum over the tiles to the left. x is added to it before the rounding to DTYPE, because
+    16-bit rounding errors would build up."""
     sums = matmul(x.to(DTYPE), tl.trans(triangle(N, DTYPE)))  # (M, N) x (N, N) -> (M, N)
     return left[:, None] + sums, left + tl.sum(x, 1)
 
@@ -284,7 +284,7 @@ def unpack(word, ZTYPE):
 
 @triton.jit
 def last_bias(z_pairs, row, NPOS, ZTYPE):
-    """Returns z[npos - 1] in base 2, the bias of plain keys."""
+    """Returns z[npos - 1] times log2(e), the bias of all plain keys."""
     return unpack(tl.load(z_pairs + row * NPOS + NPOS - 1), ZTYPE)[0] * LOG2E
 
 @triton.jit
@@ -301,7 +301,7 @@ def load_words(at):
 @triton.jit
 def store_two(at, x, y, mask):
     """Stores x and y side by side. Assembly does it in one instruction, and returns a 0 because
-    Triton wants a result."""
+    Triton requires a result."""
     if ASM:
         code: constexpr = ("{ .reg .pred p; setp.ne.b32 p, $4, 0; "
                            "@p st.global.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0; }")
@@ -313,7 +313,8 @@ def store_two(at, x, y, mask):
 
 @triton.jit
 def look_up(z_pairs, row, p, NPOS, ZTYPE):
-    """Returns the bias in base 2 at clamped positions p, its slope in base e, and w."""
+    """Returns the bias times log2(e) at clamped positions p, the slope of the bias without that
+    factor, and w."""
     z_floor, z_ceil = unpack(load_words(z_pairs + (row * NPOS + (p >> BITS))), ZTYPE)
     # the bits of the fraction make a float in [1, 2), from which 1 is subtracted
     w = ((p << (23 - BITS)) & 0x7FF000 | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
@@ -341,8 +342,7 @@ def store_dz(dz, dz_row, run_ends, row, valid, first_run, NPOS):
 # --- the kernels ----------------------------------------------------------------------------------
 # inputs: q, k, v; key_bias (B, H, T) in float32; gate_q, gate_k; z_pairs. All but q, k and v may be
 # None, and Triton then leaves out their code. Without z_pairs nothing is counted. Without gate_q
-# the gates reuse the logits. In Triton, `s += x` makes a new s, so another name for it keeps the
-# old one
+# the gates reuse the logits. In Triton, `s += x` makes a new s, so gate_logit = s keeps the old one
 
 @triton.jit
 def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: constexpr,
@@ -351,10 +351,10 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
     """Computes o of one tile of queries. CoPE takes tiles of keys leftwards from the diagonal until
     every row is at npos - 1, and then the other keys from left to right, as plain attention.
 
-    Fills saved: o; and lse (B, H, T), the log-sum-exp of each row in base 2. If it counts, also
-    o_residual, which is what rounding removed from o (without it, dz and dg would add up the errors
-    of rowsum(dO * O)); units_total (B, H, T), each row's sum of gates; and plain_keys (B H, tiles),
-    how many keys at the left each tile does not count."""
+    Fills saved: o; and lse (B, H, T), the log-sum-exp of each row in base 2. If it counts, it
+    also fills o_residual, which is what rounding removed from o (without it, dz and dg would add up
+    the errors of rowsum(dO * O)); units_total (B, H, T), each row's sum of gates; and plain_keys
+    (B H, tiles), the number of keys at the left that each tile does not count."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
     COUNTS: constexpr = z_pairs is not None
@@ -380,8 +380,9 @@ def attention_forward(inputs, saved, seed, T, H, QUERIES: constexpr, KEYS: const
             gate_q_tile = load(gate_q, bh, H, i, T, DV)
         row = tl.minimum(i, T - 1)  # rows past T read the z of the last row
         units_right = tl.zeros((M,), tl.int32)  # units counted over the keys to the right
-        # masked = 1: one round of the `while` takes all tiles under the mask (it always runs, since
-        # nothing is counted yet). 0: rounds of TILES_PER_CHECK tiles, until all rows are at npos-1
+        # With masked = 1, one round of the `while` takes all tiles under the mask. It always runs,
+        # because nothing is counted yet. With masked = 0, each round takes TILES_PER_CHECK tiles,
+        # until all rows are at npos - 1
         for masked in tl.static_range(1, -1, -1):
             leftmost = diagonal if masked else 0
             while (right_edge > leftmost) & (tl.min(units_right, axis=0) < (NPOS - 1) * UNIT):
@@ -446,10 +447,10 @@ def attention_backward_q(inputs, do, saved, grads, scratch, seed, T, H, first_he
     right, so positions start at units_total and fall. saved was filled by attention_forward.
 
     grads: dq, dgate_q, dz and dkey_bias. The last gets minus the row sums of dS, to which
-    attention_backward_kv adds the column sums. Of scratch, the first three are for
-    attention_backward_kv: do_dot_o (B, H, T) is rowsum(dO * O). units_right_at (heads, tiles of
-    KEYS, T) are the units counted to the right of a tile, and dp_left_at is the sum of dp to its
-    left. run_ends (heads, T, npos, 2) are lower[c] and upper[c] of each row. Apart from do_dot_o,
+    attention_backward_kv adds the column sums. That kernel also reads the first three parts of
+    scratch: do_dot_o (B, H, T), which is rowsum(dO * O); units_right_at (heads, tiles of KEYS, T),
+    the units counted to the right of a tile; and dp_left_at, the sum of dp to its left. The fourth,
+    run_ends (heads, T, npos, 2), holds lower[c] and upper[c] of each row. Apart from do_dot_o,
     scratch holds only the heads from first_head on."""
     tl.static_assert(M % N == 0, "the mask must begin where a tile of keys begins")
     q, k, v, key_bias, gate_q, gate_k, z_pairs = inputs
@@ -681,14 +682,16 @@ def attention_backward_kv(inputs, do, saved, grads, scratch, seed, T, H, first_h
 
 # --- launching ------------------------------------------------------------------------------------
 # The attention is a pair of PyTorch operators, made by custom_op because triton_op does not take
-# the CPU tensors of the interpreter. torch.compile learns all shapes from the functions empty_...
+# the CPU tensors of the interpreter. torch.compile learns all shapes from empty_outputs and
+# empty_gradients
 
 QUERIES = 64  # M of attention_forward if it counts; all these rows stop counting at the same key
 KEYS = 64  # N of attention_backward_kv if it counts; for each such tile it needs the carried sums
 KERNELS = attention_forward, attention_backward_q, attention_backward_kv
 # (M, N, warps, stages) of each of KERNELS, chosen by counting instructions. A warp needs 16 rows,
 # or tensor cores do the same work twice. Two programs fit on a multiprocessor, so that one computes
-# while the other loads. Counting has one stage, because Triton 3.6 and 3.8 cannot pipeline it
+# while the other loads. If CoPE counts, there is one stage, because Triton 3.6 and 3.8 cannot
+# pipeline that loop
 TILES = {
     "narrow": ((128, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),  # a v of width up to 64
     "narrow, small chip": ((128, 32, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),  # for PoPE
@@ -849,7 +852,7 @@ def backward(ctx, grads):
     found = backward_op(grads[0], q, k, v, key_bias, gate_q, gate_k, ctx.needs_input_grad[3],
                         outputs, seed, ctx.dropout)
     found = tuple(present(grad) for grad in found)
-    return found + (None, None)  # the seed and the fraction have no gradient
+    return found + (None, None)  # seed and dropout have no gradient
 
 forward_op.register_autograd(backward, setup_context=setup_context)
 
@@ -882,8 +885,9 @@ def check(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None, dropout=0.0)
         raise ValueError(f"gates with logits of their own need {' and '.join(missing)} as well")
     if B * H > 65535:
         raise ValueError(f"{B} sequences of {H} heads exceed 65535 heads per launch; use fewer")
-    # Offsets into a head must stay below 2^31 in the inputs, in o and the gradients (which hold the
-    # heads of a token side by side), in run_ends and in the tables of carried sums
+    # Offsets within a head must stay below 2^31 in every tensor. o and the gradients store the
+    # heads of a token side by side, so their stride is up to D H. CoPE adds run_ends and the tables
+    # of carried sums
     strides = [x.stride(2) for x in (q, k, v, gate_q, gate_k) if x is not None] + [D * H]
     if npos:
         strides += [2 * npos, math.ceil(T / KEYS)]

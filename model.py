@@ -62,7 +62,7 @@ class GPTConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"  # the kind of MLP
     mlp_width: int = 0  # hidden width; 0: 4 C (gelu), 8/3 C rounded up to a multiple of 64 (swiglu)
     tie: bool = True  # the output layer uses the token embeddings' weights
-    pe: str = "learned"  # a key of PES; a+b: both in each layer; a,b,c: the layers take turns
+    pe: str = "learned"  # a key of model.PES; a+b: both in each layer; a,b,c: the layers take turns
 
     # sinusoidal, rope, carope, pope
     base: float = 10000.0  # sets the frequencies theta_c; each class gives its formula
@@ -71,13 +71,13 @@ class GPTConfig:
     # rope
     rope_fraction: float = 1.0  # the fraction of each head's dimensions that is rotated
     rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # to read longer texts
-    rope_factor: float = 1.0  # rope_scaling: the length of those texts / the trained length, > 1
+    rope_factor: float = 1.0  # rope_scaling: the longer texts' length / the trained length, > 1
     rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
     # pope
     pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
     pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
     # relative
-    relative_capped: bool = False  # whether distances beyond the table get its last vector, or none
+    relative_capped: bool = False  # distances past the table get its last vector, rather than none
     # t5
     t5_buckets: int = 32  # number of buckets; half of them hold one distance each
     t5_max_distance: int = 128  # all distances from here on share the last bucket
@@ -87,7 +87,7 @@ class GPTConfig:
     cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q is dotted with in the gates
     # cope, cope_mlp
     cope_npos: int = 64  # number of positions; p is clamped to npos - 1
-    cope_scale_z: bool = False  # divide q.e by sqrt(d) too (official code; Listing 1 does not)
+    cope_scale_z: bool = False  # divide q.e by sqrt(d) too (official code does, Listing 1 does not)
     # cope
     cope_shared: bool = True  # one table for the model, rather than one per layer
     cope_per_head: bool = False  # one table per head, rather than one for all of them
@@ -101,10 +101,10 @@ class GPTConfig:
     expe_S: float = 0.0  # S, added to every value
     expe_theta: float = 1 / 2048  # expe: step per position and per dimension; exqpe: per dimension
     expe_theta2: float = 1 / 16  # exqpe: step of the one dimension that grows at each position
-    expe_once: bool = False  # only before the first block, rather than in every block
+    expe_once: bool = False  # write positions only before the first block, not in every block
     expe_same: bool = False  # expe: the same value in all l dimensions
     expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: start as above
-    expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the length
+    expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the trained length
 
 # The options that GPT.from_checkpoint may change, because they make sense for a trained model
 TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped",
@@ -173,7 +173,7 @@ class PE(nn.Module):
     def logit_bias(self, q, logits, i, j, per_key):
         """Returns what to add to the logits, in any shape that broadcasts to (B, H, t, s) and of
         dtype at_least_float32(q). It must be finite for keys in the future (j > i) too, because
-        the mask adds -inf there and inf - inf is NaN. So a logarithm or a root, for example, needs
+        the mask adds -inf there and inf - inf is NaN. So log(1 + i - j), for example, needs
         (i - j).clamp(min=0).
 
             q         (B, H, t, d)   some of the queries, before encode_qk
@@ -198,7 +198,7 @@ def overrides(cls, hook):
     return getattr(cls, hook) is not getattr(PE, hook)
 
 def has_kernel(cls):
-    """True if the class of a method says so itself, rather than a class from which it inherits."""
+    """True if the class of a method sets has_kernel itself. An inherited value does not count."""
     return vars(cls).get("has_kernel", False)
 
 # --- a plain GPT ----------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def scaled_dot_products(q, k, d):
     return (q @ k.mT).to(at_least_float32(q)) * d**-0.5
 
 def extend_cache(cache, name, new):
-    """Appends new (B, H, T, ..) to the tensor of that name. Returns the whole, (B, H, S, ..)."""
+    """Appends new (B, H, T, ..) to the cached tensor of that name and returns it, (B, H, S, ..)."""
     if name in cache:
         new = torch.cat((cache[name], new), 2)
     cache[name] = new
@@ -237,7 +237,7 @@ class Attention(nn.Module):
         self.pes = nn.ModuleList(pes)  # their instances, in the same order
         self.bias_pes = [pe for pe in pes if overrides(type(pe), "logit_bias")]
         self.has_fused = not self.bias_pes and not cfg.hard_attention
-        self.use_triton = False  # set by GPT.use_kernels where a kernel serves this layer
+        self.use_triton = False  # set by GPT.use_kernels if a kernel supports this layer
 
     def forward(self, x, pos, per_position, cache=None):
         """Returns what attention adds to the residual stream, (B, T, C). x (B, T, C) is the
@@ -299,8 +299,9 @@ class Attention(nn.Module):
         """`textbook` on one chunk of queries at a time. The result is the same, because no query
         depends on another. Keys after a chunk's last query are left out, because the mask would
         remove them, and that is nearly half of the T x S matrix in a long text. Without gradients,
-        only one chunk's part of the matrix exists at a time. With gradients, the backward pass
-        keeps all parts, which for 1024 tokens are a third to two fifths less than the whole."""
+        only one chunk's part of the matrix exists at a time. With gradients, all parts are kept for
+        the backward pass. For 1024 tokens, they take a third to two fifths less memory than the
+        whole matrix would."""
         # a matrix product would copy what is not contiguous, and do so again for each chunk
         q, k, v, unencoded_q = (y.contiguous() for y in (q, k, v, unencoded_q))
         T, S = q.size(2), k.size(2)
@@ -447,7 +448,9 @@ class GPT(nn.Module):
             assert name in TEST_TIME, (
                 f"{name} cannot be changed after training; only {', '.join(TEST_TIME)} can")
         saved = read_checkpoint(run)
-        model = cls(GPTConfig(**{**model_options(saved), **changes}))
+        options = model_options(saved)
+        options.update(changes)
+        model = cls(GPTConfig(**options))
         model.load_weights(saved["model"], run)
         return model.to(device).eval(), saved
 
@@ -475,8 +478,8 @@ class GPT(nn.Module):
                   only those of the last token (B, 1, V), and the loss is None
         cache     from new_cache(). It holds the tokens before idx, and this call appends idx
         return_logits   with targets, False returns None in place of the logits. Training passes
-                  False, because compiled code allocates a gradient for each of its outputs, and the
-                  logits' would be (B, T, V)
+                  False, because compiled code allocates a gradient for each of its outputs, and
+                  that of the logits would be (B, T, V)
         """
         begin = 0
         if cache is not None and "k" in cache[0]:
@@ -512,8 +515,9 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=0, context=None):
         """Returns idx (B, T) followed by max_new_tokens new tokens. temperature=0 decodes greedily,
-        and so does a temperature below 1e-6, by which the logits could not be divided. top_k=0
-        samples from all tokens. Call model.eval() first, to turn dropout off.
+        and so does any temperature below 1e-6, because dividing the logits by so small a number
+        could overflow. top_k=0 samples from all tokens. Call model.eval() first, to turn dropout
+        off.
 
         The model sees at most the last `context` tokens, or all of them if context is None. Once it
         has read that many, it starts again from the last half of them. The time per token therefore
@@ -561,8 +565,9 @@ class GPT(nn.Module):
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak, T):
         """Returns the fraction of the peak FLOP/s that is used if fwdbwd_per_iter sequences of T
-        tokens take dt seconds. A token takes 6 N + 12 L C T FLOPs, for L layers and N parameters,
-        without those that are only looked up in a table (PaLM appendix B)."""
+        tokens take dt seconds. A token takes 6 N + 12 L C T FLOPs (PaLM appendix B), where L is
+        the number of layers and N that of the parameters, apart from those that are only looked up
+        in a table."""
         N = sum(p.numel() for name, p in self.named_parameters() if "wpe" not in name)
         if not self.cfg.tie:
             N -= self.wte.weight.numel()
@@ -847,8 +852,9 @@ class T5(PE):
             f"t5_max_distance={cfg.t5_max_distance}")
         table = torch.zeros(cfg.t5_buckets, cfg.n_head)
         self.table = shared_from.table if shared_from else nn.Parameter(table)
-        # The smallest distance in each bucket but the first. The others begin at exact * r^n, and
-        # the tiny number keeps those that are integers from being rounded up to the next one
+        # The smallest distance in each bucket but the first. The buckets of the other half begin at
+        # exact * r^n. If that is an integer, a rounding error could raise it to the next one, so a
+        # tiny number is subtracted
         first = list(range(1, exact))
         r = (cfg.t5_max_distance / exact) ** (1 / (cfg.t5_buckets - exact))
         first += [math.ceil(exact * r**n - 1e-6) for n in range(cfg.t5_buckets - exact)]
@@ -1017,8 +1023,8 @@ class CoPE_MLP(CoPE):
         return (hidden @ u[..., None])[..., 0].to(at_least_float32(q))  # (B, H, t, s)
 
 class CoPE_ALiBi(CoPE):
-    """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's position, not clamped,
-    as the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
+    """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's unclamped position as
+    the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -1036,7 +1042,7 @@ class CoPE_ALiBi(CoPE):
 class ExPE(PE):
     """`expe`: overwrites the first l dimensions of the input of the q, k projections. Dimension c
     becomes S + theta (i + c), c = 0..l-1 (ExPE arXiv:2509.19569 eq. 1-3, Figure 1). Every block
-    does so after its norm, because the norm would change the values. All share S and theta."""
+    does so after its norm, because the norm would change the values. Blocks share S and theta."""
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -1084,8 +1090,8 @@ class ExQPE(ExPE):
         self.expe_theta2 = shared_from.expe_theta2 if shared_from else theta2
 
     def growth(self, i, c):
-        # The division is one of integers, because GPUs may divide by multiplying by a reciprocal,
-        # and would then round some quotients down to the next integer
+        # This divides integers, because GPUs may divide floats by multiplying by a reciprocal, and
+        # the floor of some exact quotients would then be one too low
         n = torch.div((i - c).long(), self.l, rounding_mode="floor") + 1
         return self.expe_theta * c + self.expe_theta2 * n.to(c.dtype)
 
@@ -1112,8 +1118,8 @@ PES = {                        # acts on        learns                       cac
 # --- the checks -----------------------------------------------------------------------------------
 
 def check_options(cfg, pattern):
-    """Refuses options that would silently do something else than they say. Each class refuses those
-    of its own method, and Python and PyTorch report other mistakes."""
+    """Refuses options that would silently do something other than they say. Each class refuses
+    those of its own method, and Python and PyTorch report other mistakes."""
     for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "base"):
         value = getattr(cfg, name)
         assert 0 < value < math.inf, f"{name}={value} must be positive and finite"
@@ -1132,7 +1138,10 @@ def check_options(cfg, pattern):
         encoding = [name for name in names if overrides(PES[name], "encode_qk")]
         assert len(encoding) <= 1, f"{' and '.join(encoding)} cannot both encode q and k of a layer"
     used = {name for names in pattern for name in names}
-    for names in [used] if cfg.expe_once else pattern:
+    groups = pattern  # expe and exqpe write into the input of their layer's attention
+    if cfg.expe_once:
+        groups = [used]  # they write into the embeddings, whichever layers name them
+    for names in groups:
         both = {"expe", "exqpe"} <= set(names)
         assert not both, f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions"
     scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
@@ -1154,7 +1163,7 @@ def read_checkpoint(run):
     with open(path, "rb") as file:  # opened only once, because a run may replace it meanwhile
         written_at = os.fstat(file.fileno()).st_mtime_ns
         try:
-            damaged_part = zipfile.ZipFile(file).testzip()  # torch.load compares no checksums
+            damaged_part = zipfile.ZipFile(file).testzip()  # torch.load skips checksums
             file.seek(0)
             saved = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # its type depends on which bytes are wrong
@@ -1172,10 +1181,10 @@ def model_options(saved):
     options = asdict(GPTConfig())
     options.update({name: saved["config"][name] for name in options if name in saved["config"]})
     if options["rope_scaling"] != "yarn":
-        # Whoever turns YaRN on now needs the length of this training, also with a new block_size
+        # If YaRN is turned on now, it needs the length of this training, even if block_size changes
         options["rope_trained"] = trained_length(saved)
     elif not options["rope_trained"]:
-        # In this training YaRN took block_size for the trained length, so a new one must not count
+        # YaRN took this block_size for the trained length, which a new block_size must not change
         options["rope_trained"] = options["block_size"]
     return options
 
@@ -1215,10 +1224,10 @@ def pick_device(name):
 
 @torch.no_grad()
 def error_sums(model, x, y):
-    """Returns five sums over a batch x, y (B, T), as float64 on the CPU: the loss in nats, the
-    targets, the wrong targets, the rows with a wrong target, and the rows with any target. A target
-    is wrong if another token is more probable, so greedy decoding reproduces the rows without a
-    wrong one. The sums of several batches or processes can be added up."""
+    """Returns five sums over a batch x, y (B, T), as float64 on the CPU: the loss in nats, and the
+    numbers of targets, of wrong targets, of rows with a wrong target, and of rows with any target.
+    A target is wrong if another token is more probable, so greedy decoding reproduces the rows
+    without a wrong one. The sums of several batches or processes can be added up."""
     logits, loss = model(x, y)
     is_target = y != -1
     is_wrong = (logits.argmax(-1) != y) & is_target
@@ -1232,7 +1241,7 @@ def scores(sums, masked):
     if there was no target."""
     total, targets, wrong, wrong_rows, rows = sums.tolist()
     if not targets:
-        raise ValueError("no target to evaluate carries loss; evaluate more, or check the mask")
+        raise ValueError("there is no target to evaluate; evaluate more, or check the mask")
     found = {"loss": total / targets}
     if masked:
         found["token_error"] = 100 * wrong / targets

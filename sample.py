@@ -78,7 +78,8 @@ def add_run_options(parser):
 def add_data_options(parser):
     """Adds the options that say on which data the runs are evaluated."""
     parser.add_argument("--data", help="a data set or folder to read [the run's own]")
-    parser.add_argument("--split", help="a split of it [the first that training evaluated]")
+    parser.add_argument("--split",
+                        help="a split of the data set [the first that training evaluated]")
 
 def comma_separated(text):
     words = text.split(",")
@@ -153,9 +154,9 @@ class Run:
         return [torch.from_numpy(part).to(self.device) for part in split.read(starts, length)]
 
     def record(self, split, length, values, data):
-        """Appends a line to RUN/results.jsonl for each of the values, {metric: number}, that were
-        measured on sequences of this length, unless it is None. data is a checksum of what was
-        read."""
+        """Appends a line to RUN/results.jsonl for each of the values, {metric: number}, that is not
+        None. They were measured on sequences of this length. data is the checksum of the data
+        set."""
         if not self.reads_its_own:
             split = f"{self.data} {split}"
         lines = "\n"  # ends a line that a full disk has cut short; readers skip empty lines
@@ -219,7 +220,7 @@ def write_answers(run, args):
 # --- whole splits ---------------------------------------------------------------------------------
 
 def evaluate(runs, names):
-    """Prints and records the scores over whole splits. In a stream of text, these are as many
+    """Prints and records the scores over whole splits. Of a stream of text, it reads as many
     windows of the trained length as fit, spread evenly."""
     splits = {run: [run.open_split(name) for name in names] for run in runs}
     for run in runs:
@@ -231,7 +232,8 @@ def evaluate(runs, names):
                 continue
             sums = torch.zeros(5, dtype=torch.float64)
             for starts in batches(split.windows(length), length):
-                sums += error_sums(run.model, *run.read(split, starts, length))
+                x, y = run.read(split, starts, length)
+                sums += error_sums(run.model, x, y)
             with config.refusals_are_mistakes():  # there may be no target
                 found = scores(sums, masked=split.meta["loss"] == "mask")
             line = f"{run.name}, {split.split}: loss {loss_and_perplexity(found['loss'])}"
@@ -271,7 +273,7 @@ def extrapolate(runs, multiples, name, tokens):
                      else loss_and_perplexity(losses[metric]) for losses in measured]
             print_row(title, cells, width)
         label = split.split
-        if tokens != EVAL_TOKENS:  # so that a report keeps the two apart
+        if tokens != EVAL_TOKENS:  # so that a report keeps it apart from the default
             label += f" ({min(tokens, split.tokens - 1):,} tokens)"
         for multiple, length, losses in zip(multiples, lengths, measured):
             run.record(f"{label} {multiple:g}x", length, losses, split.fingerprint)
@@ -280,12 +282,13 @@ def measure(run, split, lengths, tokens):
     """Returns a dict of two losses for each length. N is the trained length.
 
     For `loss`, the text is cut into pieces of this length, and the model reads each of them from
-    its beginning. It is None if the model has not so many positions. For `window_loss`, the text is
-    cut in the same way, but a token sees at most the last N tokens of its piece, and at least half
-    as many, where there are so many. If `loss` is clearly lower, the model has gained from distant
-    text. Both fall with the length as long as the model reads well, because a smaller part of the
-    tokens is near the beginning of a piece, with little to see. All lengths read the same text, so
-    they have exactly the same targets."""
+    its beginning. `loss` is None if the model does not have so many positions. For `window_loss`,
+    the text is cut in the same way, but a token sees at most the last N tokens of its piece. It
+    sees at least the last N / 2, unless it is nearer to the beginning of the piece. If `loss` is
+    clearly lower, the model has gained from distant text. Both losses fall with the length as long
+    as the model reads well, because a smaller fraction of the tokens is near the beginning of a
+    piece and has little context. All lengths read the same text, so they have exactly the same
+    targets."""
     texts = stretches(split, lengths, tokens)
     windows = []  # a pair for each length: the windows of `loss`, and those of `window_loss`
     for length in lengths:
@@ -294,11 +297,16 @@ def measure(run, split, lengths, tokens):
         of_loss = windows_of(pieces, length) if length <= run.model.limit else None
         windows.append((of_loss, windows_of(pieces, run.trained)))
     # many windows occur more than once, but each is read only once
-    needed = {(begin, end) for pair in windows for part in pair if part for begin, _, end in part}
+    needed = set()
+    for of_loss, of_window_loss in windows:
+        for begin, _, end in (of_loss or []) + of_window_loss:
+            needed.add((begin, end))
     losses = token_losses(run, split, needed)
-    return [{"loss": mean_loss(losses, of_loss) if of_loss else None,
-             "window_loss": mean_loss(losses, of_window_loss)}
-            for of_loss, of_window_loss in windows]
+    measured = []
+    for of_loss, of_window_loss in windows:
+        loss = mean_loss(losses, of_loss) if of_loss else None
+        measured.append({"loss": loss, "window_loss": mean_loss(losses, of_window_loss)})
+    return measured
 
 def print_row(name, cells, width):
     columns = "".join(f" {text:>18}" for text in cells)
@@ -328,11 +336,10 @@ def require_text(split, what):
                       "sample.py --evaluate")
 
 def windows_of(pieces, width):
-    """Returns windows (begin, first, end) of at most `width` tokens, by which a model reads the
-    pieces of text, which are pairs (start, stop). The loss of a token counts in the window that has
-    it between `first` and `end`. What is before `first` is read again, so that these tokens see at
-    least half a window. With a width of 4, a piece (0, 8) has the windows (0, 0, 4), (2, 4, 6) and
-    (4, 6, 8)."""
+    """Cuts pieces of text, which are pairs (start, stop), into windows (begin, first, end) of at
+    most `width` tokens. In each window, only the losses of the tokens from `first` to `end` count.
+    The tokens before `first` are read again, so that those after it see at least half a window.
+    With a width of 4, a piece (0, 8) has the windows (0, 0, 4), (2, 4, 6) and (4, 6, 8)."""
     windows = []
     for start, stop in pieces:
         first = start

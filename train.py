@@ -113,12 +113,12 @@ def main(words):
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.dtype == "bfloat16")
     model = torch.compile(raw_model) if cfg.compile else raw_model
     if world > 1:
-        # The gradients are views of what DDP sends, so there is no copy of them. In an evaluation,
-        # the processes read different numbers of batches, so they must not wait for each other
-        # there, as they would to send buffers, if the model had any
+        # The gradients are views of what DDP sends, so there is no copy of them. If DDP sent t5's
+        # buffer too, the processes would wait for each other before every forward pass, but in an
+        # evaluation some of them read fewer batches than others
         model = torch.nn.parallel.DistributedDataParallel(
             model, gradient_as_bucket_view=True, broadcast_buffers=False)
-    loss = norm = torch.zeros(())  # of the last step, before which nothing can be wrong with them
+    loss = norm = torch.zeros(())  # of the last step; zeros before the first one
     clock, clock_step = time.perf_counter(), step  # for the time per step
     while True:
         # Save the weights after `step` steps, and then evaluate them, which can take long
@@ -168,7 +168,7 @@ def main(words):
         optimizer.zero_grad()
         step += 1
 
-        # Up to here, a step reads nothing back from the GPU, so it does not wait for it
+        # Up to here, a step reads nothing back from the GPU, so the CPU does not wait for the GPU
         if step % cfg.log_interval == 0:
             mean_loss = processes.sum(loss)  # of this step's batch, before the update
             refuse_nan(step, loss=mean_loss, gradient=norm)
@@ -243,7 +243,8 @@ def default_directory(cfg):
 
 def refuse_nonsense(cfg):
     """Raises Mistake for options that make no sense."""
-    # The model refuses its own. It is built without memory here, before any data are read
+    # GPT refuses those of the model. Here it is built on the meta device, which takes no memory,
+    # before any data are read
     with config.refusals_are_mistakes(), torch.device("meta"):
         GPT(replace(cfg, vocab_size=cfg.vocab_size or 1))
     for field in fields(cfg):
@@ -259,8 +260,8 @@ def refuse_nonsense(cfg):
 class Processes:
     """The processes that torchrun started for this run, or only this one. Each has a device and an
     equal part of every batch. `sum` and `max` wait for all processes, so all must call them at the
-    same point of the program. Tensors on the CPU do not wait for the GPU, because they travel by
-    another backend than those on a GPU."""
+    same point of the program. For a tensor on the CPU they do not wait for the GPU, because gloo
+    sends it, rather than NCCL."""
 
     def __init__(self, cfg):
         self.rank = int(os.environ.get("RANK", 0))  # set by torchrun
@@ -275,7 +276,7 @@ class Processes:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             backend = "cpu:gloo,cuda:nccl"
-        if self.world > 1:  # the others wait while rank 0 prepares data or saves a checkpoint
+        if self.world > 1:  # rank 0 may take long to prepare data or to save a checkpoint
             dist.init_process_group(backend, timeout=timedelta(minutes=30))
 
     def reduce(self, tensor, op):
@@ -348,7 +349,8 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
         differ = []
         for name, value in saved["config"].items():
             now = getattr(cfg, name, value)  # an option that no longer exists does not matter
-            if name not in may_change and now != value and value != "auto":  # of an older version
+            # older versions saved "auto" as the dtype, which may have meant any
+            if name not in may_change and now != value and value != "auto":
                 differ.append(f"{name}={value!r}, not {now!r}")
         if not train.is_same_set(saved["meta"]):
             differ.append(f"other data than {train.folder}")
@@ -389,7 +391,8 @@ def get_batch(split, step, cfg, processes):
     n_targets = cfg.batch_size * y.shape[1]
     if split.masks:
         n_targets = processes.sum(torch.tensor((y != -1).sum())).item()  # on the CPU
-    return *to_device(processes.device, x, y), max(n_targets, 1)
+    x, y = to_device(processes.device, x, y)
+    return x, y, max(n_targets, 1)
 
 def to_device(device, *arrays):
     tensors = [torch.from_numpy(array) for array in arrays]
@@ -506,7 +509,8 @@ class Log:
                               "elsewhere with --out_dir=...") from None
             except OSError:
                 pass  # this file system has no locks
-        if last_saved(run) != (saved and saved["written_at"]):
+        expected = saved["written_at"] if saved else None
+        if last_saved(run) != expected:
             raise Mistake(f"another process has just saved a checkpoint in {run}; give the same "
                           "command again")
         if not saved:
@@ -540,7 +544,7 @@ class Log:
                 signal.raise_signal(signal.SIGTERM)
 
     def say_the_end(self, step, key, stop):
-        """Says how the run ended, and at which step the number of this name was lowest."""
+        """Says how the run ended, and at which step the value named `key` was lowest."""
         if not self.file:
             return
         path = os.path.join(self.cfg.out_dir, "ckpt.pt")
