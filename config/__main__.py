@@ -51,8 +51,9 @@ def main(words):
     rows = list(flags_of_rows(docstring))
     if not rows:
         raise config.Mistake(f"the docstring of {path} has no table with a heading `flags`")
+    other_seeds = [[word] for word in re.findall(r"--seed=\d+", docstring)]
     for flags in rows:
-        for seed in [[], *([word] for word in re.findall(r"--seed=\d+", docstring))]:
+        for seed in [[]] + other_seeds:
             print(command(path, flags + seed))
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ length, and at 1024.
     --pe=sinusoidal   22.14     166.18
 
 The paper says that it trains for 19,000 steps of 524,288 tokens, which is about one epoch, on two
-H100 GPUs. It has 9.9B tokens for training and 0.1B for evaluation.
+H100 GPUs. Of its data, 9.9B tokens are for training and 0.1B for evaluation.
 
 Our choices. data/fineweb_edu.py keeps 0.1B tokens for val and as many for test, so that 9.8B are
 left for training. Sequences are drawn at random, so 19,000 steps leave 36% of these unread and read

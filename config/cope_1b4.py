@@ -10,8 +10,8 @@ CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, R
 
 Run the torchrun commands on each of four machines, one of which is HOST. The last command draws the
 half of Figure 5 that is measured on C4. For the other half, WikiText-103 stands in for the paper's
-Wikipedia. For the points in between, copy the run directories during training, because these
-commands measure only the end points:
+Wikipedia. These commands measure only the end points. For the points before them, copy the run
+directories during training:
 
     python -m data.wikitext103 --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wikitext103_llama

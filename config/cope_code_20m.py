@@ -15,11 +15,11 @@ The paper says that it trains on 100B tokens of Llama 2's mix of code, with a co
 learning rate of 5e-4.
 
 Our choices. The paper's data are private, so our runs can match its ranking but not its
-perplexities. Our data have about a sixth of the 100B tokens, so that each token is read six times.
-The MLP is of width 768, which gives RoPE's 19.8M parameters. The rest is as in Llama 2, except for
-AdamW's eps (see cope_1b4.py). CoPE has one table per head for the whole model, with as many
-positions as the context, because the paper names no limit for code and its 20.8M parameters are
-4096 x 256 more than RoPE's. A table per layer and head with 1024 positions has the same size
+perplexities. Our data have about a sixth of the 100B tokens, so that each token is read about six
+times. The MLP is of width 768, which gives RoPE's 19.8M parameters. The rest is as in Llama 2,
+except for AdamW's eps (see cope_1b4.py). CoPE has one table per head for the whole model, with as
+many positions as the context, because the paper names no limit for code and its 20.8M parameters
+are 4096 x 256 more than RoPE's. A table per layer and head with 1024 positions has the same size
 (--cope_shared=False --cope_npos=1024).
 
 Memory at micro_batch=4 is about 63 GB for CoPE if PyTorch computes it, and 7 GB for RoPE.

@@ -42,7 +42,7 @@ table with 0.125 (64^-0.5) and its linear layers with PyTorch's default, whereas
 0.02; at a small size, its values make the relative encoding worse rather than better (see
 eval/README.md). It ends an epoch with a smaller batch, whereas ours continues into the next epoch.
 The paper does not say how long it trains on fewer programs, so for Figure 2 we take as many steps
-as for 10,000.
+as for 10,000 programs.
 
 Memory is about 9.8 GB for CoPE and 4 GB for the relative encoding.
 """

@@ -16,13 +16,13 @@ print: sequence_error counts rows with a wrong letter, and token_error counts wr
 The paper says that the model has the sizes below, that the vocabulary has 16 symbols, and that
 training takes 100,000 steps.
 
-Our choices. We take the paper's "test error" to count rows, although its numbers conflict: 100.0
-(0.0) for RoPE can only be rows, because guessing gets a fifteenth of the letters right, whereas
-25.6 and 85.2 for absolute positions and 0.004 (0.006) for CoPE look like letters. The batch size is
-64, so that each of the 640,000 rows is seen ten times. AdamW and its schedule are as for Flip-Flop,
-but with a learning rate of 1e-3 and a warm-up of 1000. The letter to copy is 256 letters back, so
-there are 320 positions, in one table for both layers. Each test set has 25,000 rows, so that 0.004%
-is one row.
+Our choices. We take the paper's "test error" to count rows, although its numbers conflict. RoPE's
+100.0 (0.0) can only count rows, because guessing gets a fifteenth of the letters right. The 25.6
+and 85.2 of absolute positions and CoPE's 0.004 (0.006), however, look like percentages of letters.
+The batch size is 64, so that each of the 640,000 rows is seen ten times. AdamW and its schedule are
+as for Flip-Flop, but with a learning rate of 1e-3 and a warm-up of 1000. The letter to copy is 256
+letters back, so there are 320 positions, in one table for both layers. Each test set has 25,000
+rows, so that 0.004% is one row.
 
 Memory is about 3.8 GB.
 """

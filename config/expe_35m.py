@@ -24,9 +24,9 @@ length, where the loss is 3.88 in Table 2 and 4.26 in Table 7.
 Our choices. The paper does not say how long it trains. We take 2289 steps of 512 sequences, which
 hold as many tokens as the set (37% of it is never read, because sequences are drawn at random),
 with a cosine schedule. GELU, LayerNorm and biases are GPT's. The embeddings are not tied, because
-that gives 35M parameters. theta is 1/1024, the text's 1/2m with m = 512, and S is 0. With
---expe_learned=random, both start from N(0, 1). The positions are written after the block's norm, as
-in expe_135m.py.
+that gives 35M parameters. S is 0, and theta is 1/1024, which is the paper's 1/(2m) for m = 512.
+With --expe_learned=random, S and theta start from N(0, 1). The positions are written after the
+block's norm, as in expe_135m.py.
 
 Memory at micro_batch=64 is about 17 GB.
 """

@@ -16,8 +16,8 @@ experiment from a paper, but a starting point for your own.
     --pe=cope+rope   123.6           65
 
 Our choices. The model is that of pope_124m.py. As in carope_124m.py, a step has half a million
-tokens, so that 19,000 steps read as many as the set has. They read windows that are drawn at
-random, which leaves out about a third of the set.
+tokens, so 19,000 steps read as many tokens as the set has. Sequences are drawn at random, which
+leaves about a third of the set unread.
 
 Memory at micro_batch=16 is in the table, for attention that PyTorch computes.
 """

@@ -12,7 +12,7 @@ PoPE Table 3, the human reference genome: NLL on the test split, in nats per tok
 The paper says that these are the best values, and that its runs take 15.6 hours (PoPE) and 14 hours
 (RoPE) on eight V100s. It follows the Nucleotide Transformer in preprocessing and tokenization.
 
-Our choices. "Best" is read as in pope_jsb.py. Training reads 1024 rows of test for each evaluation,
+Our choices. We read "best" as in pope_jsb.py. Training reads 1024 rows of test for each evaluation,
 whereas the third command reads all 8469. All 12.8 epochs see the same tokens, whereas the
 Nucleotide Transformer starts its rows at a random nucleotide in each epoch (see
 data/human_genome.py). There are no biases (see pope_124m.py), and the embeddings are tied.

@@ -13,8 +13,9 @@ PoPE Table 1, Indirect Indexing: accuracy in percent on the target, mean +- devi
     --pe=sinusoidal                   1.90 +- 0.04
 
 Accuracy is 100 - token_error of test, 10,000 rows. The other two seeds are --seed=1338 and
---seed=1339. The last four are baselines from the paper's later version. In the first two of them,
-half of RoPE's channels are not rotated and half of ALiBi's heads have no bias.
+--seed=1339. The last four are baselines from the paper's later version. With --rope_fraction=0.5,
+half of RoPE's channels are not rotated, and with --alibi_fraction=0.5, half of ALiBi's heads have
+no bias.
 
 In an independent replication, some seeds did not learn the task (see eval/README.md). If yours does
 not, try --max_iters=200000.

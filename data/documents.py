@@ -51,9 +51,11 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
             ids = np.concatenate((ids, end))
         return split, ids
 
-    settings = tokenizer_name, separator, sizes, shortest, shard_tokens, sorted(depends_on.items())
-    with Writer(folder, codec.vocab_size, tokenizer_name, codec.separator if separator else None,
-                shard_tokens, settings) as writer:
+    separator_id = codec.separator if separator else None
+    others = sorted(depends_on.items())
+    settings = (tokenizer_name, separator, sizes, shortest, shard_tokens, others)
+    with Writer(folder, codec.vocab_size, tokenizer_name, separator_id, shard_tokens,
+                settings) as writer:
         done = writer.meta.setdefault("documents", 0)
         last = None
         for split, ids in in_threads(encode, itertools.islice(documents, done, None)):

@@ -11,9 +11,9 @@ time step begins. There are 229 pieces for training, 76 for validation and 77 fo
 
 A row is a start token, up to `length` tokens of one piece, and padding. Only the tokens of the
 piece carry loss. The paper does not say how the first token is predicted, so we let a padding token
-start a piece. Nor does it say what happens to the six pieces of more than 2048 tokens. Here they
-continue in a second row, which starts with the last token of the first row, so that every token is
-a target exactly once.
+start a piece. Nor does the paper say what happens to the six pieces of more than 2048 tokens. Here
+they continue in a second row, which starts with the last token of the first row, so that every
+token is a target exactly once.
 
 splits   train, val, test
 options  length: tokens per row, a multiple of 4, so that each voice keeps its positions in all
@@ -60,7 +60,7 @@ def prepare(folder, length: int = 2048, source: str = None):
                     keys = [IDS[pitch] for step in piece for pitch in step]
                     tokens, mask = rows(keys, length)
                     writer.write(split, tokens, mask)
-        except (ValueError, KeyError, TypeError):  # it is not JSON, or it holds something else
+        except (ValueError, KeyError, TypeError):
             raise Mistake(f"{path} does not hold the chorales; download {URL}") from None
 
 if __name__ == "__main__":

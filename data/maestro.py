@@ -35,7 +35,7 @@ VOCAB_SIZE = 328
 TRANSPOSITIONS = range(-3, 4)
 
 def remi():
-    """Returns the tokenizer. Raises ValueError if this miditok has another vocabulary."""
+    """Returns the tokenizer. Raises Mistake if this miditok has another vocabulary."""
     import miditok
 
     special = ["PAD", "BOS", "EOS", "MASK"]

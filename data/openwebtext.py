@@ -5,10 +5,10 @@
 The split is nanoGPT's, so that losses can be compared: a fraction of 0.0005 of the documents, drawn
 with seed 2357, is for validation. End-of-text follows each document.
 
-In 2025 this set still had a loading script on the hub, which `datasets` refuses since version 4
-(github.com/karpathy/nanoGPT/issues/633). If it is refused, the set is loaded from the pull request
-that removes the script, and a line says so. We could not try this. Either way, the number of
-documents must be right, because a converted copy may hold only the first 5 GB of a large set. If
+In 2025 this set still had a loading script on the hub, which `datasets` has refused since version 4
+(github.com/karpathy/nanoGPT/issues/633). If the script is refused, the set is loaded from the pull
+request that removes it, and a printed line says so. We could not try this. Either way, the number
+of documents is checked, because a converted copy may hold only the first 5 GB of a large set. If
 the documents are in another order there, the split is not nanoGPT's.
 """
 from config import Mistake

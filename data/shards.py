@@ -15,7 +15,7 @@ under its final name is always complete. It holds
     shards       {"train_000000.bin": number of tokens, ...}
     checksum     the CRC-32 of all tokens and masks in the order in which they were written, by
                  which a run notices that its set was written again with other contents
-    and perhaps more that a script wants to keep
+    and perhaps other entries, which a script has added
 """
 import collections
 import contextlib
@@ -32,7 +32,7 @@ import numpy as np
 from config import Mistake
 
 KEYS = ("vocab_size", "tokenizer", "separator", "row_length", "loss", "shards", "checksum")
-PROGRESS = "progress.json"  # what meta.json would say if the shards so far were all
+PROGRESS = "progress.json"  # what meta.json would say if there were no more shards
 
 def rng(seed, number):
     """Returns a numpy generator that depends only on (seed, number)."""
@@ -68,10 +68,11 @@ class Split:
         try:
             self.meta = json.loads(path.read_text(encoding="utf-8"))
             shards = self.meta["shards"]
-            divided = self.meta["checksum"], self.meta["row_length"], shards
+            row_length = self.meta["row_length"]
+            checksum = self.meta["checksum"]
         except (ValueError, KeyError):
             raise Mistake(f"{path} is damaged; delete {folder} and write it again") from None
-        self.fingerprint = zlib.crc32(repr(divided).encode())
+        self.fingerprint = zlib.crc32(repr((checksum, row_length, shards)).encode())
         names = sorted(name for name in shards if split_of(name) == split)
         if not names:
             known = ", ".join(sorted({split_of(name) for name in shards}))
@@ -86,17 +87,18 @@ class Split:
         self.ends = np.cumsum([shards[name] for name in names], dtype=np.int64)  # of each shard
         self.tokens = int(self.ends[-1])
         self.vocab_size = self.meta["vocab_size"]
-        self.row_length = self.meta["row_length"].get(split, 0)
+        self.row_length = row_length.get(split, 0)
         self.rows = self.tokens // self.row_length if self.row_length else 0
 
     def batch(self, step, batch_size, block_size, seed, rank=0, world=1):
         """Returns the part of training batch `step` that belongs to one rank: x and y, int64
         (batch_size // world, T). y is -1 where a target carries no loss.
 
-        A stream gives random windows with T = block_size. They are drawn with replacement, so as
-        many windows as the split holds leave 37% of its tokens unread. Rows come in epochs, each of
-        which holds every row once, with T = row_length - 1. The batch of all ranks together depends
-        only on (seed, step), so a resumed run reads what an uninterrupted one would have read.
+        A stream gives random windows with T = block_size. They are drawn with replacement, so a run
+        that draws as many windows as the split holds leaves 37% of its tokens unread. Rows come in
+        epochs, each of which holds every row once, with T = row_length - 1. The batch of all ranks
+        together depends only on (seed, step), so a resumed run reads what an uninterrupted one
+        would have read.
         """
         length = self._targets(block_size)
         size = batch_size // world
@@ -187,7 +189,7 @@ class Writer(contextlib.AbstractContextManager):
     of them does all of the work, and the set of the first one stays. If there is an error, the
     folder is deleted. Only a process that is killed leaves it behind, and you may delete it.
 
-    folder: where the set will be. It must not exist, or be empty.
+    folder: where the set will be. If this folder exists, it must be empty.
     vocab_size, tokenizer, separator: as in meta.json.
     shard_tokens: a shard of rows has at most this many tokens, and a shard of a stream ends with
         the `write` that brings it to this many.
@@ -205,7 +207,8 @@ class Writer(contextlib.AbstractContextManager):
         if vocab_size > 65536:
             raise Mistake(f"tokenizer {tokenizer!r} has {vocab_size} tokens, but uint16 holds only "
                           "65536; choose another")
-        self.folder = Path(folder).resolve()  # a link to another disk can be renamed only there
+        # if this is a link to another disk, .part must lie on that disk, where it can be renamed
+        self.folder = Path(folder).resolve()
         self._refuse_if_complete()
         if os.path.ismount(self.folder):
             raise Mistake(f"{folder} is a mount point and cannot be renamed; name a folder in it")

@@ -55,9 +55,9 @@ def count_characters(path):
     return count
 
 def pieces(lengths, val):
-    """Yields (split, text) for the pieces of all files, {path: number of characters}, and (split,
-    None) where the part of a file that belongs to this split ends. A piece ends with a line unless
-    the line is very long."""
+    """Yields (split, text) for each piece of each file. After the last piece of a file that belongs
+    to a split, it yields (split, None). `lengths` is {path: number of characters}. A piece ends
+    with a line unless the line is very long."""
     for path, length in lengths.items():
         cut = round(length * (1 - val))
         with open_text(path) as file:

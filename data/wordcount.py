@@ -21,7 +21,7 @@ splits   train, val (1% of the stories); k1, k2, ...: the examples of val that a
          sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
          their number of sentences and by their number of words (Figure 8)
 options  stories: a file, or a folder of *.txt, instead of TinyStories; <|endoftext|> separates the
-         stories of a file, and in one without it, each paragraph is a story; join: stories per
+         stories of a file, and in a file without it, each paragraph is a story; join: stories per
          example, none of which is used twice; length: tokens per row of train; tokenizer: that of
          the model to fine-tune; limit: the number of stories, for a trial; seed
 """

@@ -35,7 +35,11 @@ COLORS = {
     "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
 }
 OTHER_COLOR = "#b0b0b0"  # of a method that is not in COLORS
-STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))  # of curves of one colour
+STYLES = (  # of curves of one colour
+    "-", "--", ":", "-.",
+    (0, (6, 1, 1, 1, 1, 1)),  # a dash and two dots
+    (0, (1, 4)),  # dots that are far apart
+)
 LONGEST = 8  # loss_by_position reads segments of this many times the trained length
 POINTS = 32  # and averages their positions in this many groups, because single ones are noisy
 
@@ -84,7 +88,8 @@ def labels(runs):
     return label_of
 
 def names_of(folder, changes, step):
-    """Returns the names that a group may have whose first run is this one. The last is unique."""
+    """Returns the candidates for a group's label, given the group's first run. The last one is
+    unique."""
     suffix = ""
     if changes:
         suffix = f" ({changes.replace(',', ', ')})"

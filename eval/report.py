@@ -7,8 +7,8 @@ Makes tables of what sample.py and eval/tasks.py have measured, over runs and se
 It reads each RUN/results.jsonl, and if a number was measured twice, the later one counts. Markdown
 tables are printed, the CSV file has a row for each number, and the picture shows losses and errors
 over length, if there are several lengths. Runs that were trained with the same options but for the
-seed, and were measured at the same step, share a row and a curve. What was measured on different
-data has different columns and panels.
+seed, and were measured at the same step, share a row and a curve. Numbers that were measured on
+different data are in different columns and panels.
 """
 import csv
 import os
@@ -157,7 +157,8 @@ def draw_by_length(lines, path):
         curves.label_axis(ax, group[0]["metric"])
         lengths = sorted({line["length"] for line in group})
         ax.set_xscale("log", base=2)
-        ax.set_xticks(lengths, lengths, fontsize=8, rotation=90 if len(lengths) > 6 else 0)
+        rotation = 90 if len(lengths) > 6 else 0  # so that many labels do not overlap
+        ax.set_xticks(lengths, lengths, fontsize=8, rotation=rotation)
         ax.minorticks_off()
         ax.set(title=titles[key], xlabel="length, tokens; dashed: as trained")
     curves.save(figure, path)

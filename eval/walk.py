@@ -202,8 +202,8 @@ print("".join(f"{count:.0f}" for count in counts.tolist()))
 # ## 5. A method of your own in six lines
 #
 # A method is a class that overrides the hooks it needs, and has a name in the table PES. This one
-# is ALiBi with a learned slope per head. Like any other method, it can be trained, generate with a
-# cache and read longer texts.
+# is ALiBi with a learned slope per head. Like any other method, it can be trained, can generate
+# with a cache, and can read longer texts.
 
 # %%
 class Slope(PE):
