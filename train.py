@@ -349,8 +349,7 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
         differ = []
         for name, value in saved["config"].items():
             now = getattr(cfg, name, value)  # an option that no longer exists does not matter
-            # older versions saved "auto" as the dtype, which may have meant any
-            if name not in may_change and now != value and value != "auto":
+            if name not in may_change and now != value:
                 differ.append(f"{name}={value!r}, not {now!r}")
         if not train.is_same_set(saved["meta"]):
             differ.append(f"other data than {train.folder}")

@@ -82,9 +82,7 @@ class Split:
         if self.meta["loss"] == "mask":
             for name in names:
                 self.masks.append(self._map(name.replace(".bin", ".loss"), "u1", shards[name]))
-        # All positions in a split are int64 on purpose. numpy 1 on Windows has int32 by default,
-        # in which products of such numbers would wrap
-        self.ends = np.cumsum([shards[name] for name in names], dtype=np.int64)  # of each shard
+        self.ends = np.cumsum([shards[name] for name in names])  # of each shard
         self.tokens = int(self.ends[-1])
         self.vocab_size = self.meta["vocab_size"]
         self.row_length = row_length.get(split, 0)
@@ -102,7 +100,7 @@ class Split:
         """
         length = self._targets(block_size)
         size = batch_size // world
-        mine = np.arange(rank * size, (rank + 1) * size, dtype=np.int64)
+        mine = np.arange(rank * size, (rank + 1) * size)
         if not self.rows:
             starts = rng(seed, step).integers(0, self.tokens - length, size=batch_size)
             return self.read(starts[mine], length)
@@ -111,7 +109,7 @@ class Split:
         for number in step * batch_size + mine:
             epoch, place = divmod(int(number), self.rows)
             rows.append(order_of_rows(self.rows, seed, epoch)[place])
-        return self.read(np.array(rows, dtype=np.int64) * self.row_length, length)
+        return self.read(np.array(rows) * self.row_length, length)
 
     def windows(self, length, count=None):
         """Returns the starts, int64 (n,), of `count` windows that share no target and are spread
@@ -119,7 +117,7 @@ class Split:
         length = self._targets(length)
         fit = self.rows or (self.tokens - 1) // length
         count = fit if count is None else min(count, fit)
-        numbers = np.arange(count, dtype=np.int64)
+        numbers = np.arange(count)
         if self.rows:
             return numbers * self.rows // count * self.row_length
         return numbers * (self.tokens - 1 - length) // max(count - 1, 1)
@@ -128,7 +126,7 @@ class Split:
         """Returns x and y, as `batch` does, of the windows whose first tokens have the numbers
         `starts` (n,). y holds the token after each token of x."""
         length = self._targets(length)
-        starts = np.asarray(starts, dtype=np.int64)
+        starts = np.asarray(starts)
         assert starts.min(initial=0) >= 0, f"a window cannot start at {starts.min()}"
         window = self._gather(self.bins, starts, length + 1)
         x = window[:, :-1].copy()
@@ -210,8 +208,6 @@ class Writer(contextlib.AbstractContextManager):
         # if this is a link to another disk, .part must lie on that disk, where it can be renamed
         self.folder = Path(folder).resolve()
         self._refuse_if_complete()
-        if os.path.ismount(self.folder):
-            raise Mistake(f"{folder} is a mount point and cannot be renamed; name a folder in it")
         if self.folder.exists() and any(self.folder.iterdir()):
             raise Mistake(f"{folder} holds other files; choose another folder with --out")
         self.shard_tokens = shard_tokens

@@ -169,20 +169,6 @@ def test_attention_of_a_run(runs, tmp_path, drawn):
         with pytest.raises(Mistake, match=message):
             attention.main([*words, "--device=cpu"])
 
-def test_tokens_of_a_picture(runs, stream, tmp_path):
-    """The beginnings of text files, cut to the shortest, or of segments of a split."""
-    (tmp_path / "text").write_text("s3 s1 s4 " * 10)
-    (tmp_path / "short").write_text("s2 s7")
-    run = sample.Run(str(runs / "rope"), "cpu")
-    shorter = sample.Run(f"{runs / 'rope'}@block_size=5", "cpu")
-    files = tmp_path / "text", tmp_path / "short"
-    assert attention.tokens_of_files(run, files).tolist() == [[3, 1], [2, 7]]
-    assert attention.tokens_of_files(shorter, files[:1]).tolist() == [[3, 1, 4, 3, 1]]
-    split = Split(Path(stream), "val")
-    starts = [round(n * (599 - 16) // 9) for n in range(10)]
-    want = [split.read([start], 16)[0][0].tolist() for start in starts]
-    assert attention.tokens_of_split(run, split).tolist() == want
-
 def test_loss_by_position(runs, stream, drawn, monkeypatch):
     """Segments of eight times the trained length, whose positions are averaged in 32 groups.
     `learned` reads the beginnings of the same segments. The curve of rope is the mean of two
@@ -227,17 +213,6 @@ def test_training_curves(runs, tmp_path, drawn):
     want = [[step, (loss[step] + other[step]) / 2] for step in (10, 20)]
     assert panel.lines[0].get_xydata() == pytest.approx(np.array(want))
     assert len(panel.lines) == 1 and panel.lines[0].get_label() == "rope"
-
-def test_a_curve_has_one_style_in_all_panels(drawn):
-    rows = [{"run": name, "label": name, "pe": "rope", "step": step, key: 1.0}
-            for name, key in (("a", "loss"), ("b", "loss"), ("b", "lr")) for step in (1, 2)]
-    styles = {}
-    figure, axes = curves.panels(2, 3, 4, 3)
-    for ax, key in zip(axes, ("loss", "lr")):
-        curves.draw_curves(ax, rows, "step", key, styles)
-    lines = [line for ax in axes for line in ax.lines]
-    assert [(line.get_label(), line.get_linestyle()) for line in lines] == [
-        ("a", "-"), ("b", "--"), ("b", "--")]
 
 # --- reports --------------------------------------------------------------------------------------
 
@@ -340,22 +315,6 @@ def test_which_lines_of_results_count(tmp_path, capsys):
     assert printed.err == f"left out {tmp_path}/b, which has no results.jsonl\n"
     with pytest.raises(Mistake, match="none of these runs has results"):
         report.main([f"{tmp_path}/b"])
-
-def test_runs_of_one_name(tmp_path, capsys):
-    """Groups of the same method are told apart by the folder's name, then by its path, and then by
-    the step."""
-    for parent in ("p", "q"):
-        (tmp_path / parent).mkdir()
-        measured(tmp_path / parent / "a", {"val": 1.0}, lr=parent)
-    folder = tmp_path / "q" / "a"
-    line = json.loads((folder / "results.jsonl").read_text()) | dict(step=10, split="x2")
-    with open(folder / "results.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
-    report.main([f"{tmp_path}/p/a", f"{tmp_path}/q/a", f"--out={tmp_path / 'x'}"])
-    assert table(capsys) == {
-        f"{tmp_path}/p/a": ["1", "9", "1.000", "–"],
-        f"{folder}, step 9": ["1", "9", "1.000", "–"],
-        f"{folder}, step 10": ["1", "10", "–", "1.000"]}
 
 def test_a_panel_for_each_set_of_lengths(drawn):
     """Losses, errors, and errors on two kinds of questions have their own panels. A whole split is

@@ -402,8 +402,8 @@ def check_model(pe, cope_gates):
         most = 3e-3
         most_grad = 6e-3 if cope_gates == "keys" else 0.1
     assert change(logits, slow_logits) < most
-    for fast, slow in zip(grads, slow_grads):
-        assert change(fast, slow) < most_grad
+    for (name, _), fast, slow in zip(net.named_parameters(), grads, slow_grads):
+        assert change(fast, slow) < most_grad, name
 
 @needs_triton
 @pytest.mark.parametrize("pe, cope_gates", [

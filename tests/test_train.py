@@ -22,7 +22,6 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import SIGNALS, TINY, contents, fails, write_stream
 
 import train
@@ -366,27 +365,6 @@ def test_nothing_is_read_back_between_log_lines(stream, rows, monkeypatch, tmp_p
         with pytest.raises(RuntimeError, match="meta"):
             run(data, tmp_path / os.path.basename(data), "--max_iters=20", "--log_interval=7")
         assert steps == list(range(7))
-
-def record_reductions():
-    def all_reduce(tensor, op, real=dist.all_reduce):
-        print(f"reduced {tensor.dtype} {tensor.numel()}", flush=True)
-        return real(tensor, op)
-
-    dist.all_reduce = all_reduce
-
-@pytest.mark.parametrize("kind, per_step", [("stream", 1), ("rows", 2)])
-def test_what_processes_tell_each_other_in_a_step(kind, per_step, request, tmp_path):
-    """Besides DDP's gradients: the stop flag and, in masked sets, the number of targets, which are
-    known on the CPU. The loss, which is not, is only added up for a log line or a checkpoint."""
-    words = [f"--data={request.getfixturevalue(kind)}", f"--out_dir={tmp_path / 'a'}", *TINY,
-             "--max_iters=100", "--log_interval=50", "--eval_interval=1000"]
-    printed = tmp_path / "printed"
-    for process in start(printed, words, 2, record_reductions):
-        process.join(60)
-        assert process.exitcode == 0
-    text = printed.read_text().split("step 50/100")[1].split("step 100/100")[0]
-    assert abs(text.count("reduced torch.int64 1") - 2 * 50 * per_step) < 9
-    assert text.count("reduced torch.float32 1") <= 4  # of this line and the last one
 
 def test_learning_rate_schedules():
     """At steps 0 and 3 of the warm-up, at its end, soon after that, half-way and at the end."""
