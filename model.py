@@ -1120,6 +1120,9 @@ PES = {                        # acts on        learns                       cac
 def check_options(cfg, pattern):
     """Refuses options that would silently do something other than they say. Each class refuses
     those of its own method, and Python and PyTorch report other mistakes."""
+    for field in fields(cfg):
+        value = getattr(cfg, field.name)
+        assert field.type is not int or value >= 0, f"{field.name}={value} must not be negative"
     for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "base"):
         value = getattr(cfg, name)
         assert 0 < value < math.inf, f"{name}={value} must be positive and finite"

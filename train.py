@@ -253,6 +253,8 @@ def refuse_nonsense(cfg):
         is_of_run = field.name in TrainConfig.__annotations__
         if is_of_run and field.type in (int, float) and not lowest <= value < math.inf:
             raise Mistake(f"{field.name}={value} must be finite and at least {lowest}")
+    if max(cfg.beta1, cfg.beta2) >= 1:
+        raise Mistake(f"beta1={cfg.beta1} and beta2={cfg.beta2} must both be below 1")
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
         raise Mistake(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
                       "learning rate would rise; lower --min_lr")
@@ -417,10 +419,6 @@ def save(run, **checkpoint):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a directory
-            folder = os.open(run, os.O_DIRECTORY)
-            os.fsync(folder)  # makes the rename durable
-            os.close(folder)
     except (OSError, RuntimeError) as error:
         with suppress(OSError):
             os.remove(temporary)
@@ -530,7 +528,11 @@ class Log:
             self.wandb_run.log(values, step)
 
     def write(self, **record):
-        print(json.dumps(record), file=self.file, flush=True)
+        try:
+            print(json.dumps(record), file=self.file, flush=True)
+        except OSError as error:
+            raise OSError(f"{self.file.name} could not be written ({error.strerror}); once it can "
+                          "be, resume with --resume") from error
 
     def say(self, line):
         """Prints a line. If nobody can read it, because the terminal or a pipe is closed, the run

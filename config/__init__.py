@@ -98,6 +98,9 @@ def load(cls, words, **given):
         unknown = values.keys() - {field.name for field in fields(cls)}
         if unknown:  # argparse could take such a flag for the path of a config file
             raise Mistake(f"{path}: unknown options: {', '.join(sorted(unknown))}")
+        for name, value in values.items():
+            if not isinstance(value, (str, int, float)):
+                raise Mistake(f"{path}: {name}={value!r} is neither text, a number, True nor False")
         try:
             from_file = parse(cls, [f"--{name}={value}" for name, value in values.items()])
         except Mistake as mistake:

@@ -57,7 +57,7 @@ def test_an_unknown_name_in_a_config_file_is_refused(tmp_path):
     """Also if its value has a space, which argparse would take for the path of a config file."""
     path = tmp_path / "some.py"
     for line in ('eval_split = ["val", "train"]', 'run_name = "my run"', "def f(x): pass",
-                 'config = "x"'):
+                 'config = "x"', "out_dir = None", 'pe = ["rope", "cope"]'):
         path.write_text(line)
         with pytest.raises(config.Mistake):
             config.load(TrainConfig, [str(path)])

@@ -294,14 +294,12 @@ def test_interrupted_at_random_moments(stream, tmp_path, numbers, ranks):
     assert logged.items() <= losses(tmp_path / "whole")[0].items()
     assert logged.keys() >= set(range(reached[-1] + 1, reached[-1] + 6))
 
-def test_windows(tmp_path, monkeypatch):
-    """Without fcntl, SIGHUP and O_DIRECTORY, data are written, and a run is trained and resumed."""
+def test_windows(stream, tmp_path, monkeypatch):
+    """Without fcntl and SIGHUP, a run is trained and resumed."""
     monkeypatch.setattr(train, "fcntl", None)
     monkeypatch.delattr(signal, "SIGHUP")
-    monkeypatch.delattr(os, "O_DIRECTORY")
-    data = write_stream(tmp_path / "data")
     for steps in (2, 4):
-        last = run(data, tmp_path / "run", "--resume=True", f"--max_iters={steps}")
+        last = run(stream, tmp_path / "run", "--resume=True", f"--max_iters={steps}")
     assert last["step"] == 4
 
 def test_a_mistake_under_torchrun_is_one_line(tmp_path):
