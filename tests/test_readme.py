@@ -37,14 +37,20 @@ SMALL = [  # config, its splits, metric, decimals
     ("quickstart", ("val 1x", "val 2x", "val 4x", "val 8x"), "loss", 3),
 ]
 
+MORE = {  # runs of text_more.csv: the beginning of their row
+    "quickstart_pope_uniform": "pope --pope_delta=uniform",
+    "quickstart_drope": "nope --init_from=ROPE",
+}
+
 def read(name, config):
-    """{pe: {(split, metric): [value, ...]}} of one config. Options of a run at test time belong to
-    the key: "rope@rope_scaling=ntk,rope_factor=8"."""
+    """{row: {(split, metric): [value, ...]}} of one config. A row begins with the pe and the
+    options at test time, as in "rope@rope_scaling=ntk,rope_factor=8", or with what MORE says."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
     for line in csv.DictReader(Path(f"eval/{name}.csv").read_text("utf-8").splitlines()):
         if line["config"] == f"config/{config}.py":
-            _, at, options = line["run"].partition("@")
-            row = found[line["pe"] + at + options]
+            run, at, options = line["run"].partition("@")
+            run = re.sub(r"^out/|_seed\d+$", "", run)
+            row = found[MORE.get(run, line["pe"]) + at + options]
             row[line["split"], line["metric"]].append(float(line["value"]))
     return found
 
@@ -60,7 +66,7 @@ def test_table(config):
     """The rows of a config's table are sorted by the result at the last length, the best first."""
     columns, decimals = TABLES[config]
     rows = []
-    for pe, values in read("results", config).items():
+    for pe, values in (read("results", config) | read("text_more", config)).items():
         seeds = {len(values[column]) for column in columns} - {0}  # 0: it cannot go there
         assert len(seeds) == 1, f"{config} {pe}: some columns have fewer seeds"
         last = values[columns[-1] if decimals == 1 else columns[-2]] or [math.inf]
