@@ -166,8 +166,13 @@ def draw_curves(ax, rows, x, y, styles):
     decorate(ax, {row["trained"] for row in rows if "trained" in row})
 
 def label_axis(ax, metric):
-    """Labels the y axis. An axis of losses is cut above, so that outliers do not hide the rest."""
-    ax.set_ylabel(METRICS.get(metric, metric))
+    """Labels the y axis with the metric, and with its split if it has one, as in val/loss. An axis
+    of losses is cut above, so that outliers do not hide the rest."""
+    split, _, name = metric.rpartition("/")
+    label = METRICS.get(name, name)
+    if split:
+        label = f"{split}: {label}"
+    ax.set_ylabel(label)
     if metric.endswith("loss"):
         low, high = ax.dataLim.intervaly
         high = min(high, max(1.7 * low, low + 0.5))
