@@ -164,6 +164,8 @@ def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
     assert 0 < wrong_rows < 64, "the test needs right and wrong rows"
     sample.main([*words, "--evaluate=train"])
     assert capsys.readouterr().out.endswith(f" in {100 * wrong_rows / 64:.2f}% of the rows\n")
+    sample.main([words[0], "--num_samples=1", "--device=cpu"])  # a row that ends with an answer
+    assert capsys.readouterr().out.endswith("]\n")
 
 # what is kept, and trained models
 
