@@ -109,9 +109,11 @@ def trained_with(folder):
 
 def panels(n, across, width, height, **options):
     """Returns a figure and a list of its n axes, at most `across` in a row. width and height are
-    those of a panel, in inches."""
-    from matplotlib.figure import Figure  # here, so that tables do not need matplotlib
-
+    those of a panel, in inches. Raises Mistake without matplotlib, which tables do not need."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise Mistake("a picture needs matplotlib; run pip install matplotlib") from None
     columns = min(across, n)
     rows = math.ceil(n / across)
     figure = Figure((width * columns + 1, height * rows + 1.3), layout="constrained")
