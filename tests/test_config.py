@@ -39,8 +39,9 @@ def test_defaults_file_flags_in_this_order(tmp_path):
             learning_rate=1.0, min_lr=1.0, base=3.141592653589793, resume=True, seed=5)
 
 @pytest.mark.parametrize("words, value", [
-    (["--n_layers=1"], "--n_layers=1"), (["--mlp=zzz"], "'zzz'"), (["--max_iters=1.5"], "'1.5'"),
-    (["--dropout=x"], "'x'"), (["--resume=no"], "'no'"), (["--resume", "a.py"], "'a.py'")])
+    (["--n_layers=1"], "--n_layers=1"), (["--max_iter=1"], "--max_iter=1"),
+    (["--max_iters=1.5"], "'1.5'"), (["--mlp=zzz"], "'zzz'"), (["--dropout=x"], "'x'"),
+    (["--resume=no"], "'no'"), (["--resume", "a.py"], "'a.py'")])
 def test_a_wrong_word_is_one_line(words, value, tmp_path):
     """It names the value, and the file if that is where it is."""
     with pytest.raises(config.Mistake, match="--help") as error:
