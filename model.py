@@ -1147,10 +1147,18 @@ def check_options(cfg, pattern):
     for names in groups:
         both = {"expe", "exqpe"} <= set(names)
         assert not both, f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions"
+
+    def is_used(cls):
+        return any(issubclass(PES[name], cls) for name in used)
+
     scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
-    assert not scales or any(issubclass(PES[name], RoPE) for name in used), (
+    assert not scales or is_used(RoPE), (
         f"rope_scaling={cfg.rope_scaling} and rope_factor={cfg.rope_factor} do nothing, because "
         f"pe={cfg.pe!r} has no rope")
+    assert cfg.expe_scale == 1 or is_used(ExPE), (
+        f"expe_scale={cfg.expe_scale} does nothing, because pe={cfg.pe!r} has no expe")
+    assert not cfg.relative_capped or is_used(Relative), (
+        f"relative_capped does nothing, because pe={cfg.pe!r} has no relative")
 
 # --- what train.py and sample.py share ------------------------------------------------------------
 

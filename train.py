@@ -253,6 +253,8 @@ def refuse_nonsense(cfg):
         is_of_run = field.name in TrainConfig.__annotations__
         if is_of_run and field.type in (int, float) and not lowest <= value < math.inf:
             raise Mistake(f"{field.name}={value} must be finite and at least {lowest}")
+    if "@" in cfg.out_dir:
+        raise Mistake(f"out_dir={cfg.out_dir} contains @, after which sample.py expects options")
     if max(cfg.beta1, cfg.beta2) >= 1:
         raise Mistake(f"beta1={cfg.beta1} and beta2={cfg.beta2} must both be below 1")
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":

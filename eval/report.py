@@ -45,6 +45,9 @@ def read(folders):
             print(f"left out {folder}, which has no results.jsonl", file=sys.stderr)
             continue
         for line in read_records(folder, "results.jsonl"):
+            if "step" not in line:
+                raise Mistake(f"{folder} has results of an older version; delete its results.jsonl "
+                              "and measure it again")
             line["run"] = folder  # it may have had another path when it was measured
             found[folder, line["options"], line["split"], line["metric"]] = line
     if not found:

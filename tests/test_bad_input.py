@@ -30,6 +30,7 @@ MISTAKES = [
     ("train.py --min_lr=1 --schedule=cosine", "min_lr=1.0"),
     ("train.py --grad_clip=-1", "grad_clip=-1.0"),
     ("train.py --beta2=1", "beta2=1.0"),
+    ("train.py --out_dir=out/a@b", "out_dir=out/a@b"),
     ("train.py --mlp_width=-5", "mlp_width=-5"),
     ("train.py --learning_rate=nan", "learning_rate=nan"),
     (f"train.py --device={MISSING}", f"device='{MISSING}'"),
