@@ -1,5 +1,4 @@
-"""The tables of eval/README.md, compared with eval/results.csv, and config/README.md's with
-eval/small.csv, which `python -m eval.report` writes."""
+"""The tables of eval/README.md and config/README.md, compared with the CSV files in eval/."""
 import collections
 import csv
 import importlib
@@ -75,6 +74,12 @@ def test_table(config):
     table = "\n".join(["", *(row for _, row in sorted(rows)), ""])
     head, found, rest = Path("eval/README.md").read_text("utf-8").partition(table)
     assert found and head.endswith("| --- |") and not rest.startswith("|")
+
+def test_numbers_of_the_papers():
+    text = Path("eval/README.md").read_text("utf-8").split("## Numbers of the papers")[1]
+    for pe, values in read("papers", "cope_flip_flop").items():
+        (val,), (sparse,) = (values[split, "token_error"] for split in ("val", "sparse"))
+        assert re.search(rf"\| `{pe}` \| [\d.]+ \| {val:.2f} \| [\d.]+ \| {sparse:.1f} \|\n", text)
 
 def positions_apart(name, l, theta):
     """Returns how many different vectors expe or exqpe writes for 8192 positions in bfloat16."""
