@@ -711,6 +711,9 @@ def test_a_damaged_checkpoint(tmp_path):
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match="ckpt.pt is damaged"):
         GPT.from_checkpoint(tmp_path / "a")
+    torch.save(dict(model={}, optimizer={}, step=3, config={}, meta=print), path)
+    with pytest.raises(ValueError, match="ckpt.pt is damaged"):  # loading it could run any code
+        GPT.from_checkpoint(tmp_path / "a")
     torch.save({"model": {}, "config": {}}, path)  # like nanoGPT's
     with pytest.raises(ValueError, match="ckpt.pt is not a checkpoint of this train.py"):
         GPT.from_checkpoint(tmp_path / "a")
