@@ -108,7 +108,8 @@ def test_forward_equals_the_equations(case):
     want = expected(net, idx[1])
     assert error(full(net, idx)[1], want) < 1e-5
     if case != "nope":  # an encoding that hardly mattered could be wrong
-        plain = GPT(dataclasses.replace(net.cfg, pe="nope", rope_scaling="none", rope_factor=1.0))
+        plain = GPT(dataclasses.replace(net.cfg, pe="nope", rope_scaling="none", rope_factor=1.0,
+                                        expe_scale=1.0, relative_capped=False))
         plain.eval()
         plain.load_state_dict(net.state_dict(), strict=False)
         assert error(full(plain, idx)[1], want) > 1e-3
