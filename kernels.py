@@ -64,7 +64,7 @@ last key of run c (for column 0, at the query), or 0 for columns above that of t
 
     dz[c] = (lower[c] - lower[c + 1]) + (upper[c - 1] - upper[c])
 
-where dz[0] does not have the second term. This example is the row of query 5, with npos = 4 and
+where the second term is left out of dz[0]. This example is the row of query 5, with npos = 4 and
 z = (0, 2, 1, 3). The dS of its six keys sum to 0:
 
     key          0     1     2     3     4     5

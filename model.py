@@ -1120,15 +1120,15 @@ PES = {                        # acts on        learns                       cac
 def check_options(cfg, pattern):
     """Refuses options that would silently do something other than they say. Each class refuses
     those of its own method, and Python and PyTorch report other mistakes."""
-    for field in fields(cfg):
-        value = getattr(cfg, field.name)
-        assert field.type is not int or value >= 0, f"{field.name}={value} must not be negative"
     for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "base"):
         value = getattr(cfg, name)
         assert 0 < value < math.inf, f"{name}={value} must be positive and finite"
     for field in fields(cfg):
-        if get_origin(field.type) is Literal:
-            value, choices = getattr(cfg, field.name), get_args(field.type)
+        value = getattr(cfg, field.name)
+        if field.type is int:
+            assert value >= 0, f"{field.name}={value} must not be negative"
+        elif get_origin(field.type) is Literal:
+            choices = get_args(field.type)
             assert value in choices, f"{field.name}={value!r}: choose one of {', '.join(choices)}"
     assert 0 <= cfg.dropout < 1, f"dropout={cfg.dropout} must be from 0 to below 1"
     assert cfg.n_embd % cfg.n_head == 0, f"n_head={cfg.n_head} must divide n_embd={cfg.n_embd}"

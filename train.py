@@ -111,13 +111,10 @@ def main(words):
     log.say(raw_model.use_kernels(getattr(torch, cfg.dtype), cfg.kernels))
     del saved, origin  # their tensors would stay in memory
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.dtype == "bfloat16")
-    model = torch.compile(raw_model) if cfg.compile else raw_model
-    if world > 1:
-        # The gradients are views of what DDP sends, so there is no copy of them. If DDP sent t5's
-        # buffer too, the processes would wait for each other before every forward pass, but in an
-        # evaluation some of them read fewer batches than others
-        model = torch.nn.parallel.DistributedDataParallel(
-            model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    local_model = torch.compile(raw_model) if cfg.compile else raw_model
+    model = local_model
+    if world > 1:  # the gradients are views of what DDP sends, so there is no copy of them
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     loss = norm = torch.zeros(())  # of the last step; zeros before the first one
     clock, clock_step = time.perf_counter(), step  # for the time per step
     while True:
@@ -132,8 +129,9 @@ def main(words):
                 save(cfg.out_dir, model=raw_model.state_dict(), optimizer=optimizer.state_dict(),
                      step=step, config=asdict(cfg), meta=train.meta, wandb=log.wandb_id)
         if not stop and (last or step % cfg.eval_interval == 0):
+            # without DDP, in which all processes must make the same number of forward passes
             with autocast:
-                results = evaluate(model, evals, cfg, processes)
+                results = evaluate(local_model, evals, cfg, processes)
             log.record(step, results)
             clock, clock_step = time.perf_counter(), step
         if last or stop:

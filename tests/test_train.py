@@ -100,7 +100,7 @@ def draw(seed, request):
     batch_size = dice.choice([2, 4, 6])
     flags = [f"--block_size={dice.randint(11, 20)}", f"--batch_size={batch_size}",
              f"--micro_batch={dice.choice([0, 1, 2])}", f"--eval_batches={dice.randint(0, 3)}",
-             f"--pe={dice.choice(['pope', 'cope', 'fox', 'learned'])}", "--log_interval=1"]
+             f"--pe={dice.choice(['pope', 'learned', 'fox', 'cope', 't5'])}", "--log_interval=1"]
     ranks = 1 + seed % 2
     print(f"seed {seed}: {data}, {ranks} processes, {' '.join(flags)}")
     return request.getfixturevalue(data), flags, ranks
