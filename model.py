@@ -33,7 +33,6 @@ Symbols   i is the position of a query and j that of a key. c indexes dimensions
 
 Options that make no sense are refused by assertions, which `python -O` would leave out.
 """
-import json
 import math
 import os
 import zipfile
@@ -113,11 +112,11 @@ TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relat
 class PE(nn.Module):
     """The base of all methods. A method overrides the hooks through which it acts.
 
-    The model makes one instance for each layer that uses the method. In the first of these layers,
-    shared_from is None. In the others it is the instance of the first layer, from which __init__
-    can take a parameter, so that all layers share it. Only the first layer's instance runs
-    `per_position` and `embed`, so the parameters that these two read must be shared, or the copies
-    in later layers would never learn.
+    The model makes one instance for each layer that uses the method. If all layers are to share a
+    parameter, the first layer's __init__, whose shared_from is None, creates it. In the other
+    layers, shared_from is the first layer's instance, and __init__ takes the parameter from there.
+    `per_position` and `embed` run only in the first layer's instance. A parameter that they read
+    must be shared, because the copies in other layers would never learn.
 
     An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
     it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
@@ -167,7 +166,8 @@ class PE(nn.Module):
     def per_key(self, x, k, v, cache):
         """Returns a tensor (B, H, S, ..) with what logit_bias must know about each key. k, which is
         encoded, and v hold all S tokens. x (B, T, C) holds only the new ones, so anything that is
-        computed from x has to be cached here. The default, k, is for methods that need nothing."""
+        computed from x has to be cached here. A method that needs nothing keeps this default, k,
+        because attention in chunks slices the result like k."""
         return k
 
     def logit_bias(self, q, logits, i, j, per_key):
@@ -239,17 +239,21 @@ class Attention(nn.Module):
         self.has_fused = not self.bias_pes and not cfg.hard_attention
         self.use_triton = False  # set by GPT.use_kernels if a kernel supports this layer
 
-    def forward(self, x, pos, per_position, cache=None):
+    def forward(self, x, pos, j, per_position, cache=None):
         """Returns what attention adds to the residual stream, (B, T, C). x (B, T, C) is the
-        block's normed input, and per_position maps the name of a method to what its hook of that
-        name returned. The new keys and values are added to cache, this layer's dict."""
-        operands = self.encode(x, pos, per_position, {} if cache is None else cache)
-        y = self.attend(*operands)  # (B, H, T, d)
+        block's normed input, pos (T,) and j (S,) are the positions of its tokens and of all keys,
+        and per_position maps the name of a method to what its hook of that name returned. The new
+        keys and values are added to cache, this layer's dict."""
+        q, k, v, unencoded_q, per_key = self.encode(
+            x, pos, per_position, {} if cache is None else cache)
+        i = pos[:, None]  # (T, 1)
+        y = self.attend(q, k, v, unencoded_q, i, j, per_key)  # (B, H, T, d)
         y = self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return F.dropout(y, self.cfg.dropout, self.training)
 
     def encode(self, x, pos, per_position, cache):
-        """Calls the hooks that act on all tokens at once. Returns the arguments of `textbook`."""
+        """Calls the hooks that act on all tokens at once. Returns what `textbook` needs besides the
+        positions: q, k, v, q as it was before encode_qk, and what each bias knows about keys."""
         x_qk = x
         for pe in self.pes:
             x_qk = pe.inputs(x_qk, pos)  # only expe and exqpe change anything
@@ -267,11 +271,7 @@ class Attention(nn.Module):
         for name, pe in zip(self.names, self.pes):
             if pe in self.bias_pes:
                 per_key.append(pe.per_key(x, k, v, cache[name]))
-        i = pos[:, None]  # (T, 1)
-        S = k.size(2)
-        # counted back from the last query, whose own key is the last one
-        j = pos[-1] + 1 - S + torch.arange(S, device=pos.device)
-        return q, k, v, unencoded_q, i, j, per_key
+        return q, k, v, unencoded_q, per_key
 
     def textbook(self, q, k, v, unencoded_q, i, j, per_key):
         """Attention as the papers write it. The queries at positions i (t, 1) attend to the keys at
@@ -397,8 +397,8 @@ class Block(nn.Module):
         self.ln_2 = norm(cfg)
         self.mlp = MLP(cfg)
 
-    def forward(self, x, pos, per_position, cache=None):
-        x = x + self.attn(self.ln_1(x), pos, per_position, cache)
+    def forward(self, x, pos, j, per_position, cache=None):
+        x = x + self.attn(self.ln_1(x), pos, j, per_position, cache)
         return x + self.mlp(self.ln_2(x))
 
 class GPT(nn.Module):
@@ -468,18 +468,20 @@ class GPT(nn.Module):
             if not torch.equal(tensor.cpu(), weights[name].cpu()):
                 raise ValueError(f"{run} holds separate copies of {name}, which this model shares")
 
-    def forward(self, idx, targets=None, cache=None, return_logits=True):
+    def forward(self, idx, targets=None, cache=None, return_logits=True, reduction="mean"):
         """Returns logits and loss.
 
-        idx       (B, T) token ids
-        targets   (B, T) the ids that follow them, or -1 where there is no loss. With targets, the
-                  logits are (B, T, V), V = vocab_size, and the loss is the mean in nats over the
-                  targets that are not -1, or 0 if there are none. Without targets, the logits are
-                  only those of the last token (B, 1, V), and the loss is None
-        cache     from new_cache(). It holds the tokens before idx, and this call appends idx
+        idx        (B, T) token ids
+        targets    (B, T) the ids that follow them, or -1 where there is no loss. With targets, the
+                   logits are (B, T, V), V = vocab_size. Without targets, they are only those of the
+                   last token, (B, 1, V), and the loss is None
+        cache      from new_cache(). It holds the tokens before idx, and this call appends idx
         return_logits   with targets, False returns None in place of the logits. Training passes
-                  False, because compiled code allocates a gradient for each of its outputs, and
-                  that of the logits would be (B, T, V)
+                   False, because compiled code allocates a gradient for each of its outputs, and
+                   that of the logits would be (B, T, V)
+        reduction  of the losses in nats. "none": (B, T), the loss of each target, or 0 where it is
+                   -1. "sum": their sum. "mean": their mean over the targets that are not -1, or 0
+                   if there are none
         """
         begin = 0
         if cache is not None and "k" in cache[0]:
@@ -487,23 +489,27 @@ class GPT(nn.Module):
         end = begin + idx.size(1)
         assert end <= self.limit, (
             f"pe={self.cfg.pe!r} has only {self.limit} positions, but the input needs {end}")
-        pos = torch.arange(begin, end, device=idx.device)
+        j = torch.arange(end, device=idx.device)  # (S,) the positions of all keys
+        pos = j[begin:]  # (T,) those of the new tokens
         x = self.wte(idx)
         per_position = {name: pe.per_position(x, pos) for name, pe in self.first_instance.items()}
         for pe in self.first_instance.values():
-            x = pe.embed(x, pos)  # learned, sinusoidal, and expe with expe_once
+            x = pe.embed(x, pos)  # learned, sinusoidal, and expe and exqpe with expe_once
         x = F.dropout(x, self.cfg.dropout, self.training)
         for layer, block in enumerate(self.h):
-            x = block(x, pos, per_position, None if cache is None else cache[layer])
+            x = block(x, pos, j, per_position, None if cache is None else cache[layer])
         x = self.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
         logits = self.lm_head(x)
-        y = targets.flatten()
         # bfloat16 logits are too coarse for the loss; float32 ones are not copied
-        precise = logits.flatten(0, 1).to(at_least_float32(logits))
-        total = F.cross_entropy(precise, y, ignore_index=-1, reduction="sum")
-        loss = total / (y != -1).sum().clamp(min=1)
+        precise = logits.to(at_least_float32(logits))
+        loss = F.cross_entropy(precise.flatten(0, 1), targets.flatten(), ignore_index=-1,
+                               reduction="none" if reduction == "none" else "sum")
+        if reduction == "none":
+            loss = loss.view(targets.shape)
+        elif reduction == "mean":
+            loss = loss / (targets != -1).sum().clamp(min=1)
         if not return_logits:
             logits = None
         return logits, loss
@@ -729,12 +735,16 @@ class RoPE(PE):
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 def precise_product(x, W):
-    """Returns x W in float64, or in float32 on Apple's GPUs, which lack float64. Autocast would
-    round the product to bfloat16, and NVIDIA's GPUs may round the inputs of a float32 product to
-    TF32. carope and fox add up the results over all tokens, which would add up those errors too."""
-    dtype = torch.float32 if x.device.type == "mps" else torch.float64
+    """Returns x W in at least float32. Autocast would round it to bfloat16, and carope and fox,
+    which add up the products of all tokens, would add up those errors too. (The same holds for
+    TF32, which PyTorch uses only if torch.set_float32_matmul_precision asks for it.)"""
+    dtype = at_least_float32(x)
     with torch.autocast(x.device.type, enabled=False):
         return x.to(dtype) @ W.to(dtype)
+
+def as_float64(x):
+    """Returns x in float64, or unchanged on Apple's GPUs, which lack float64."""
+    return x if x.device.type == "mps" else x.double()
 
 class CARoPE(PE):
     """`carope`: RoPE whose frequencies depend on content. Each token x_t sets one frequency per
@@ -756,7 +766,7 @@ class CARoPE(PE):
 
     def encode_qk(self, q, k, x, per_position, cache):
         u = precise_product(x, self.W) + self.b  # (B, T, H)
-        log_f = -torch.log1p(F.softplus(u)).to(at_least_float32(x))
+        log_f = -torch.log1p(F.softplus(u))
         c = torch.arange(self.d // 2, device=x.device)
         # f^c is computed as exp(c log f)
         phi = (log_f.mT[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
@@ -764,7 +774,7 @@ class CARoPE(PE):
             phi = phi + cache["phi"]
         # Older keys are rotated already, so the last phase is enough. It is kept modulo 2 pi,
         # because a large phase would lose precision
-        cache["phi"] = phi[:, :, -1:].to(u.dtype) % (2 * math.pi)
+        cache["phi"] = as_float64(phi[:, :, -1:]) % (2 * math.pi)
         cos, sin = phi.cos(), phi.sin()
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
@@ -852,10 +862,10 @@ class T5(PE):
             f"t5_max_distance={cfg.t5_max_distance}")
         table = torch.zeros(cfg.t5_buckets, cfg.n_head)
         self.table = shared_from.table if shared_from else nn.Parameter(table)
-        # The smallest distance in each bucket but the first. The buckets of the other half begin at
-        # exact * r^n. If that is an integer, a rounding error could raise it to the next one, so a
-        # tiny number is subtracted
+        # first[b - 1] is the smallest distance in bucket b. The exact buckets begin at 1, 2, 3 ...
         first = list(range(1, exact))
+        # The others begin at exact * r^n, rounded up to an integer. The tiny number that is
+        # subtracted keeps a rounding error from raising what is an integer already
         r = (cfg.t5_max_distance / exact) ** (1 / (cfg.t5_buckets - exact))
         first += [math.ceil(exact * r**n - 1e-6) for n in range(cfg.t5_buckets - exact)]
         self.register_buffer("first", torch.tensor(first), persistent=False)
@@ -916,15 +926,17 @@ class FoX(PE):
     def per_key(self, x, k, v, cache):
         """Returns the running sums log f_0 + .. + log f_j at each key j, (B, H, S)."""
         log_f = F.logsigmoid(precise_product(x, self.W) + self.b)  # (B, T, H)
-        sums = log_f.mT.cumsum(-1)  # (B, H, T)
+        # in float32, the sum over thousands of tokens would lose precision
+        sums = as_float64(log_f.mT).cumsum(-1)  # (B, H, T)
         if "sums" in cache:
             sums = sums + cache["sums"][..., -1:]
         return extend_cache(cache, "sums", sums)
 
     def logit_bias(self, q, logits, i, j, sums):
-        """The sum over l = j+1..i is a difference of two running sums. The sum at the first of
-        these queries is subtracted from both before they are rounded to float32, because the
-        rounding error grows with the size of the number."""
+        """The sum over l = j+1..i is the running sum at i minus the one at j. Running sums become
+        large in a long text, and float32 would round large numbers coarsely. So the sum at the
+        first of these queries is subtracted from all of them first, which makes those at nearby
+        keys small and does not change any difference."""
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
         sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
         return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
@@ -1160,19 +1172,18 @@ def check_options(cfg, pattern):
     assert not cfg.relative_capped or is_used(Relative), (
         f"relative_capped does nothing, because pe={cfg.pe!r} has no relative")
 
-# --- what train.py and sample.py share ------------------------------------------------------------
+# --- trained models -------------------------------------------------------------------------------
 
 def read_checkpoint(run):
     """Returns what train.py has saved in run/ckpt.pt, with all tensors on the CPU. It is a dict of
-    model and optimizer (their state_dicts), step, config (all options of the run), meta (meta.json
-    of its data set), wandb (its id at Weights & Biases, or None) and, added here, written_at (in
-    nanoseconds). Raises FileNotFoundError if there is no such file, and ValueError if it is damaged
-    or not from train.py."""
+    model and optimizer (their state_dicts), step, config (all options of the run), flags and recipe
+    (see train.py), meta (meta.json of its data set) and wandb (its id at Weights & Biases, or
+    None). Raises FileNotFoundError if there is no such file, and ValueError if it is damaged or not
+    from train.py."""
     path = os.path.join(run, "ckpt.pt")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{run!r} is not a directory with a ckpt.pt")
     with open(path, "rb") as file:  # opened only once, because a run may replace it meanwhile
-        written_at = os.fstat(file.fileno()).st_mtime_ns
         try:
             damaged_part = zipfile.ZipFile(file).testzip()  # torch.load skips checksums
             file.seek(0)
@@ -1183,7 +1194,6 @@ def read_checkpoint(run):
         raise ValueError(f"{path} is damaged (in {damaged_part})")
     if not {"model", "optimizer", "step", "config", "meta"} <= set(saved):
         raise ValueError(f"{path} is not a checkpoint of this train.py")
-    saved["written_at"] = written_at
     return saved
 
 def model_options(saved):
@@ -1191,11 +1201,11 @@ def model_options(saved):
     GPTConfig since it was saved have their defaults."""
     options = asdict(GPTConfig())
     options.update({name: saved["config"][name] for name in options if name in saved["config"]})
+    # YaRN has to know the trained length, and block_size may be changed after training. A run that
+    # was trained with YaRN keeps the length that YaRN used then
     if options["rope_scaling"] != "yarn":
-        # If YaRN is turned on now, it needs the length of this training, even if block_size changes
         options["rope_trained"] = trained_length(saved)
     elif not options["rope_trained"]:
-        # YaRN took this block_size for the trained length, which a new block_size must not change
         options["rope_trained"] = options["block_size"]
     return options
 
@@ -1204,57 +1214,3 @@ def trained_length(saved):
     row_length = saved["meta"]["row_length"].get("train")
     # the last token of a row is only a target
     return row_length - 1 if row_length else saved["config"]["block_size"]
-
-def read_records(run, name):
-    """Returns the dicts in run/log.jsonl or run/results.jsonl, one per line. A line that is not
-    complete is skipped, because a kill or a full disk may have cut it short."""
-    records = []
-    with open(os.path.join(run, name), encoding="utf-8") as file:
-        for line in file:
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                continue
-    return records
-
-def pick_device(name):
-    """Returns the torch.device "cpu", "cuda", "mps" or, for "auto", the fastest that is available.
-    If there are several GPUs, each process that torchrun starts gets its own."""
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if name == "auto":
-        name = next(kind for kind in available if available[kind])
-    if not available[name]:
-        raise ValueError(f"device={name!r}, but PyTorch sees none; use --device=cpu")
-    if name == "cuda":
-        return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device(name)
-
-@torch.no_grad()
-def error_sums(model, x, y):
-    """Returns five sums over a batch x, y (B, T), as float64 on the CPU: the loss in nats, and the
-    numbers of targets, of wrong targets, of rows with a wrong target, and of rows with any target.
-    A target is wrong if another token is more probable, so greedy decoding reproduces the rows
-    without a wrong one. The sums of several batches or processes can be added up."""
-    logits, loss = model(x, y)
-    is_target = y != -1
-    is_wrong = (logits.argmax(-1) != y) & is_target
-    targets = is_target.sum()
-    sums = [loss * targets, targets, is_wrong.sum(), is_wrong.any(1).sum(), is_target.any(1).sum()]
-    return torch.stack(sums).cpu().double()
-
-def scores(sums, masked):
-    """Returns a dict of the loss in nats per target and, for a masked task, the percentages of
-    wrong targets and of rows with a wrong target. sums are those of error_sums. Raises ValueError
-    if there was no target."""
-    total, targets, wrong, wrong_rows, rows = sums.tolist()
-    if not targets:
-        raise ValueError("there is no target to evaluate; evaluate more, or check the mask")
-    found = {"loss": total / targets}
-    if masked:
-        found["token_error"] = 100 * wrong / targets
-        found["sequence_error"] = 100 * wrong_rows / rows
-    return found

@@ -11,26 +11,23 @@ is also appended to RUN/results.jsonl. Models compute in float32 and without the
 that numbers from different machines can be compared.
 """
 import argparse
-import json
 import math
 import os
 
 import torch
-import torch.nn.functional as F
 
 import config
 from config import Mistake
 from data import locate
 from data.shards import Split
 from data.tokenizer import tokenizer
-from model import GPT, GPTConfig, error_sums, pick_device, scores, trained_length
+from model import GPT, GPTConfig, trained_length
+from train import append_records, pick_device, recipe_of, score_sums, scores, to_device
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer text is read in segments of this length, to bound the memory
 STRETCHES = 16  # --extrapolate reads this many stretches of text, spread evenly over the split
 EVAL_TOKENS = 131072  # tokens in all stretches together
-
-torch.set_flush_denormal(True)  # numbers near 1e-40 slow CPUs down; threads inherit this setting
 
 # --- the command line -----------------------------------------------------------------------------
 
@@ -115,16 +112,18 @@ class Run:
     is a run directory, or "directory@key=value,...", which changes options of the model."""
 
     def __init__(self, name, device="auto", data=None):
-        folder, at, self.options = name.partition("@")
+        folder, _, changes = name.partition("@")
         self.folder = os.path.normpath(folder)
-        self.name = self.folder + at + self.options
-        changes = config.parse(
-            GPTConfig, [f"--{option}" for option in self.options.split(",") if option])
+        words = [f"--{change}" for change in changes.split(",") if change]
+        self.options = config.parse(GPTConfig, words)  # those that are changed
+        self.name = with_options(self.folder, self.options)
+        self.device = pick_device(device)
         with config.refusals_are_mistakes():
-            self.device = pick_device(device)
-            self.model, saved = GPT.from_checkpoint(self.folder, self.device, **changes)
+            self.model, saved = GPT.from_checkpoint(self.folder, self.device, **self.options)
         self.step = saved["step"]
         self.config = saved["config"]  # all options of the training
+        self.flags = saved.get("flags", {})  # those that name it in tables; {} in older versions
+        self.recipe = recipe_of(saved)
         self.meta = saved["meta"]  # meta.json of the data set that it was trained on
         self.trained = trained_length(saved)  # tokens per sequence in training
         self.data = data or self.config["data"]
@@ -149,28 +148,36 @@ class Run:
         unless the split has rows of a length of its own."""
         return split.row_length - 1 if split.rows else self.trained
 
-    def read(self, split, starts, length):
-        """Returns x and y, each (n, length), on the model's device."""
-        return [torch.from_numpy(part).to(self.device) for part in split.read(starts, length)]
+    def about(self):
+        """Returns what identifies the run in a table or picture, as a dict."""
+        return {"run": self.folder, "config": self.config["config"], "pe": self.model.cfg.pe,
+                "flags": self.flags, "seed": self.config["seed"], "step": self.step,
+                "recipe": self.recipe, "options": self.options, "trained": self.trained}
 
-    def record(self, split, length, values, data):
-        """Appends a line to RUN/results.jsonl for each of the values, {metric: number}, that is not
-        None. They were measured on sequences of this length. data is the checksum of the data
-        set."""
-        if not self.reads_its_own:
-            split = f"{self.data} {split}"
-        lines = "\n"  # ends a line that a full disk has cut short; readers skip empty lines
-        for metric, value in values.items():
-            if value is None:
-                continue
-            lines += json.dumps({
-                "run": self.folder, "options": self.options, "config": self.config["config"],
-                "pe": self.model.cfg.pe, "seed": self.config["seed"], "step": self.step,
-                "split": split, "trained": self.trained, "length": length, "metric": metric,
-                "value": value, "data": data, "torch": torch.__version__,
-                "device": self.device.type}) + "\n"
-        with open(os.path.join(self.folder, "results.jsonl"), "a") as file:
-            file.write(lines)
+    def record(self, values, **measured):
+        """Appends a record to RUN/results.jsonl for each of the values, {metric: number}, that is
+        not None. `measured` says what was measured:
+
+            data         the data set, or the task
+            split        its split
+            fingerprint  a checksum of the data
+            length       tokens per sequence
+            multiple     of --extrapolate: length / trained length
+            tokens       of --extrapolate: how many tokens were read
+        """
+        about = {**self.about(), "multiple": None, "tokens": None, **measured,
+                 "torch": torch.__version__, "device": self.device.type}
+        append_records(os.path.join(self.folder, "results.jsonl"), *(
+            {**about, "metric": metric, "value": value}
+            for metric, value in values.items() if value is not None))
+
+def with_options(name, options):
+    """Returns a name such as out/quickstart_rope@rope_scaling=ntk,rope_factor=8."""
+    changes = []
+    for option, value in options.items():
+        text = f"{value:g}" if isinstance(value, float) else value
+        changes.append(f"{option}={text}")
+    return f"{name}@{','.join(changes)}" if changes else name
 
 # --- text and answers -----------------------------------------------------------------------------
 
@@ -198,7 +205,8 @@ def write_answers(run, args):
     between = ""
     if isinstance(run.meta["tokenizer"], dict):  # a token is a symbol, rather than a piece of text
         between = " "
-    x, y = run.read(split, split.windows(length, args.num_samples), length)
+    starts = split.windows(length, args.num_samples)
+    x, y = to_device(run.device, *split.read(starts, length))
     with config.refusals_are_mistakes():  # learned positions end at block_size
         predicted = run.model(x, y)[0].argmax(-1)
     print(f"{run.name}, {split.split} split; answers are [right] or [wrong, not right]")
@@ -230,25 +238,26 @@ def evaluate(runs, names):
                 print(f"{run.name}, {split.split}: {length} tokens are more than its "
                       f"{run.model.limit} positions")
                 continue
-            sums = torch.zeros(5, dtype=torch.float64)
-            for starts in batches(split.windows(length), length):
-                x, y = run.read(split, starts, length)
-                sums += error_sums(run.model, x, y)
-            with config.refusals_are_mistakes():  # there may be no target
-                found = scores(sums, masked=split.meta["loss"] == "mask")
+            starts = split.windows(length)
+            found = scores(score_sums(run.model, split, starts, length, at_once(length)))
             line = f"{run.name}, {split.split}: loss {loss_and_perplexity(found['loss'])}"
             if "token_error" in found:
                 line += (f", {found['token_error']:.2f}% of the targets are wrong, in "
                          f"{found['sequence_error']:.2f}% of the rows")
             print(line, flush=True)
-            run.record(split.split, length, found, split.fingerprint)
+            run.record(found, data=run.data, split=split.split, fingerprint=split.fingerprint,
+                       length=length)
 
 def loss_and_perplexity(loss):
     return f"{loss:.4f} ({math.exp(min(loss, 700)):.2f})"  # a larger exponent would overflow
 
+def at_once(length):
+    """Returns how many sequences of this length the model reads at a time."""
+    return max(1, BATCH // length)
+
 def batches(items, length):
-    """Yields the items, which stand for sequences of this length, in lists of BATCH tokens."""
-    size = max(1, BATCH // length)
+    """Yields the items, which stand for sequences of this length, in lists of at_once(length)."""
+    size = at_once(length)
     for i in range(0, len(items), size):
         yield items[i : i + size]
 
@@ -272,11 +281,9 @@ def extrapolate(runs, multiples, name, tokens):
             cells = [f"ends at {run.model.limit}" if losses[metric] is None
                      else loss_and_perplexity(losses[metric]) for losses in measured]
             print_row(title, cells, width)
-        label = split.split
-        if tokens != EVAL_TOKENS:  # so that a report keeps it apart from the default
-            label += f" ({min(tokens, split.tokens - 1):,} tokens)"
         for multiple, length, losses in zip(multiples, lengths, measured):
-            run.record(f"{label} {multiple:g}x", length, losses, split.fingerprint)
+            run.record(losses, data=run.data, split=split.split, fingerprint=split.fingerprint,
+                       length=length, multiple=multiple, tokens=min(tokens, split.tokens - 1))
 
 def measure(run, split, lengths, tokens):
     """Returns a dict of two losses for each length. N is the trained length.
@@ -360,12 +367,13 @@ def token_losses(run, split, windows):
     found = {}
     for length, same in of_length.items():
         for part in batches(same, length):
-            x, y = run.read(split, [begin for begin, _ in part], length)
+            starts = [begin for begin, _ in part]
+            x, y = to_device(run.device, *split.read(starts, length))
             cache = run.model.new_cache()  # through which a segment sees those before it
             losses = []
             for x_part, y_part in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):
-                logits, _ = run.model(x_part, y_part, cache=cache)
-                losses.append(F.cross_entropy(logits.mT, y_part, reduction="none"))
+                _, loss = run.model(x_part, y_part, cache, return_logits=False, reduction="none")
+                losses.append(loss)
             found.update(zip(part, torch.cat(losses, 1).cpu()))
     return found
 

@@ -26,23 +26,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 import config
 from config import Mistake
 from data import locate, write_if_missing
-from data.shards import Split
-from model import (
-    GPT,
-    GPTConfig,
-    error_sums,
-    model_options,
-    pick_device,
-    read_checkpoint,
-    read_records,
-    scores,
-)
+from data.shards import Split, fingerprint, whole_file
+from model import GPT, GPTConfig, model_options, read_checkpoint
 
 try:
     import fcntl
@@ -92,8 +84,14 @@ MAY_CHANGE = {"config", "data", "out_dir", "resume", "micro_batch", "device", "c
               "eval_interval", "eval_batches", "eval_splits", "checkpoint_interval", "log_interval",
               "peak_tflops", "wandb_project"}
 
+def may_change(schedule):
+    """Returns the names of the options that a resumed run with this schedule may change."""
+    if schedule == "constant":  # the other schedules depend on the number of steps
+        return MAY_CHANGE | {"max_iters"}
+    return MAY_CHANGE
+
 def main(words):
-    cfg, saved, origin = read_options(words)
+    cfg, saved, origin, lock = read_options(words)
     stop_signal = StopSignal()
     processes = Processes(cfg)
     rank, world, device = processes.rank, processes.world, processes.device
@@ -103,15 +101,21 @@ def main(words):
     refuse_what_does_not_fit(cfg, saved, origin, train)
     step = saved["step"] if saved else 0
     processes.must_agree_on(asdict(cfg), train.meta, step)
+    identity = identify(words, cfg, train.meta, saved, origin)
     raw_model, optimizer = set_up(cfg, saved, origin, device)
     x, y, n_targets = get_batch(train, step, cfg, processes)
-    log = Log(cfg, processes, saved)
+    log = Log(cfg, identity, processes, saved, lock)
     log.say(f"{raw_model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, data={cfg.data}, "
             f"{world} x {device.type}, {cfg.dtype}, {cfg.out_dir}, from step {step}")
     log.say(raw_model.use_kernels(getattr(torch, cfg.dtype), cfg.kernels))
+    saved_step = step if saved else None  # the step of ckpt.pt
     del saved, origin  # their tensors would stay in memory
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.dtype == "bfloat16")
-    local_model = torch.compile(raw_model) if cfg.compile else raw_model
+    local_model = raw_model
+    if cfg.compile:
+        # Once it has seen batches of two sizes, torch.compile would otherwise make the training
+        # step dynamic, which is slower
+        local_model = torch.compile(raw_model, dynamic=False)
     model = local_model
     if world > 1:  # the gradients are views of what DDP sends, so there is no copy of them
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -122,37 +126,42 @@ def main(words):
         last = step >= cfg.max_iters
         stop = processes.max(stop_signal.number)
         is_due = step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0
-        if last or stop or is_due:
+        must_save = (last or stop or is_due) and step != saved_step
+        must_evaluate = (last or step % cfg.eval_interval == 0) and not stop
+        if must_save:
             refuse_nan(step, loss=processes.sum(loss), gradient=norm,
                        weights=torch.nn.utils.get_total_norm(raw_model.parameters()))
             if rank == 0:
                 save(cfg.out_dir, model=raw_model.state_dict(), optimizer=optimizer.state_dict(),
-                     step=step, config=asdict(cfg), meta=train.meta, wandb=log.wandb_id)
-        if not stop and (last or step % cfg.eval_interval == 0):
+                     step=step, config=asdict(cfg), meta=train.meta, wandb=log.wandb_id, **identity)
+            saved_step = step
+        if must_evaluate:
             # without DDP, in which all processes must make the same number of forward passes
             with autocast:
-                results = evaluate(local_model, evals, cfg, processes)
+                results = evaluate(local_model, evals, cfg, processes, stop_signal)
+            if results is None:  # a signal came, so save this step and stop
+                continue
             log.record(step, results)
+        if must_save or must_evaluate:
             clock, clock_step = time.perf_counter(), step
         if last or stop:
             break
 
         # Only dropout draws random numbers here. Its seed depends on the step, so that a resumed
         # run draws the same numbers, and on the rank, so that processes draw different ones
-        torch.manual_seed(cfg.seed + step * world + rank)
+        if cfg.dropout:
+            torch.manual_seed(cfg.seed + step * world + rank)
 
-        # The loss is the mean over all targets of the batch, and -1 marks tokens that are not
-        # targets. Micro-batches and processes may hold different numbers of targets, so the mean of
-        # each part (0 if it has none) is weighted by its fraction of the targets
+        # The loss is the mean over all targets of the batch. Micro-batches and processes may hold
+        # different numbers of targets, so each sum is divided by the number in the whole batch
         loss = torch.zeros((), device=device)
         n = cfg.micro_batch or len(x)
         for i in range(0, len(x), n):
-            x_part, y_part = x[i : i + n], y[i : i + n]
             if world > 1:  # add up the gradients of all processes only once, after the last part
                 model.require_backward_grad_sync = i + n >= len(x)
             with autocast:
-                mean = model(x_part, y_part, return_logits=False)[1]
-                part = mean * (y_part != -1).sum() / n_targets
+                _, nats = model(x[i : i + n], y[i : i + n], return_logits=False, reduction="sum")
+            part = nats / n_targets
             (part * world).backward()  # because DDP takes the mean over processes
             loss += part.detach()
         x, y, n_targets = get_batch(train, step + 1, cfg, processes)  # while the GPU computes
@@ -160,7 +169,10 @@ def main(words):
         lr = learning_rate(step, cfg)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), cfg.grad_clip or math.inf)
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in raw_model.parameters() if p.grad is not None])
+        if cfg.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(raw_model.parameters(), cfg.grad_clip, norm)
         optimizer.step()
         raw_model.clamp_parameters()  # pope's delta stays within its bounds
         optimizer.zero_grad()
@@ -186,10 +198,10 @@ def main(words):
 # --- before the first step ------------------------------------------------------------------------
 
 def read_options(words):
-    """Returns the options of a command line, the checkpoint to resume from, and that of the run
-    which init_from names. Either checkpoint is None if there is none. The options are read twice:
-    first to find the run directory, and then with the options of that run, or the model options of
-    init_from, as defaults."""
+    """Returns the options of a command line, the checkpoint to resume from, that of the run which
+    init_from names, and the lock of the run directory. Each of the last three is None if there is
+    none. The options are read twice: first to find the run directory, and then with the options of
+    that run, or the model options of init_from, as defaults."""
     if not words:
         raise Mistake("nothing to train; try python train.py config/quickstart.py, or --help")
     cfg = config.load(TrainConfig, words)
@@ -197,18 +209,21 @@ def read_options(words):
         raise Mistake(f"--init_from={cfg.init_from} needs a directory for the new run; name it "
                       "with --out_dir=...")
     out_dir = cfg.out_dir or default_directory(cfg)
-    saved = origin = None
+    has_checkpoint = os.path.exists(os.path.join(out_dir, "ckpt.pt"))
+    if has_checkpoint and not cfg.resume:
+        raise Mistake(f"{out_dir} already holds a run; resume it with --resume, or write elsewhere "
+                      "with --out_dir=...")
+    if not has_checkpoint and os.path.exists(os.path.join(out_dir, "results.jsonl")):
+        raise Mistake(f"{out_dir} holds the results of a run whose ckpt.pt is gone; delete the "
+                      "directory, or write elsewhere with --out_dir=...")
+    saved = origin = lock = None
     defaults = {}
+    if os.path.isdir(out_dir) and os.environ.get("RANK", "0") == "0":
+        lock = lock_run(out_dir)  # first, so that nobody saves a newer checkpoint meanwhile
     with config.refusals_are_mistakes():
-        if last_saved(out_dir):
-            if not cfg.resume:
-                raise Mistake(f"{out_dir} already holds a run; resume it with --resume, or write "
-                              "elsewhere with --out_dir=...")
+        if has_checkpoint:
             saved = read_checkpoint(out_dir)
             defaults = saved["config"]
-        elif os.path.exists(os.path.join(out_dir, "results.jsonl")):
-            raise Mistake(f"{out_dir} holds the results of a run whose ckpt.pt is gone; delete the "
-                          "directory, or write elsewhere with --out_dir=...")
         elif cfg.init_from:
             origin = read_checkpoint(cfg.init_from)
             defaults = model_options(origin)
@@ -219,17 +234,31 @@ def read_options(words):
     if cfg.init_from:
         cfg.init_from = os.path.normpath(cfg.init_from)  # it is compared when the run is resumed
     refuse_nonsense(cfg)
-    return cfg, saved, origin
+    return cfg, saved, origin, lock
 
-def last_saved(run):
-    """Returns when run/ckpt.pt was written, in nanoseconds, or None if there is none."""
-    path = os.path.join(run, "ckpt.pt")
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else None
+def lock_run(run):
+    """Locks run/log.jsonl until this process ends, because two processes in one directory would
+    overwrite each other's checkpoints. Returns the open file, which holds the lock."""
+    file = open(os.path.join(run, "log.jsonl"), "a")
+    if fcntl:
+        try:
+            # not lockf, whose lock ends when this process closes any handle of the file
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Mistake(f"another process is training in {run}; end it first, or write "
+                          "elsewhere with --out_dir=...") from None
+        except OSError:
+            pass  # this file system has no locks
+    return file
+
+def of_config_file(cfg):
+    """Returns the options that a run with the same config file would have without flags."""
+    return config.load(TrainConfig, [cfg.config] if cfg.config else [])
 
 def default_directory(cfg):
     """Returns out/<config>_<pe>, such as out/quickstart_pope. The data and the seed are added if
     they are not those of the config file, as in out/quickstart_input_pope_seed7."""
-    default = config.load(TrainConfig, [cfg.config] if cfg.config else [])
+    default = of_config_file(cfg)
     name = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
     if locate(cfg.data).resolve() != locate(default.data).resolve():
         folder = os.path.basename(os.path.normpath(cfg.data))
@@ -259,6 +288,96 @@ def refuse_nonsense(cfg):
         raise Mistake(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
                       "learning rate would rise; lower --min_lr")
 
+def open_data(cfg, processes):
+    """Returns the train split and the list of splits to evaluate. If the data set is missing and
+    needs no download, one process of each machine writes it while the others wait."""
+    folder = locate(cfg.data)
+    if processes.local_rank == 0:
+        write_if_missing(cfg.data)
+    processes.max(0)  # all processes wait here for that one
+    return Split(folder, "train"), [Split(folder, name) for name in cfg.eval_splits.split(",")]
+
+def choose_dtype(dtype, device):
+    """Returns the name of the dtype in which layers compute. Parameters are float32 either way."""
+    if dtype != "auto":
+        return dtype
+    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(
+        including_emulation=False)  # emulation is slower than float32
+    return "bfloat16" if has_bfloat16 else "float32"
+
+def refuse_what_does_not_fit(cfg, saved, origin, train):
+    """Raises Mistake if a resumed run has other options or data than before, if a fine-tuned model
+    knows another tokenizer, or if a token of the data would have no embedding."""
+    if saved:
+        differ = []
+        for name, value in saved["config"].items():
+            now = getattr(cfg, name, value)  # an option that no longer exists does not matter
+            if name not in may_change(cfg.schedule) and now != value:
+                differ.append(f"{name}={value!r}, not {now!r}")
+        if not train.is_same_set(saved["meta"]):
+            differ.append(f"other data than {train.folder}")
+        if differ:
+            raise Mistake(f"{cfg.out_dir} was trained with {'; '.join(differ)}; to start another "
+                          f"run from its weights, use --init_from={cfg.out_dir} --out_dir=...")
+    if origin:
+        theirs, ours = origin["meta"]["tokenizer"], train.meta["tokenizer"]
+        if theirs != ours:
+            raise Mistake(f"{train.folder} was tokenized with {ours!r}, but {cfg.init_from} was "
+                          f"trained with {theirs!r}; prepare the data with the tokenizer of the "
+                          "run")
+    if cfg.vocab_size < train.vocab_size:
+        raise Mistake(f"vocab_size={cfg.vocab_size} is less than the {train.vocab_size} of "
+                      f"{train.folder}; use --vocab_size=0")
+
+def set_up(cfg, saved, origin, device):
+    """Returns the model and its optimizer, either new or as they were saved."""
+    torch.manual_seed(cfg.seed)
+    model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
+    optimizer = model.configure_optimizers(
+        cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
+    with config.refusals_are_mistakes():
+        if origin:
+            model.load_weights(origin["model"], cfg.init_from)
+        if saved:
+            model.load_weights(saved["model"], cfg.out_dir)
+            optimizer.load_state_dict(saved["optimizer"])
+    return model, optimizer
+
+def identify(words, cfg, meta, saved, origin):
+    """Returns the flags and the recipe of a run, as a dict that is saved with it. flags are the
+    options that name it in tables and pictures. Runs with the same recipe are averaged there."""
+    if saved:  # a checkpoint of an older version may hold neither
+        return {"flags": saved.get("flags", {}), "recipe": recipe_of(saved)}
+    start = recipe_of(origin) if origin else None
+    return {"flags": flags_of(words), "recipe": recipe(asdict(cfg), meta, start)}
+
+def flags_of(words):
+    """Returns {name: value} of the options on a command line that differ from those of its config
+    file, apart from pe, the seed and what does not change what the run learns."""
+    given = config.parse(TrainConfig, words)
+    cfg = config.load(TrainConfig, words)
+    default = of_config_file(cfg)
+    unnamed = may_change(cfg.schedule) - {"data"} | {"pe", "seed"}
+    return {name: value for name, value in given.items()
+            if name not in unnamed and value != getattr(default, name)}
+
+def recipe(options, meta, start=None):
+    """Returns a checksum of all that decides what a run learns, except for its seed. options is a
+    dict of all options, of which those with default values do not count, so that a new option
+    changes no recipe. meta is meta.json of the data set, and start is the recipe of the run whose
+    weights it starts from."""
+    default = TrainConfig()
+    ignored = may_change(options["schedule"]) | {"seed", "init_from"}
+    changed = {name: value for name, value in sorted(options.items())
+               if name not in ignored and value != getattr(default, name, None)}
+    return zlib.crc32(json.dumps([changed, fingerprint(meta), start]).encode())
+
+def recipe_of(saved):
+    """Returns the recipe of a checkpoint. One of an older version may not hold it."""
+    return saved.get("recipe") or recipe(saved["config"], saved["meta"])
+
+# --- processes, devices and signals ---------------------------------------------------------------
+
 class Processes:
     """The processes that torchrun started for this run, or only this one. Each has a device and an
     equal part of every batch. `sum` and `max` wait for all processes, so all must call them at the
@@ -272,8 +391,7 @@ class Processes:
         if cfg.batch_size % self.world:
             raise Mistake(f"batch_size={cfg.batch_size} is not divisible by the {self.world} "
                           "processes; change one of them")
-        with config.refusals_are_mistakes():
-            self.device = pick_device(cfg.device)
+        self.device = pick_device(cfg.device)
         backend = "gloo"
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -307,9 +425,33 @@ class Processes:
             time.sleep(0.5)  # gloo's threads could abort if Python ended at once (torch 2.13)
             dist.destroy_process_group()
 
+def pick_device(name):
+    """Returns the torch.device "cpu", "cuda", "mps" or, for "auto", the fastest that is available.
+    If there are several GPUs, each process that torchrun starts gets its own."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        name = next(kind for kind in available if available[kind])
+    if not available[name]:
+        raise Mistake(f"device={name!r}, but PyTorch sees none; use --device=cpu")
+    if name == "cuda":
+        return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device(name)
+
+def to_device(device, *arrays):
+    """Returns the numpy arrays as tensors on the device."""
+    tensors = [torch.from_numpy(array) for array in arrays]
+    if device.type == "cuda":  # pinned memory is copied while the GPU computes
+        return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
+    return [tensor.to(device) for tensor in tensors]
+
 class StopSignal:
     """`number` is 0 until a signal asks the run to stop: SIGTERM, Ctrl-C, or SIGHUP, which a closed
-    terminal sends. The run reads it between steps, when no weight is half updated."""
+    terminal sends. The run reads it between steps, when no weight is half updated, and between the
+    batches of an evaluation."""
 
     def __init__(self):
         self.number = 0
@@ -320,67 +462,9 @@ class StopSignal:
 
     def hear(self, number, frame):
         with suppress(OSError):  # the terminal may be closed
-            os.write(2, b"\nstopping after this step or evaluation; Ctrl-C ends the run at once\n")
+            os.write(2, b"\nstopping after this step; Ctrl-C ends the run at once\n")
         self.number = number
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the run at once
-
-def open_data(cfg, processes):
-    """Returns the train split and the list of splits to evaluate. If the data set is missing and
-    needs no download, one process of each machine writes it while the others wait."""
-    folder = locate(cfg.data)
-    if processes.local_rank == 0:
-        write_if_missing(cfg.data)
-    processes.max(0)  # all processes wait here for that one
-    return Split(folder, "train"), [Split(folder, name) for name in cfg.eval_splits.split(",")]
-
-def choose_dtype(dtype, device):
-    """Returns the name of the dtype in which layers compute. Parameters are float32 either way."""
-    if dtype != "auto":
-        return dtype
-    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(
-        including_emulation=False)  # emulation is slower than float32
-    return "bfloat16" if has_bfloat16 else "float32"
-
-def refuse_what_does_not_fit(cfg, saved, origin, train):
-    """Raises Mistake if a resumed run has other options or data than before, if a fine-tuned model
-    knows another tokenizer, or if a token of the data would have no embedding."""
-    if saved:
-        may_change = MAY_CHANGE
-        if cfg.schedule == "constant":  # the other schedules depend on the number of steps
-            may_change = MAY_CHANGE | {"max_iters"}
-        differ = []
-        for name, value in saved["config"].items():
-            now = getattr(cfg, name, value)  # an option that no longer exists does not matter
-            if name not in may_change and now != value:
-                differ.append(f"{name}={value!r}, not {now!r}")
-        if not train.is_same_set(saved["meta"]):
-            differ.append(f"other data than {train.folder}")
-        if differ:
-            raise Mistake(f"{cfg.out_dir} was trained with {'; '.join(differ)}; to start another "
-                          f"run from its weights, use --init_from={cfg.out_dir} --out_dir=...")
-    if origin:
-        theirs, ours = origin["meta"]["tokenizer"], train.meta["tokenizer"]
-        if theirs != ours:
-            raise Mistake(f"{train.folder} was tokenized with {ours!r}, but {cfg.init_from} was "
-                          f"trained with {theirs!r}; prepare the data with the tokenizer of the "
-                          "run")
-    if cfg.vocab_size < train.vocab_size:
-        raise Mistake(f"vocab_size={cfg.vocab_size} is less than the {train.vocab_size} of "
-                      f"{train.folder}; use --vocab_size=0")
-
-def set_up(cfg, saved, origin, device):
-    """Returns the model and its optimizer, either new or as they were saved."""
-    torch.manual_seed(cfg.seed)
-    model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
-    optimizer = model.configure_optimizers(
-        cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
-    with config.refusals_are_mistakes():
-        if origin:
-            model.load_weights(origin["model"], cfg.init_from)
-        if saved:
-            model.load_weights(saved["model"], cfg.out_dir)
-            optimizer.load_state_dict(saved["optimizer"])
-    return model, optimizer
 
 # --- during the run -------------------------------------------------------------------------------
 
@@ -395,12 +479,6 @@ def get_batch(split, step, cfg, processes):
     x, y = to_device(processes.device, x, y)
     return x, y, max(n_targets, 1)
 
-def to_device(device, *arrays):
-    tensors = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cuda":  # pinned memory is copied while the GPU computes
-        return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
-    return [tensor.to(device) for tensor in tensors]
-
 def refuse_nan(step, **tensors):
     """Raises Mistake if one of these numbers is not finite. Reading them waits for the GPU."""
     for name, tensor in tensors.items():
@@ -409,19 +487,12 @@ def refuse_nan(step, **tensors):
                           "are not saved; train again with a lower --learning_rate")
 
 def save(run, **checkpoint):
-    """Writes run/ckpt.pt. A kill or a power cut at any moment leaves a complete file, which is
-    either the old one or the new one. Raises OSError if the file cannot be written."""
+    """Writes run/ckpt.pt. Raises OSError if that is impossible, and the file before stays."""
     path = os.path.join(run, "ckpt.pt")
-    temporary = path + ".tmp"
     try:
-        with open(temporary, "wb") as file:
+        with whole_file(path) as file:
             torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        with suppress(OSError):
-            os.remove(temporary)
         reason = error
         if isinstance(error, RuntimeError):  # by which torch.save reports a full disk
             reason = error.__context__ or error
@@ -451,40 +522,100 @@ def speed(model, cfg, length, world, seconds):
         values["mfu"] = model.estimate_mfu(sequences, seconds, 1e12 * cfg.peak_tflops, length)
     return values
 
-def evaluate(model, splits, cfg, processes):
-    """Returns the scores of all splits, such as {"val/loss": 1.5}. The windows are the same in
-    every evaluation, and the processes divide them among themselves."""
+# --- scores ---------------------------------------------------------------------------------------
+
+def evaluate(model, splits, cfg, processes, stop_signal):
+    """Returns the scores of all splits, such as {"val/loss": 1.5}, or None if a signal came before
+    they were complete. The windows are the same in every evaluation, and the processes divide them
+    among themselves."""
     model.eval()
     results = {}
     count = cfg.eval_batches * cfg.batch_size or None  # None: all windows of the split
     n = cfg.micro_batch or cfg.batch_size // processes.world
     for split in splits:
-        starts = split.windows(cfg.block_size, count)
-        sums = torch.zeros(5, dtype=torch.float64)  # see error_sums
-        for i in range(processes.rank * n, len(starts), processes.world * n):
-            x, y = to_device(processes.device, *split.read(starts[i : i + n], cfg.block_size))
-            sums += error_sums(model, x, y)
-        with config.refusals_are_mistakes():
-            found = scores(processes.sum(sums), masked=split.meta["loss"] == "mask")
-        results.update({f"{split.split}/{name}": value for name, value in found.items()})
+        starts = split.windows(cfg.block_size, count)[processes.rank :: processes.world]
+        sums = score_sums(model, split, starts, cfg.block_size, n, stop_signal)
+        sums = processes.sum(sums)
+        if processes.max(stop_signal.number):
+            results = None
+            break
+        for name, value in scores(sums).items():
+            results[f"{split.split}/{name}"] = value
     model.train()
     return results
+
+@torch.no_grad()
+def score_sums(model, split, starts, length, n, stop_signal=None):
+    """Returns the sums from which `scores` computes the scores of a model on windows of a split.
+    The windows begin at `starts` and have `length` targets, and the model reads n at a time. The
+    sums are the loss in nats and the number of targets. In a masked set, they are followed by the
+    numbers of wrong targets, of rows with a wrong target, and of rows with any target. They are
+    float64 on the CPU, and those of several processes can be added up. A signal ends this early,
+    and the sums are then worth nothing."""
+    device = next(model.parameters()).device
+    masked = bool(split.masks)
+    sums = torch.zeros(5 if masked else 2, dtype=torch.float64)
+    n = max(1, min(n, len(starts)))
+    parts = []  # the sums of each batch, which are read back from the device only at the end
+    for i in range(0, len(starts), n):
+        if stop_signal and stop_signal.number:
+            break
+        # All batches have the same size, because torch.compile would compile another one anew. If
+        # there are too few windows for the last one, it repeats them, and these do not count
+        part = starts[i : i + n]
+        x, y = split.read(np.resize(part, n), length)
+        y[len(part) :] = -1
+        x, y = to_device(device, x, y)
+        logits, nats = model(x, y, return_logits=masked, reduction="sum")
+        is_target = y != -1
+        numbers = [nats, is_target.sum()]
+        if masked:
+            is_wrong = (logits.argmax(-1) != y) & is_target
+            numbers += [is_wrong.sum(), is_wrong.any(1).sum(), is_target.any(1).sum()]
+        parts.append(torch.stack(numbers))
+    if parts:
+        sums += torch.stack(parts).cpu().double().sum(0)
+    return sums
+
+def scores(sums):
+    """Returns {name: value} of the scores in these sums, which score_sums describes: the loss in
+    nats per target and, for a masked set, the percentages of wrong targets and of rows with a wrong
+    target. A target is wrong if another token is more probable, so greedy decoding reproduces the
+    rows without a wrong one. Raises Mistake if there was no target."""
+    nats, targets, *errors = sums.tolist()
+    if not targets:
+        raise Mistake("there is no target to evaluate; evaluate more, or check the mask")
+    found = {"loss": nats / targets}
+    if errors:
+        wrong, wrong_rows, rows = errors
+        found["token_error"] = 100 * wrong / targets
+        found["sequence_error"] = 100 * wrong_rows / rows
+    return found
+
+# --- the log --------------------------------------------------------------------------------------
 
 class Log:
     """The reports of the process with rank 0. Each record is a line in the terminal and a line of
     log.jsonl, and goes to Weights & Biases if wandb_project is set. Steps that were taken after the
     last checkpoint appear again once the run is resumed. Other processes report nothing."""
 
-    def __init__(self, cfg, processes, saved):
+    def __init__(self, cfg, identity, processes, saved, lock):
         self.cfg = cfg
-        self.file = None
+        self.is_mine = processes.rank == 0
         self.wandb_run = None
         self.wandb_id = saved.get("wandb") if saved else None
-        if processes.rank > 0:
+        if not self.is_mine:
             return
-        self.file = self.open(saved)
-        self.write(config=asdict(cfg), from_step=saved["step"] if saved else 0,
-                   device=processes.device.type, torch=torch.__version__)
+        self.path = os.path.join(cfg.out_dir, "log.jsonl")
+        if not lock:
+            os.makedirs(cfg.out_dir)  # raises FileExistsError if another process has just done so
+            lock = lock_run(cfg.out_dir)
+        self.lock = lock  # held until this process ends
+        if not saved:
+            lock.truncate(0)
+        append_records(self.path, dict(
+            config=asdict(cfg), **identity, from_step=saved["step"] if saved else 0,
+            device=processes.device.type, torch=torch.__version__))
         if cfg.wandb_project:
             import wandb
             self.wandb_run = wandb.init(
@@ -492,52 +623,23 @@ class Log:
                 id=self.wandb_id, resume="allow")  # a resumed run continues its curves
             self.wandb_id = self.wandb_run.id
 
-    def open(self, saved):
-        """Opens log.jsonl to append records. It stays locked until this process ends, because two
-        processes in one directory would overwrite each other's checkpoints."""
-        run = self.cfg.out_dir
-        os.makedirs(run, exist_ok=True)
-        file = open(os.path.join(run, "log.jsonl"), "a")
-        if fcntl:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                raise Mistake(f"another process is training in {run}; end it first, or write "
-                              "elsewhere with --out_dir=...") from None
-            except OSError:
-                pass  # this file system has no locks
-        expected = saved["written_at"] if saved else None
-        if last_saved(run) != expected:
-            raise Mistake(f"another process has just saved a checkpoint in {run}; give the same "
-                          "command again")
-        if not saved:
-            file.truncate(0)
-        file.write("\n")  # a kill may have cut the last line short
-        return file
-
     def record(self, step, values, seconds_left=None):
         """Reports the values of a step, which are a dict of numbers."""
-        if self.file:
-            self.write(step=step, **values)
-            words = [f"step {step}/{self.cfg.max_iters}"]
-            words += [f"{name} {value:.5g}" for name, value in values.items()]
-            if seconds_left is not None:
-                words.append(f"left {timedelta(seconds=round(seconds_left))}")
-            self.say("  ".join(words))
+        if not self.is_mine:
+            return
+        append_records(self.path, dict(step=step, **values))
+        words = [f"step {step}/{self.cfg.max_iters}"]
+        words += [f"{name} {value:.5g}" for name, value in values.items()]
+        if seconds_left is not None:
+            words.append(f"left {timedelta(seconds=round(seconds_left))}")
+        self.say("  ".join(words))
         if self.wandb_run:
             self.wandb_run.log(values, step)
-
-    def write(self, **record):
-        try:
-            print(json.dumps(record), file=self.file, flush=True)
-        except OSError as error:
-            raise OSError(f"{self.file.name} could not be written ({error.strerror}); once it can "
-                          "be, resume with --resume") from error
 
     def say(self, line):
         """Prints a line. If nobody can read it, because the terminal or a pipe is closed, the run
         stops as it does on a signal."""
-        if self.file:
+        if self.is_mine:
             try:
                 print(line, flush=True)
             except OSError:
@@ -546,20 +648,40 @@ class Log:
 
     def say_the_end(self, step, key, stop):
         """Says how the run ended, and at which step the value named `key` was lowest."""
-        if not self.file:
+        if not self.is_mine:
             return
         path = os.path.join(self.cfg.out_dir, "ckpt.pt")
         if stop:
             self.say(f"stopped by a signal; the same command with --resume continues from {path}")
         else:
             self.say(f"done: {path}")
-        records = [record for record in read_records(self.cfg.out_dir, "log.jsonl")
-                   if key in record]
+        records = [record for record in read_records(self.path) if key in record]
         if records:
             best = min(records, key=lambda record: record[key])
             self.say(f"the lowest {key} was {best[key]:.4f}, at step {best['step']}")
         if self.wandb_run:
             self.wandb_run.finish()
+
+def append_records(path, *records):
+    """Appends dicts to a file of JSON lines, such as log.jsonl. A line begins with the line break
+    that ends the one before, which a kill or a full disk may have cut short."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(f"\n{json.dumps(record)}" for record in records)
+    except OSError as error:
+        raise OSError(f"{path} could not be written ({error.strerror}); once it can be, give the "
+                      "same command again, and --resume to a training") from error
+
+def read_records(path):
+    """Returns the dicts in a file of JSON lines. A line that is not complete is skipped."""
+    records = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                continue
+    return records
 
 if __name__ == "__main__":
     config.run(main)

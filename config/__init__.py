@@ -7,11 +7,10 @@ The options are the fields of a dataclass. A config file overrides their default
 override both. A config file consists of plain assignments. It may begin with
 `from config.pope_124m import *` and then say only what differs. Each of its assignments is read as
 if it were a flag, so the same mistakes are refused in both.
-
-    python -m config config/cope_flip_flop.py    # prints the commands for all rows of its table
 """
 import argparse
 import contextlib
+import functools
 import inspect
 import os
 import re
@@ -117,12 +116,11 @@ def assignments(path):
             if name[0] != "_" and not isinstance(value, ModuleType)}
 
 def parse(cls, words):
-    """Returns {name: value} of the options that the words give, and no others."""
+    """Returns {name: value} of the options that the words give, and no others, in the order in
+    which cls declares them."""
     parser = Parser(sys.modules[cls.__module__].__doc__,
                     usage="%(prog)s [CONFIG FILE] [--option=value ...]")
-    comments = {}
-    for base in reversed(cls.__mro__[:-1]):  # the last is object, which has no source
-        comments.update(re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(base), re.M))
+    comments = comments_of(cls)
     for field in fields(cls):
         comment = comments.get(field.name, "")
         default = "" if field.default is MISSING else f" [{field.default!r}]"
@@ -130,4 +128,13 @@ def parse(cls, words):
             parser.add_argument("config", nargs="?", default=argparse.SUPPRESS, help=comment)
         else:
             parser.add_option(field.name, field.type, comment + default)
-    return vars(parser.parse_args(words))
+    given = vars(parser.parse_args(words))
+    return {field.name: given[field.name] for field in fields(cls) if field.name in given}
+
+@functools.cache  # because a class's source is slow to find
+def comments_of(cls):
+    """Returns {name: comment} of the fields of a dataclass."""
+    comments = {}
+    for base in reversed(cls.__mro__[:-1]):  # the last is object, which has no source
+        comments.update(re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(base), re.M))
+    return comments

@@ -43,6 +43,28 @@ def order_of_rows(rows, seed, epoch):
     """Returns the order, (rows,), in which an epoch reads the rows of a split."""
     return rng(seed, epoch).permutation(rows)
 
+@contextlib.contextmanager
+def whole_file(path):
+    """Opens a file to write bytes. It gets its name once the disk has all of it, so a kill or a
+    power cut at any moment leaves a complete file, which is either the old one or the new one."""
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+
+def fingerprint(meta):
+    """Returns a checksum of all contents of a data set and of how they are divided into splits,
+    given its meta.json."""
+    contents = (meta["checksum"], meta["row_length"], meta["shards"])
+    return zlib.crc32(repr(contents).encode())
+
 def split_of(shard):
     """Returns the split of a shard: "train" of "train_000000.bin"."""
     return shard.rpartition("_")[0]
@@ -52,7 +74,7 @@ class Split:
 
     `meta` is the content of meta.json, `tokens` is the number of tokens, `row_length` is the number
     of tokens per row, and `rows` is the number of rows. The last two are 0 in a stream.
-    `fingerprint` is a checksum of all contents of the set and of how they are divided into splits.
+    `fingerprint` is that of the set.
 
     Raises FileNotFoundError if there is no such set, and Mistake if it has no such split or if the
     size of a file is not the one in meta.json.
@@ -69,10 +91,9 @@ class Split:
             self.meta = json.loads(path.read_text(encoding="utf-8"))
             shards = self.meta["shards"]
             row_length = self.meta["row_length"]
-            checksum = self.meta["checksum"]
+            self.fingerprint = fingerprint(self.meta)
         except (ValueError, KeyError):
             raise Mistake(f"{path} is damaged; delete {folder} and write it again") from None
-        self.fingerprint = zlib.crc32(repr((checksum, row_length, shards)).encode())
         names = sorted(name for name in shards if split_of(name) == split)
         if not names:
             known = ", ".join(sorted({split_of(name) for name in shards}))

@@ -13,7 +13,6 @@ import zlib
 import lm_eval
 import lm_eval.tasks
 import torch
-import torch.nn.functional as F
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import make_table
 
@@ -50,13 +49,11 @@ def record(run, found, fewshot):
     """Appends the harness's results for a run to RUN/results.jsonl. The harness has no checksum of
     the data, so the checksum is that of the task's version and its number of questions."""
     for task, values in found["results"].items():
-        split = task
-        shots = found["n-shot"].get(task, fewshot)
-        if shots is not None:  # a group of tasks may have none
-            split += f", {shots}-shot"
         numbers = {metric: value for metric, value in values.items() if isinstance(value, float)}
+        shots = found["n-shot"].get(task, fewshot)  # a group of tasks may have none
         about = found["versions"].get(task), found["n-samples"].get(task)
-        run.record(split, run.model.cfg.block_size, numbers, zlib.crc32(repr(about).encode()))
+        run.record(numbers, data=task, split="" if shots is None else f"{shots}-shot",
+                   fingerprint=zlib.crc32(repr(about).encode()), length=run.model.cfg.block_size)
 
 class Score(list):
     """The pair that the harness expects for a continuation: its log-likelihood, and whether greedy
@@ -110,10 +107,9 @@ class Model(TemplateLM):
         y = tokens[:, 1:].clone()
         for row, (_, _, n) in zip(y, part):
             row[:-n] = -1  # the context has no targets
-        logits = self.model(tokens[:, :-1], y)[0].mT  # (B, V, T)
-        loss = F.cross_entropy(logits, y, ignore_index=-1, reduction="none")
+        logits, loss = self.model(tokens[:, :-1], y, reduction="none")
         loss = loss.cpu().double().sum(1)
-        is_right = ((logits.argmax(1) == y) | (y == -1)).all(1)
+        is_right = ((logits.argmax(-1) == y) | (y == -1)).all(1)
         for (score, _, _), nats, right in zip(part, loss.tolist(), is_right.tolist()):
             score[0] -= nats
             score[1] &= right

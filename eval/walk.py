@@ -163,8 +163,7 @@ def loss_by_position(gpt, length=512):
     """Returns the loss in nats at each position (length,), averaged over 64 pieces of the text."""
     starts = torch.linspace(0, len(text) - length - 1, 64).long()[:, None]
     piece = text[starts + torch.arange(length + 1)]
-    logits, _ = gpt(piece[:, :-1], piece[:, 1:])
-    losses = nn.functional.cross_entropy(logits.mT, piece[:, 1:], reduction="none")
+    _, losses = gpt(piece[:, :-1], piece[:, 1:], reduction="none")
     return losses.mean(0)
 
 figure, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")

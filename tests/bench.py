@@ -153,7 +153,7 @@ def random_layer(bench, name, T):
         x = torch.randn(B, T, H * d).to(layer.c_qk.weight)
         pos = torch.arange(T, device=bench.device)
         per_position = {name: pe.per_position(x, pos) for name, pe in net.first_instance.items()}
-        q, k, v, unencoded_q, _, _, per_key = layer.encode(x, pos, per_position, {})
+        q, k, v, unencoded_q, per_key = layer.encode(x, pos, per_position, {})
     if name == NEVER_SATURATED:
         unencoded_q[..., 0] = d**0.5
         per_key[0][..., 0] = -5  # which adds -5 to the logit of every gate

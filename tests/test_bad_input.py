@@ -24,7 +24,6 @@ MISTAKES = [
     ("train.py --batch_size=0", "batch_size=0"),
     ("train.py quickstart", "'quickstart'"),
     ("train.py {wrong_key}", "{wrong_key}: unknown options: eval_iters"),
-    ("config/__main__.py {wrong_key}", "{wrong_key}"),
     # training
     ("train.py --pe=roep", "pe='roep'"),
     ("train.py --min_lr=1 --schedule=cosine", "min_lr=1.0"),

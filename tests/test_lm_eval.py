@@ -17,7 +17,8 @@ from config import Mistake
 from data.shards import Writer
 from eval import cbt, tasks
 from eval.tasks import Model
-from model import GPT, GPTConfig, read_records
+from model import GPT, GPTConfig
+from train import read_records
 
 BYTES = dict(tokenizer="bytes", separator=256)
 LONG = "for a in range(3): print(a, end=' ');"  # the model has 16 positions
@@ -107,8 +108,8 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     tasks.main([run, "--tasks=cbt", "--device=cpu"])
-    found = {line["split"].partition(",")[0].rpartition("_")[2]: line["value"]
-             for line in read_records(run, "results.jsonl") if line["metric"] == "acc,none"}
+    found = {line["data"].rpartition("_")[2]: line["value"]
+             for line in read_records(f"{run}/results.jsonl") if line["metric"] == "acc,none"}
     assert "|acc" in capsys.readouterr().out
     assert found == dict(cn=1.0, ne=0.5, p=0.0, v=0.0, cbt=0.375)  # each kind counts the same
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 import model
-from model import GPT, PES, GPTConfig, pick_device
+from model import GPT, PES, GPTConfig
+from train import pick_device
 
 SMALL = dict(block_size=16, vocab_size=19, n_layer=2, n_head=4, n_embd=32)
 # every method, every option that changes what is computed, and the mixes

@@ -16,9 +16,13 @@ from conftest import TINY
 import sample
 import train
 from data.shards import Writer
-from model import read_records
+from model import read_checkpoint
+from train import read_records
 
 ROOT = Path(__file__).parent.parent
+# the options of TINY that change what a run learns, apart from pe
+FLAGS = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, batch_size=4, learning_rate=0.01,
+             schedule="constant", dropout=0.1)
 
 @pytest.fixture(scope="module")
 def runs(stream, rows, tmp_path_factory):
@@ -52,11 +56,11 @@ def tokens_of(folder, split, *shape):
     return tokens.reshape(shape or -1)
 
 def numbers(run, metric="loss"):
-    """Returns {the last word of the split: its last measurement}."""
-    folder, _, options = str(run).partition("@")
-    return {line["split"].split()[-1]: line["value"]
-            for line in read_records(folder, "results.jsonl")
-            if line["options"] == options and line["metric"] == metric}
+    """Returns {the multiple of the trained length, or the split: its last measurement}."""
+    run = sample.Run(str(run), "cpu")
+    return {line["multiple"] or line["split"]: line["value"]
+            for line in read_records(f"{run.folder}/results.jsonl")
+            if line["options"] == run.options and line["metric"] == metric}
 
 # losses
 
@@ -84,20 +88,20 @@ def test_extrapolation(runs, stream, monkeypatch, capsys, eval_tokens, spans, mu
                 end = min(windows[-1][1] + 8, stop)
                 windows.append((end - 16, end, windows[-1][1]))
         want = np.mean(token_losses(name, tokens, windows))
-        assert numbers(name, "window_loss")[f"{m}x"] == pytest.approx(want, abs=1e-5)
+        assert numbers(name, "window_loss")[m] == pytest.approx(want, abs=1e-5)
         if "learned" in name and m > 1:
-            assert f"{m}x" not in numbers(name) and "ends at 16" in printed
+            assert m not in numbers(name) and "ends at 16" in printed
             continue
         tiled = [(start, stop, start) for start, stop in tiles(spans, length)]
         want = np.mean(token_losses(name, tokens, tiled))
-        loss = numbers(name)[f"{m}x"]
+        loss = numbers(name)[m]
         assert loss == pytest.approx(want, abs=1e-5)
         assert f"{loss:.4f} ({math.exp(loss):.2f})" in printed
 
 def test_evaluate_a_whole_stream(runs):
     """As at the end of training, which evaluates whole splits here too."""
     sample.main([str(runs / "pope"), "--evaluate=val", "--device=cpu"])
-    loss = read_records(runs / "pope", "log.jsonl")[-1]["val/loss"]
+    loss = read_records(runs / "pope" / "log.jsonl")[-1]["val/loss"]
     assert numbers(runs / "pope")["val"] == pytest.approx(loss)
 
 # text and answers
@@ -176,25 +180,34 @@ def test_each_number_is_kept_with_all_that_made_it(runs, rows, tmp_path, monkeyp
     (run / "results.jsonl").write_text('{"run": "cut by a full d')
     other = str(shutil.copytree(rows, tmp_path / "other"))
 
-    def error_sums(model, x, y, error_sums=sample.error_sums):
-        if len(x) > 10:  # val has 10 rows
+    def score_sums(model, split, *rest, score_sums=sample.score_sums):
+        if split.split == "train":
             raise KeyboardInterrupt
-        return error_sums(model, x, y)
+        return score_sums(model, split, *rest)
 
-    monkeypatch.setattr(sample, "error_sums", error_sums)
+    monkeypatch.setattr(sample, "score_sums", score_sums)
     with pytest.raises(KeyboardInterrupt):
         sample.main([str(run), "--evaluate=val,train", f"--data={other}", "--device=cpu"])
-    lines = read_records(run, "results.jsonl")
-    assert [line["metric"] for line in lines] == ["loss", "token_error", "sequence_error"]
+    lines = read_records(run / "results.jsonl")
+    assert [line.pop("metric") for line in lines] == ["loss", "token_error", "sequence_error"]
+    (recipe,) = {line.pop("recipe") for line in lines}
+    assert recipe == read_checkpoint(run)["recipe"]
+    fingerprint = sample.Split(rows, "val").fingerprint
     for line in lines:
-        assert line["run"] == str(run) and line["split"] == f"{other} val"
-        assert line["step"] == 150 and line["seed"] == 1337 and line["torch"] == torch.__version__
-        assert line["device"] == "cpu" and line["data"] == sample.Split(rows, "val").fingerprint
+        assert line.pop("value") > 0
+        assert line == dict(
+            run=str(run), config="", pe="rope", flags=FLAGS | {"data": rows},
+            seed=1337, step=150, options={}, trained=11, data=other, split="val",
+            fingerprint=fingerprint, length=11, multiple=None, tokens=None,
+            torch=torch.__version__, device="cpu")
 
-def test_another_number_of_tokens_has_another_name(runs):
-    sample.main([str(runs / "expe"), "--extrapolate=2", "--eval_tokens=512", "--device=cpu"])
-    splits = [line["split"] for line in read_records(runs / "expe", "results.jsonl")]
-    assert splits[-2:] == ["val (512 tokens) 2x"] * 2
+def test_tokens_and_options_are_kept(runs):
+    """Options at test time have their types and one order, however they were written."""
+    run = f"{runs / 'rope'}@rope_factor=8,rope_scaling=ntk"
+    sample.main([run, "--extrapolate=2", "--eval_tokens=512", "--device=cpu"])
+    line = read_records(runs / "rope" / "results.jsonl")[-1]
+    assert (line["multiple"], line["length"], line["tokens"]) == (2.0, 32, 512)
+    assert list(line["options"].items()) == [("rope_scaling", "ntk"), ("rope_factor", 8.0)]
 
 def test_only_some_options_change_a_trained_model(runs):
     """rope_scaling is one of them. Others would do harm, or nothing."""

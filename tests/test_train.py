@@ -27,7 +27,8 @@ from conftest import SIGNALS, TINY, contents, fails, write_stream
 import train
 from config import Mistake
 from data.shards import Split, Writer
-from model import GPT, GPTConfig, model_options, read_checkpoint, read_records
+from model import GPT, GPTConfig, model_options, read_checkpoint
+from train import read_records
 
 # Each process is forked from a server that has imported torch but not used it, so it starts at once
 FORKS = multiprocessing.get_context("forkserver")
@@ -56,7 +57,7 @@ def same(a, b):
 
 def losses(out):
     """{step: training loss} and the records of evaluations."""
-    records = read_records(out, "log.jsonl")
+    records = read_records(out / "log.jsonl")
     steps = {record["step"]: record["loss"] for record in records if "lr" in record}
     return steps, [record for record in records if "val/loss" in record]
 
@@ -207,25 +208,36 @@ def test_nohup(stream, tmp_path):
     assert callable(signal.getsignal(signal.SIGTERM))
 
 def slow_evaluation():
-    train.error_sums = lambda *_: print("begun", flush=True) or time.sleep(0.3) or torch.ones(5)
+    def forward(self, *args, real=GPT.forward, **options):
+        if not self.training:
+            print("begun", flush=True)
+            time.sleep(0.3)
+        return real(self, *args, **options)
 
-@pytest.mark.parametrize("number, times, interval, reached", [
-    (signal.SIGTERM, 20, 50, 5),  # a scheduler and torchrun may both send it, and repeat it
-    (signal.SIGINT, 1, 50, 5), (signal.SIGINT, 2, 4, 4), (signal.SIGKILL, 1, 4, 4)])
-def test_signals_during_an_evaluation(stream, tmp_path, number, times, interval, reached):
-    """What is due is saved before the evaluation. After it, and one more step, a signal is heard,
-    and the run saves and stops. A second Ctrl-C ends it at once."""
+    GPT.forward = forward
+
+@pytest.mark.parametrize("number, times, interval", [
+    (signal.SIGTERM, 20, 50),  # a scheduler and torchrun may both send it, and repeat it
+    (signal.SIGINT, 1, 50), (signal.SIGKILL, 1, 4)])
+def test_signals_during_an_evaluation(stream, tmp_path, number, times, interval):
+    """A signal is heard between two batches, and the step is saved, although it is not due. What is
+    due is saved before the evaluation. The evaluation is repeated when the run is resumed."""
     out, printed = tmp_path / "a", tmp_path / "printed"
+    words = ["--eval_interval=4", "--eval_batches=0", "--resume"]
     run(stream, out, "--max_iters=2")
-    words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--resume", "--max_iters=1000000",
-             "--eval_interval=4", f"--checkpoint_interval={interval}"]
-    (process,) = start(printed, words, setup=slow_evaluation)
+    (process,) = start(printed, [f"--data={stream}", f"--out_dir={out}", *TINY, *words,
+                                 "--max_iters=1000000", f"--checkpoint_interval={interval}"],
+                       setup=slow_evaluation)
     wait_for(lambda: printed.exists() and "begun" in printed.read_text())
     for _ in range(times):
         subprocess.run(["kill", f"-{number}", str(process.pid)])  # no error if it has just ended
         time.sleep(0.05)  # two signals at the same time are one
     process.join(60)
-    assert process.exitcode == -number and read_checkpoint(str(out))["step"] == reached
+    assert process.exitcode == -number and read_checkpoint(str(out))["step"] == 4
+    assert printed.read_text().count("begun") <= 3  # of the 10 batches
+    assert 4 not in [record["step"] for record in losses(out)[1]]
+    run(stream, out, *words, "--max_iters=4")
+    assert [record["step"] for record in losses(out)[1]].count(4) == 1
 
 def test_a_signal_during_the_last_evaluation(stream, tmp_path):
     """The run ends as the signal would have ended it, so that a shell loop ends too."""
@@ -289,7 +301,7 @@ def test_interrupted_at_random_moments(stream, tmp_path, numbers, ranks):
     whole = run(stream, tmp_path / "whole", *flags, end, ranks=ranks)
     assert same(whole, run(stream, out, *flags, end, "--resume", ranks=ranks))
     assert sorted(os.listdir(out)) == ["ckpt.pt", "log.jsonl"]
-    logged = {record["step"]: record["loss"] for record in read_records(out, "log.jsonl")
+    logged = {record["step"]: record["loss"] for record in read_records(out / "log.jsonl")
               if "lr" in record}
     assert logged.items() <= losses(tmp_path / "whole")[0].items()
     assert logged.keys() >= set(range(reached[-1] + 1, reached[-1] + 6))
@@ -344,7 +356,7 @@ def test_speed_in_bfloat16(rows, tmp_path, monkeypatch, capsys):
     saved = run(rows, tmp_path / "a", "--max_iters=6", "--log_interval=2", "--eval_interval=3",
                 "--dtype=bfloat16", "--peak_tflops=1e-3")
     assert {p.dtype for p in saved["model"].values()} == {torch.float32}
-    lines = [record for record in read_records(tmp_path / "a", "log.jsonl") if "lr" in record]
+    lines = [record for record in read_records(tmp_path / "a" / "log.jsonl") if "lr" in record]
     assert [line["ms"] for line in lines] == [500, 1000, 500]  # of 2, 1 and 2 steps
     assert lines[1]["tokens_per_s"] == 4 * 11
     net = GPT(GPTConfig(**model_options(saved)))
@@ -449,19 +461,18 @@ def test_what_may_change_on_resuming(stream, tmp_path):
                 "--micro_batch=4", "--log_interval=1"])
     assert same(whole, read_checkpoint(str(out)))
 
-def test_a_checkpoint_that_is_written_while_it_is_read(stream, tmp_path, monkeypatch):
-    """A job that is started again while it still saves must not continue from the older state."""
+def test_a_run_that_still_saves_is_not_read(stream, tmp_path, monkeypatch):
+    """The directory is locked before the checkpoint is read, so a job that is started again while
+    the one before still saves cannot continue from an older state."""
     out = tmp_path / "a"
     run(stream, out, "--max_iters=2")
-
-    def read_an_older_one(path, real=train.read_checkpoint):
-        saved = real(path)
-        os.utime(out / "ckpt.pt")
-        return saved
-
-    monkeypatch.setattr(train, "read_checkpoint", read_an_older_one)
-    with pytest.raises(Mistake, match="another process has just saved a checkpoint"):
+    reads = []
+    monkeypatch.setattr(train, "read_checkpoint", reads.append)
+    lock = train.lock_run(out)
+    with pytest.raises(Mistake, match="another process is training"):
         run(stream, out, "--max_iters=3", "--resume")
+    assert not reads
+    lock.close()
 
 def die_at_step_3():
     def learning_rate(step, cfg, real=train.learning_rate):
