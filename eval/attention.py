@@ -7,8 +7,9 @@ Draws what the attention of trained models does (this needs matplotlib):
     python -m eval.attention positions RUN ...    CoPE's attention from position alone
 
 Each picture is written to RUN/<name>.png. The model reads segments of a split, or the beginnings of
-the files of --text, with at most block_size tokens each, which RUN@block_size=48 reduces to 48. The
-first two pictures are means over all segments or files, and the last two show only the first one.
+the files of --text. They have as many tokens as in training, but 256 at most, and fewer with
+RUN@block_size=48. The first two pictures are means over all segments or files, and the last two
+show only the first one.
 """
 import math
 from pathlib import Path
@@ -21,10 +22,10 @@ from data.tokenizer import tokenizer
 from eval import curves
 from model import CARoPE, CoPE, PoPE, RoPE, frequencies, overrides, scaled_dot_products
 from sample import Run, add_data_options, add_run_options, comma_separated
+from train import to_device
 
 TEXTS = 10  # segments of the split that are read
 SHORT = 256  # tokens of each segment at most, because a larger map would be illegible
-TOKENS_PER_INCH = 10  # in a map that is labelled with its tokens
 MOST_COLORS = 10  # matplotlib names ten colours, C0 to C9
 TITLES = {
     "frequency": "magnitude of q and k at each frequency, mean over heads",
@@ -41,12 +42,8 @@ def main(words):
     add_data_options(parser)
     parser.add_argument("--text", type=comma_separated, metavar="FILES",
                         help="text files to show, instead of a split")
-    parser.add_argument("--heads", type=comma_separated, metavar="HEADS",
-                        help="maps to draw: 4.3,1.2 is layer 4, head 3 and layer 1, head 2 [all]")
     parser.add_argument("--out", metavar="FILE", help="another file for the picture")
     args = parser.parse_intermixed_args(words)
-    if args.heads and args.figure not in MAPS:
-        raise Mistake(f"--heads chooses maps, but {args.figure} draws lines; leave it out")
     if args.text and (args.data or args.split):
         raise Mistake("--text takes the place of --data and --split; leave them out")
     if args.out and len(args.runs) > 1:
@@ -63,7 +60,7 @@ def tokens_of_split(run, split):
     """Returns the tokens (TEXTS, T) of segments that are spread evenly over the split."""
     length = min(SHORT, run.model.cfg.block_size)
     window = max(length, split.row_length - 1)  # a row is read from its start
-    x, _ = run.read(split, split.windows(window, TEXTS), window)
+    x, _ = to_device(run.device, *split.read(split.windows(window, TEXTS), window))
     return x[:, :length]
 
 def tokens_of_files(run, paths):
@@ -87,13 +84,14 @@ def tokens_of_files(run, paths):
 @torch.no_grad()
 def measure(model, idx, measure_layer):
     """Returns {layer: what measure_layer returns for it}, for the texts idx (B, T). measure_layer
-    is a function of an Attention, its input x (B, T, C) and what its `encode` returns. Layers for
-    which it returns None are left out, because they have nothing to show."""
+    is a function of an Attention, its input x (B, T, C) and the arguments of its `textbook`. Layers
+    for which it returns None are left out, because they have nothing to show."""
     layers = {}
 
     def add(attn, args):
-        x, pos, angles, _ = args
-        found = measure_layer(attn, x, *attn.encode(x, pos, angles, {}))
+        x, pos, j, angles, _ = args
+        q, k, v, unencoded_q, per_key = attn.encode(x, pos, angles, {})
+        found = measure_layer(attn, x, q, k, v, unencoded_q, pos[:, None], j, per_key)
         if found is not None:
             layers[attentions.index(attn)] = found.detach().cpu()
 
@@ -169,7 +167,7 @@ def draw(run, args):
                       f"pe={run.model.cfg.pe}")
     if args.figure in MAPS:
         decode = tokenizer(run.meta["tokenizer"]).decode
-        figure = draw_maps(layers, args.heads, [decode([token]) for token in idx[0].tolist()])
+        figure = draw_maps(layers, [decode([token]) for token in idx[0].tolist()])
     elif args.figure == "frequency":
         figure = draw_lines(run, layers, ("queries", "keys"))
     else:
@@ -196,48 +194,29 @@ def draw_lines(run, layers, names):
                     label=name)
         ax.set(xlabel="period, tokens; dashed: as trained", xscale="log", title=f"layer {i + 1}")
         curves.decorate(ax, [run.trained])
+    lines, names = axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=min(8, len(names)), frameon=False)
     return figure
 
-def draw_maps(layers, heads, words):
+def draw_maps(layers, words):
     """Draws a map of queries by keys for every head, with a row of maps for each layer. layers is
-    {layer: (H, T, T)}, and words are the texts of the T tokens. If heads is given, such as ["4.3",
-    "1.2"], only these are drawn, in this order, and labelled with the tokens."""
-    maps = {f"{i + 1}.{h + 1}": head for i, layer in layers.items()
-            for h, head in enumerate(layer)}
-    if heads:
-        for name in heads:
-            if name not in maps:
-                raise Mistake(f"there is no head {name}; choose from {', '.join(maps)}")
-        names = heads
-        across = len(names)
-        inches = max(3, len(words) / TOKENS_PER_INCH)
-    else:
-        names = list(maps)
-        across = len(names) // len(layers)
-        inches = max(1.5, min(4.5, 16 / across))
-    figure, axes = curves.panels(len(names), across, inches, inches, sharex=True, sharey=True)
+    {layer: (H, T, T)}, and words are the texts of the T tokens. The paper marks the titles of
+    sections in its Figure 4. Any text has lines, so here the ends of lines are marked."""
+    heads = len(next(iter(layers.values())))
+    inches = max(1.5, min(4.5, 16 / heads))
+    figure, axes = curves.panels(
+        heads * len(layers), heads, inches, inches, sharex=True, sharey=True)
     line_ends = [t for t, word in enumerate(words) if "\n" in word]
-    for ax, name in zip(axes, names):
-        image = ax.imshow(maps[name].numpy(), "Blues", vmin=0, vmax=1, interpolation="nearest")
+    maps = [(i, h, head) for i, layer in layers.items() for h, head in enumerate(layer)]
+    for ax, (i, h, head) in zip(axes, maps):
+        image = ax.imshow(head.numpy(), "Blues", vmin=0, vmax=1, interpolation="nearest")
         ax.scatter(line_ends, line_ends, 20, "crimson", marker="+", linewidths=1)
-        layer, head = name.split(".")
-        ax.set_title(f"layer {layer}, head {head}", fontsize=8)
+        ax.set_title(f"layer {i + 1}, head {h + 1}", fontsize=8)
         ax.set_facecolor("0.9")
-        if heads:
-            label_with_tokens(ax, words)
     figure.supxlabel("key (+ marks the end of a line)", fontsize=10)
     figure.supylabel("query", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.5)
     return figure
-
-def label_with_tokens(ax, words):
-    """Labels both axes of a map with the texts of its tokens."""
-    shown = [word.replace(" ", "·").replace("\n", "↵").replace("$", r"\$") for word in words]
-    style = {"fontsize": 72 / TOKENS_PER_INCH, "fontfamily": "monospace"}  # an inch has 72 points
-    rotation = 0 if max(len(word) for word in words) == 1 else 90
-    ax.set_xticks(range(len(words)), shown, rotation=rotation, **style)
-    ax.set_yticks(range(len(words)), shown, **style)
-    ax.tick_params(length=0, pad=1, labelbottom=True, labelleft=True)
 
 if __name__ == "__main__":
     config.run(main)

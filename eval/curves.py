@@ -4,42 +4,41 @@ Draws curves of one or more runs (this needs matplotlib):
     python -m eval.curves training RUN ...            every quantity in log.jsonl, over steps
     python -m eval.curves loss_by_position RUN ...    the loss far beyond the trained length
 
-Runs that were trained with the same options but for the seed form one curve, which is their mean,
-in a band from the lowest to the highest. A method has the same colour in all pictures. They are
-written to out/training.png and out/loss_by_position.png.
+Runs with the same recipe, which differ only in the seed, form one curve, which is their mean, in a
+band from the lowest to the highest. The pictures are out/training.png and out/loss_by_position.png.
 """
-import json
 import math
 import os
-import re
 import statistics
+import textwrap
 
 import torch
 
 import config
 from config import Mistake
-from model import read_records
-from sample import EVAL_TOKENS, Run, add_data_options, add_run_options, require_text, token_losses
-from train import MAY_CHANGE
+from sample import (
+    EVAL_TOKENS,
+    Run,
+    add_data_options,
+    add_run_options,
+    require_text,
+    token_losses,
+    with_options,
+)
+from train import read_records
 
 METRICS = {  # what a table or an axis says of a metric
     "loss": "loss, nats per token",
     "window_loss": "loss in windows of the trained length, nats per token",
-    "token_error": "wrong targets, %",
-    "sequence_error": "rows with a wrong target, %",
+    "token_error": "wrong answers, %",
+    "sequence_error": "rows with a wrong answer, %",
 }
-COLORS = {
-    "pope": "#d62728", "rope": "#1f77b4", "cope": "#2ca02c", "cope+rope": "#17becf",
-    "carope": "#9467bd", "expe": "#ff7f0e", "alibi": "#8c564b", "fox": "#e3b505",
-    "relative": "#bcbd22", "t5": "#e377c2", "nope": "#7f7f7f", "learned": "#111111",
-    "sinusoidal": "#9edae5", "exqpe": "#ffbb78", "cope_mlp": "#98df8a", "cope_alibi": "#006d2c",
+COLORS = {  # also colour-blind people can tell these apart
+    "rope": "#000000", "pope": "#C84E00", "cope": "#009E73", "carope": "#882255",
+    "expe": "#E69F00", "alibi": "#0072B2",
 }
-OTHER_COLOR = "#b0b0b0"  # of a method that is not in COLORS
-STYLES = (  # of curves of one colour
-    "-", "--", ":", "-.",
-    (0, (6, 1, 1, 1, 1, 1)),  # a dash and two dots
-    (0, (1, 4)),  # dots that are far apart
-)
+GREY = "#B8B8B8"  # of the methods that find no colour left
+STYLES = ("-", "--", ":", "-.")  # of several curves of one method
 LONGEST = 8  # loss_by_position reads segments of this many times the trained length
 POINTS = 32  # and averages their positions in this many groups, because single ones are noisy
 
@@ -61,62 +60,71 @@ def main(words):
     args = parser.parse_args(words)
     args.draw(args)
 
-# --- which runs belong together -------------------------------------------------------------------
+# --- which lines belong together ------------------------------------------------------------------
 
-def labels(runs):
-    """Returns {run: label} for the runs of one panel. A run is a tuple (folder, changes, step,
-    data). `changes` are the options that were changed at test time, such as "rope_factor=8", and
-    data is a checksum of what was read. Runs have the same label if they differ only in the folder,
-    in the seed and in options that do not change what a run learns. The label is the first of
-    names_of that no other group has."""
-    may_differ = (MAY_CHANGE | {"seed"}) - {"data"}
-    groups = {}  # {what the runs of a group have in common: these runs}
-    for run in dict.fromkeys(runs):
-        folder, *others = run
-        options = sorted(trained_with(folder).items())
-        in_common = [(name, value) for name, value in options if name not in may_differ]
-        groups.setdefault(json.dumps([in_common, others]), []).append(run)
-    names = []  # of each group
-    for group in groups.values():
-        folder, changes, step, _ = group[0]
-        names.append(names_of(folder, changes, step))
-    ranks = list(zip(*names))  # the first names of all groups, then the second ones, and so on
-    label_of = {}
-    for group, own_names in zip(groups.values(), names):
-        label = next(name for name, rank in zip(own_names, ranks) if rank.count(name) == 1)
-        label_of.update(dict.fromkeys(group, label))
-    return label_of
+def grouped(lines, *fields):
+    """Returns {values of these fields: the lines that have them}. A line is a dict."""
+    groups = {}
+    for line in lines:
+        values = [line.get(field) for field in fields]
+        values = tuple(str(value) if isinstance(value, dict) else value for value in values)
+        groups.setdefault(values, []).append(line)
+    return groups
 
-def names_of(folder, changes, step):
-    """Returns the candidates for a group's label, given the group's first run. The last one is
-    unique."""
-    suffix = ""
-    if changes:
-        suffix = f" ({changes.replace(',', ', ')})"
-    method = trained_with(folder)["pe"]
-    without_seed = re.sub(r"_seed\d+$", "", os.path.basename(folder))
-    return [method + suffix, without_seed + suffix, folder + suffix,
-            f"{folder}{suffix}, step {step}"]
+def add_labels(lines):
+    """Gives each line of a table or a panel a `label`, which is the name of its row or its curve.
+    Lines share it if they differ only in the seed. It consists of pe, the options that were changed
+    at test time, and as many of the flags as tell it apart from the others, as in
+    "pope --pope_delta=uniform" or "rope@rope_scaling=ntk,rope_factor=8"."""
+    groups = list(grouped(lines, "pe", "options", "recipe", "step").values())
+    names = [parts_of_name(group[0]) for group in groups]
+    shared = set.intersection(*map(set, names))  # what all have says nothing
+    names = [name[:1] + [part for part in name[1:] if part not in shared] for name in names]
+    for group, name in zip(groups, names):
+        others = [other for other in names if other is not name]
+        n = 1
+        while n < len(name) and any(other[:n] == name[:n] for other in others):
+            n += 1
+        for line in group:
+            line["label"] = " ".join(name[:n])
+    # the same flags, but other steps, or a config file that was edited between two runs
+    for field in ("step", "recipe"):
+        for same in grouped(lines, "label").values():
+            if len({line[field] for line in same}) > 1:
+                for line in same:
+                    line["label"] += f" ({field} {line[field]})"
 
-def trained_with(folder):
-    """Returns the options with which a run was last started."""
-    starts = [record for record in read_records(folder, "log.jsonl") if "config" in record]
+def parts_of_name(line):
+    """Returns the words of which a label may consist, the most important first."""
+    name = [with_options(line["pe"], line["options"]), os.path.basename(line["config"])]
+    return name + [f"--{flag}={value}" for flag, value in line["flags"].items()]
+
+def read_log(folder):
+    """Returns what identifies a run, as a dict with the fields of a result, and the records of its
+    steps."""
+    records = read_records(os.path.join(folder, "log.jsonl"))
+    starts = [record for record in records if "recipe" in record]
     if not starts:
-        raise Mistake(f"{folder}/log.jsonl does not say with which options the run was trained")
-    return starts[-1]["config"]
+        raise Mistake(f"{folder}/log.jsonl does not say how the run was trained; if it is from an "
+                      "older version, resume the run with train.py, which adds it")
+    start = starts[-1]
+    about = {"run": folder, "config": start["config"]["config"], "pe": start["config"]["pe"],
+             "flags": start["flags"], "recipe": start["recipe"], "options": {}, "step": None}
+    return about, [record for record in records if "step" in record]
 
 # --- parts that all pictures share ----------------------------------------------------------------
 
 def panels(n, across, width, height, **options):
     """Returns a figure and a list of its n axes, at most `across` in a row. width and height are
-    those of a panel, in inches. Raises Mistake without matplotlib, which tables do not need."""
+    those of a panel, in inches, and options are those of Figure.subplots. Raises
+    Mistake without matplotlib, which tables do not need."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise Mistake("a picture needs matplotlib; run pip install matplotlib") from None
     columns = min(across, n)
     rows = math.ceil(n / across)
-    figure = Figure((width * columns + 1, height * rows + 1.3), layout="constrained")
+    figure = Figure((width * columns + 1, height * rows + 0.8), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat[n:]:
         ax.set_visible(False)
@@ -126,86 +134,113 @@ def decorate(ax, trained=()):
     """Adds a grid and a dashed line at each trained length, and removes half of the frame."""
     for length in trained:
         ax.axvline(length, color="0.4", linestyle="--", linewidth=0.8)
-    ax.grid(alpha=0.3)
+    ax.grid(color="0.9", linewidth=0.8)
+    ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
 
 def save(figure, path):
-    """Writes the figure to a file, with one legend below all panels."""
-    lines = {}
-    for ax in figure.axes:
-        for line in ax.get_legend_handles_labels()[0]:
-            lines[line.get_label(), line.get_color(), line.get_linestyle()] = line
-    if lines:
-        inches = 0.8 + 0.085 * max(len(name) for name, *_ in lines)  # the width of the longest name
-        columns = max(1, min(6, len(lines), int(figure.get_figwidth() / inches)))
-        figure.legend(handles=lines.values(), loc="outside lower center", ncols=columns,
-                      frameon=False)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=150)
     print(f"wrote {path}")
 
-def draw_curves(ax, rows, x, y, styles):
-    """Draws row[y] against row[x], with a curve for each label. Each row also has a `run`, a `pe`
-    and perhaps the `trained` length. A point is drawn only if all runs of its curve have it. The
-    dict `styles` tells curves of one colour apart. All panels of a figure share it, as they share
-    the legend."""
-    curves = {}  # {(label, pe): {x: {run: y}}}
-    for row in rows:
-        if y in row:
-            points = curves.setdefault((row["label"], row["pe"]), {})
-            points.setdefault(row[x], {})[row["run"]] = row[y]
-    for (label, pe), points in curves.items():
+def colors_of(lines):
+    """Returns {pe: colour} for all panels of a picture. The methods in COLORS always have theirs.
+    If the colours that are left suffice, the other methods get them. Otherwise, and in rows that
+    are there only for comparison, they are grey."""
+    used = dict.fromkeys(line["pe"] for line in lines if not line.get("beside"))
+    others = [pe for pe in used if pe not in COLORS]
+    free = [color for pe, color in COLORS.items() if pe not in used]
+    if len(others) > len(free):
+        return COLORS
+    return {**COLORS, **dict(zip(others, free))}
+
+def draw_curves(ax, lines, x, y, colors):
+    """Draws line[y] against line[x], with a curve for each label. A point is drawn only if all runs
+    of its curve have it. `trained`, if a line has it, is marked, and `beside` makes a curve grey.
+    Call name_curves when all curves of the figure are drawn."""
+    curves = grouped([line for line in lines if y in line], "label", "pe", "beside")
+    styles = {}  # {colour: how many curves have it}
+    for (label, pe, beside), curve in curves.items():
+        points = {}  # {x: {run: y}}
+        for line in curve:
+            points.setdefault(line[x], {})[line["run"]] = line[y]
         runs = max(points.values(), key=len).keys()
         at = sorted(value for value in points if points[value].keys() == runs)
         mean = [statistics.fmean(points[value].values()) for value in at]
         low = [min(points[value].values()) for value in at]
         high = [max(points[value].values()) for value in at]
-        color = COLORS.get(pe, OTHER_COLOR)
-        number = sum(of_color == color for of_color, _ in styles)
-        style = styles.setdefault((color, label), STYLES[number % len(STYLES)])
-        ax.plot(at, mean, label=label, color=color, linestyle=style, marker=".")
-        ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
-    decorate(ax, {row["trained"] for row in rows if "trained" in row})
+        color = GREY if beside else colors.get(pe, GREY)
+        style = "-"
+        if color != GREY:
+            styles[color] = styles.get(color, -1) + 1
+            style = STYLES[styles[color] % len(STYLES)]
+        front = 1.5 if color == GREY else 2  # how thick a curve is, and which ones cover others
+        ax.plot(at, mean, style, label=label, color=color, marker=".", linewidth=front,
+                zorder=front)
+        ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0, zorder=1)
+    decorate(ax, {line["trained"] for line in lines if line.get("trained")})
+
+def name_curves(ax):
+    """Writes the name of each curve to the right of the panel, with a thin line to the curve's end.
+    Names that would overlap move apart."""
+    ax.figure.draw_without_rendering()  # only now is the size of the panel known
+    line_height = 12 * ax.figure.dpi / 72 / ax.bbox.height  # in fractions of the panel, like all
+    to_panel = ax.transData - ax.transAxes
+    ends = []  # (height, x, name, colour)
+    for curve in ax.get_legend_handles_labels()[0]:
+        points = [point for point in curve.get_xydata() if math.isfinite(point[1])]
+        if points:  # a run may have diverged
+            x, height = to_panel.transform(points[-1])
+            name = textwrap.fill(curve.get_label(), 26, break_long_words=False)
+            ends.append((min(height, 1.0), x, name, curve.get_color()))
+    ends.sort()
+    room = [line_height * (1 + end[2].count("\n")) for end in ends]  # of each name
+    at = [end[0] for end in ends]  # the middle of each name
+    for n in range(1, len(at)):  # from below, each name gives way to the one below it
+        at[n] = max(at[n], at[n - 1] + (room[n - 1] + room[n]) / 2)
+    highest = 1.05
+    for n in reversed(range(len(at))):  # and from above, if there are too many for the panel
+        at[n] = min(at[n], highest - room[n] / 2)
+        highest = at[n] - room[n] / 2
+    for (height, x, name, color), middle in zip(ends, at):
+        style = {"color": "0.4"} if color == GREY else {"color": color, "weight": "bold"}
+        ax.annotate(name, (x, height), (1.04, middle), "axes fraction", va="center", fontsize=9,
+                    arrowprops=dict(arrowstyle="-", color=color, linewidth=0.8, relpos=(0, 0.5)),
+                    **style)
 
 def label_axis(ax, metric):
-    """Labels the y axis with the metric, and with its split if it has one, as in val/loss. An axis
-    of losses is cut above, so that outliers do not hide the rest."""
+    """Labels the y axis with the metric, and with its split if it has one, as in val/loss."""
     split, _, name = metric.rpartition("/")
     label = METRICS.get(name, name)
-    if split:
-        label = f"{split}: {label}"
-    ax.set_ylabel(label)
-    if metric.endswith("loss"):
-        low, high = ax.dataLim.intervaly
-        high = min(high, max(1.7 * low, low + 0.5))
-        margin = 0.05 * (high - low) or 0.05
-        ax.set_ylim(low - margin, high + margin)
+    ax.set_ylabel(f"{split}: {label}" if split else label)
 
 # --- the two pictures -----------------------------------------------------------------------------
 
 def draw_training(args):
     """Draws each quantity in the runs' log.jsonl over steps. Of a step that appears twice, because
     a run was resumed, the last record counts."""
-    folders = [os.path.normpath(folder) for folder in args.runs]
-    label_of = labels((folder, "", None, None) for folder in folders)
-    rows = {}  # {(folder, step): row}
-    keys = {}  # the names of all quantities, as a dict that keeps their order
-    for folder in folders:
-        same = {"run": folder, "label": label_of[folder, "", None, None],
-                "pe": trained_with(folder)["pe"]}
-        for record in read_records(folder, "log.jsonl"):
-            if "step" in record:
-                step = record.pop("step")
-                rows.setdefault((folder, step), {"step": step, **same}).update(record)
-                keys.update(record)
-    if not keys:
+    lines = {}  # {(folder, step): line}
+    metrics = {}  # the names of all quantities, as a dict that keeps their order
+    for folder in dict.fromkeys(os.path.normpath(folder) for folder in args.runs):
+        about, records = read_log(folder)
+        for record in records:
+            at = record.pop("step")
+            lines.setdefault((folder, at), {**about, "at": at}).update(record)
+            metrics.update(record)
+    if not lines:
         raise Mistake("these runs have logged no steps yet")
-    figure, axes = panels(len(keys), 3, 4, 3)
-    styles = {}
-    for ax, key in zip(axes, keys):
-        draw_curves(ax, rows.values(), "step", key, styles)
-        label_axis(ax, key)
+    add_labels(list(lines.values()))
+    colors = colors_of(lines.values())
+    figure, axes = panels(len(metrics), 2, 5.5, 3)
+    for ax, metric in zip(axes, metrics):
+        draw_curves(ax, lines.values(), "at", metric, colors)
+        label_axis(ax, metric)
         ax.set_xlabel("step")
+        if metric.endswith("loss"):  # the first steps would hide the rest
+            low, high = ax.dataLim.intervaly
+            ax.set_ylim(top=min(high, max(1.7 * low, low + 0.5)))
+    for ax in axes:
+        name_curves(ax)
     save(figure, args.out)
 
 def draw_loss_by_position(args):
@@ -218,27 +253,25 @@ def draw_loss_by_position(args):
         require_text(split, "loss_by_position")
         context = min(context, args.eval_tokens, split.tokens - 1)  # the last is only a target
     size = math.ceil(context / POINTS)
-    keys = [(run.folder, run.options, run.step, split.fingerprint)
-            for run, split in zip(runs, splits)]
-    label_of = labels(keys)
-    rows = []
-    for run, split, key in zip(runs, splits, keys):
+    lines = []
+    for run, split in zip(runs, splits):
         length = min(context, run.model.limit)
         starts = split.windows(context, args.eval_tokens // context).tolist()
         found = token_losses(run, split, [(start, start + length) for start in starts])
         losses = torch.stack(list(found.values())).double().mean(0)  # (length,)
         positions = torch.arange(1.0, length + 1)
         for loss, position in zip(losses.split(size), positions.split(size)):
-            rows.append({"run": run.name, "label": label_of[key], "pe": run.model.cfg.pe,
-                         "trained": run.trained, "position": position.mean().item(),
-                         "loss": loss.mean().item()})
-    figure, (ax,) = panels(1, 1, 6, 4)
-    draw_curves(ax, rows, "position", "loss", {})
+            lines.append({**run.about(), "position": position.mean().item(),
+                          "loss": loss.mean().item()})
+    add_labels(lines)
+    figure, (ax,) = panels(1, 1, 8, 4)
+    draw_curves(ax, lines, "position", "loss", colors_of(lines))
     label_axis(ax, "loss")
     step = max(run.trained for run in runs)
     ax.set_xticks(range(0, context + step, step))
-    ax.set(title=f"loss at each position, {splits[0].split}",
-           xlabel="position, tokens; dashed: as trained")
+    ax.set_xlabel(f"position in {splits[0].split}, tokens; each point is a mean over {size}; "
+                  "dashed: as trained")
+    name_curves(ax)
     save(figure, args.out)
 
 if __name__ == "__main__":

@@ -1,175 +1,237 @@
 """
-Makes tables of what sample.py and eval/tasks.py have measured, over runs and seeds:
+Makes tables and a picture of what sample.py and eval/tasks.py have measured:
 
-    python -m eval.report RUN ...                      such as out/quickstart_*
-    python -m eval.report RUN ... --out=out/report     writes out/report.csv and out/report.png
+    python -m eval.report RUN ...                              such as out/quickstart_*
+    python -m eval.report RUN ... --beside=eval/results.jsonl  the same, among the published rows
+    python -m eval.report eval/results.jsonl                   the tables of eval/README.md
 
-It reads each RUN/results.jsonl, and if a number was measured twice, the later one counts. Markdown
-tables are printed, the CSV file has a row for each number, and the picture shows losses and errors
-over length, if there are several lengths. Runs that were trained with the same options but for the
-seed, and were measured at the same step, share a row and a curve. Numbers that were measured on
+It reads run directories and files in the format of RUN/results.jsonl. If a number was measured
+twice, the later one counts. There is a table for each config file and metric, the best row first,
+and the picture shows losses and errors over length, if there are several lengths. Runs with the
+same recipe, which differ only in the seed, share a row and a curve. Numbers that were measured on
 different data are in different columns and panels.
+
+With --beside, your own rows are bold, and in colour in the picture. Of the other file, only those
+numbers are shown that you have measured too.
 """
-import csv
 import os
-import re
 import statistics
 import sys
 
 import config
 from config import Mistake
 from eval import curves
-from eval.curves import METRICS
-from model import read_records
+from eval.curves import METRICS, add_labels, grouped
+from sample import comma_separated
+from train import read_records
 
+COLUMN = ("metric", "split", "multiple", "data", "tokens", "fingerprint")  # what makes a column
+TITLES = {  # of panels; others have the name of their config file
+    "quickstart": "predicting text",
+    "recall_small": "finding a value among fillers",
+    "lookup_small, content": "looking up a value by its key",
+    "lookup_small, position": "looking up a value by counting back",
+    "copy_small": "copying letters",
+    "addition_small": "adding numbers",
+}
 
 def main(words):
     parser = config.Parser(__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
-    parser.add_argument("--out", default="out/report", metavar="PATH",
-                        help="what to write, without .csv and .png [out/report]")
+    parser.add_argument("sources", nargs="+", metavar="RUN", help="run directory or file")
+    parser.add_argument("--beside", metavar="FILE", help="show the runs among those of this file")
+    parser.add_argument("--only", type=comma_separated, metavar="CONFIGS",
+                        help="show only these config files, such as quickstart,recall_small [all]")
+    parser.add_argument("--metrics", type=comma_separated,
+                        help="print only the tables of these metrics, such as token_error [all]")
+    parser.add_argument("--rows", type=comma_separated,
+                        help="show only these rows, such as rope,pope [all]")
+    parser.add_argument("--windows", type=comma_separated, default=[], metavar="ROWS",
+                        help="draw a dashed curve of the window_loss of these rows [none]")
+    parser.add_argument("--out", default="out/report.png", metavar="FILE",
+                        help="the picture to write [out/report.png]")
     args = parser.parse_intermixed_args(words)
-    lines = read(args.runs)
-    print_tables(lines)
-    write_csv(lines, f"{args.out}.csv")
-    draw_by_length(lines, f"{args.out}.png")
+    lines = read(args.sources)
+    if args.beside:
+        lines += comparable(read([args.beside]), lines)
+    if args.only:
+        lines = [line for line in lines if line["experiment"] in args.only]
+    print_tables(lines, args.metrics, args.rows)
+    draw_by_length(lines, args.out, args.rows, args.windows)
 
 # --- which numbers count --------------------------------------------------------------------------
 
-def read(folders):
-    """Returns the lines of all results.jsonl that count, as dicts. Each has a `label`, which is the
-    name of its row and its curve."""
-    found = {}  # {what was measured: its last line}
-    for folder in map(os.path.normpath, folders):
-        if not os.path.isfile(os.path.join(folder, "results.jsonl")):
-            print(f"left out {folder}, which has no results.jsonl", file=sys.stderr)
+def read(sources):
+    """Returns the records that count, as dicts. Each also has its `experiment`, which is the name
+    of its config file."""
+    found = {}  # {what was measured: its last record}
+    for source in sources:
+        folder = os.path.normpath(source)
+        path = folder
+        if os.path.isdir(folder):
+            path = os.path.join(folder, "results.jsonl")
+        if not os.path.isfile(path):
+            print(f"left out {source}, which has no results.jsonl", file=sys.stderr)
             continue
-        for line in read_records(folder, "results.jsonl"):
-            if "step" not in line:
-                raise Mistake(f"{folder} has results of an older version; delete its results.jsonl "
-                              "and measure it again")
-            line["run"] = folder  # it may have had another path when it was measured
-            found[folder, line["options"], line["split"], line["metric"]] = line
+        for line in read_records(path):
+            if "recipe" not in line:
+                raise Mistake(f"{path} is of an older version; delete it and measure the run again")
+            if path != folder:
+                line["run"] = folder  # it may have had another path when it was measured
+            name = os.path.splitext(os.path.basename(line["config"]))[0]
+            line["experiment"] = name or "no config file"
+            measured = [line[field] for field in ("run", "options", *COLUMN)]
+            found[str(measured)] = line
     if not found:
         raise Mistake("none of these runs has results; measure them first, as in "
                       "python sample.py RUN --evaluate=val")
-    panels = {}  # {title: lines}
-    for line in found.values():
-        panels.setdefault(title_of(line), []).append(line)
-    for panel in panels.values():
-        keys = [(line["run"], line["options"], line["step"], None) for line in panel]
-        label_of = curves.labels(keys)
-        for line, key in zip(panel, keys):
-            line["label"] = label_of[key]
     return list(found.values())
 
-def config_of(line):
-    """Returns the name of the config file without its folder, which may be written in many ways."""
-    return os.path.basename(line["config"]) or "no config file"
+def comparable(others, lines):
+    """Returns the lines of `others` that measure the same as one of `lines`, marked as `beside`.
+    They share its columns, although data that are made of Python's own source differ between
+    versions of Python."""
+    same = ("experiment", "metric", "split", "multiple", "data", "tokens")
+    own = {values: measured[0]["fingerprint"] for values, measured in grouped(lines, *same).items()}
+    found = []
+    differ = set()
+    for values, measured in grouped(others, *same).items():
+        for line in measured if values in own else []:
+            if line["fingerprint"] != own[values]:
+                differ.add(line["data"])
+            found.append({**line, "beside": True, "fingerprint": own[values]})
+    for data in sorted(differ):
+        print(f"your data set {data} has other contents than the one of the rows that are not bold")
+    return found
 
-def title_of(line):
-    """Returns the title under which a picture shows the runs of a config file."""
-    return config_of(line).removesuffix(".py").removesuffix("_small")
-
-def tell_apart(names):
-    """Returns {(name, checksum of data): heading} for a list of such pairs. The heading is the
-    name, to which the checksum is added if there are several with this name, because numbers from
-    different data must neither be averaged nor compared."""
-    names = dict.fromkeys(names)
-    often = [name for name, _ in names]
-    headings = {}
-    for name, data in names:
-        headings[name, data] = name
-        if often.count(name) > 1:
-            headings[name, data] += f" (data {data})"
-    return headings
+def name_rows(lines, rows):
+    """Labels the lines of a table or panel, and returns those whose label is in `rows`, or all."""
+    for mine in grouped(lines, "beside").values():
+        add_labels(mine)
+    return [line for line in lines if not rows or line["label"] in rows]
 
 # --- tables ---------------------------------------------------------------------------------------
 
-def print_tables(lines):
-    """Prints a Markdown table for each config file and metric, with a row for each label and a
-    column for each split. `step` is that at which the runs were measured."""
-    tables = {}
-    for line in lines:
-        tables.setdefault((config_of(line), line["metric"]), []).append(line)
-    for (name, metric), table in tables.items():
-        what = METRICS.get(metric, metric)
-        columns = tell_apart((line["split"], line["data"]) for line in table)
-        print(f"\n{name}: {what}, mean ± standard deviation (lowest to highest)\n")
-        print(f"| run | seeds | step | {' | '.join(columns.values())} |")
-        print("| --- " * (3 + len(columns)) + "|")
-        rows = {}  # {label: lines}
-        for line in table:
-            rows.setdefault(line["label"], []).append(line)
-        for label, row in rows.items():
-            runs = {line["run"] for line in row}
-            seeds = {line["seed"] for line in row}
-            cells = [label, str(len(seeds)), str(row[0]["step"])]
-            for split, data in columns:
-                values = [line["value"] for line in row
-                          if line["split"] == split and line["data"] == data]
-                cell = spread(values)
-                if 0 < len(values) < len(runs):
-                    cell += f" [{len(values)} of {len(runs)} runs]"
-                cells.append(cell)
-            print(f"| {' | '.join(cells)} |")
+def print_tables(lines, metrics=None, rows=None):
+    """Prints the tables in Markdown, or only those of these metrics and rows."""
+    for (experiment, metric), table in grouped(lines, "experiment", "metric").items():
+        if metric == "window_loss" or metrics and metric not in metrics:
+            continue
+        if metric == "loss":
+            table = table + windows_at_the_end(lines, experiment)
+        table = name_rows(table, rows)
+        if table:
+            print_table(experiment, metric, table)
 
-def spread(values):
-    """Returns the mean ± the sample standard deviation (lowest to highest)."""
+def windows_at_the_end(lines, experiment):
+    """Returns the lines with the window_loss at the largest multiple. It joins the losses as their
+    last column."""
+    found = [line for line in lines
+             if line["experiment"] == experiment and line["metric"] == "window_loss"]
+    last = max((line["multiple"] for line in found), default=None)
+    return [line for line in found if line["multiple"] == last]
+
+def print_table(experiment, metric, table):
+    """Prints a table, whose rows are sorted by the last column that is not one of window_loss."""
+    columns = list(grouped(table, *COLUMN))
+    data = {line["data"] for line in table}
+    steps = sorted({line["step"] for line in table})
+    about = [experiment, *data] if len(data) == 1 else [experiment]
+    print(f"\n{', '.join(about)}, step {' and '.join(map(str, steps))}: "
+          f"{METRICS.get(metric, metric)}, mean (lowest–highest)\n")
+    print(f"| row | seeds | {' | '.join(headings(columns))} |")
+    print("| --- " * (2 + len(columns)) + "|")
+    last = [column for column in columns if column[0] == metric][-1]
+    printed = []  # (the mean in the last column, the row)
+    for (beside, label), row in grouped(table, "beside", "label").items():
+        cells = grouped(row, *COLUMN)
+        runs = {line["run"] for line in row}
+        marks = "`{}`" if beside or not any(line.get("beside") for line in table) else "**{}**"
+        words = [marks.format(label), str(len({line["seed"] for line in row}))]
+        for column in columns:
+            words.append(cell([line["value"] for line in cells.get(column, [])], metric, len(runs)))
+        mean = float("inf")
+        if last in cells:
+            mean = statistics.fmean(line["value"] for line in cells[last])
+        printed.append((mean, f"| {' | '.join(words)} |"))
+    for _, words in sorted(printed):
+        print(words)
+
+def headings(columns):
+    """Returns the headings of columns, which are tuples of the fields COLUMN. Data, their checksum
+    and the number of tokens are named only if there are several."""
+    several = {}
+    for field, values in zip(COLUMN, zip(*columns)):
+        several[field] = len(set(values) - {None}) > 1
+    found = []
+    for metric, split, multiple, data, tokens, fingerprint in columns:
+        heading = f"{split} {multiple:g}x" if multiple else split
+        if metric == "window_loss":
+            heading += " in windows"
+        if several["data"]:
+            heading += f", {data}"
+        if several["tokens"] and tokens:
+            heading += f", {tokens:,} tokens"
+        if several["fingerprint"] and not several["data"]:
+            heading += f" (data {fingerprint})"
+        found.append(heading)
+    return found
+
+def cell(values, metric, runs):
+    """Returns the mean (the lowest to the highest), and how many of the row's runs it covers, if
+    that is not all."""
     if not values:
         return "–"
-    mean = f"{statistics.fmean(values):#.4g}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(values):.2g} ({min(values):#.4g} to {max(values):#.4g})"
-
-def write_csv(lines, path):
-    """Writes the lines to a CSV file, with a column for each of their keys."""
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    keys = dict.fromkeys(key for line in lines for key in line)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, keys)
-        writer.writeheader()
-        writer.writerows(lines)
-    print(f"wrote {path}")
+    decimals = 1 if metric.endswith("_error") else 3
+    text = f"{statistics.fmean(values):.{decimals}f}"
+    low, high = f"{min(values):.{decimals}f}", f"{max(values):.{decimals}f}"
+    if low != high:
+        text += f" ({low}–{high})"
+    if len(values) < runs:
+        text += f" [{len(values)} of {runs} runs]"
+    return text
 
 # --- the picture over length ----------------------------------------------------------------------
 
-def draw_by_length(lines, path):
+def draw_by_length(lines, path, rows=None, windows=()):
     """Draws what was measured at several lengths, which is the loss of --extrapolate or the errors
-    of --evaluate. There is a panel for each config file and kind of split, so content and
-    content_x2 share one, and position and position_x2 another."""
-    groups = {}  # {(title, checksum of data): lines}
-    for line in lines:
-        extrapolates = line["metric"] == "loss" and re.search(r" [\d.]+x$", line["split"])
-        if extrapolates or line["metric"] == "token_error":
-            title = title_of(line)
-            kind = kind_of(line["split"])
-            if kind:
-                title += f", {kind}"
-            groups.setdefault((title, line.get("data")), []).append(line)
-    groups = {key: group for key, group in groups.items()
-              if len({line["length"] for line in group}) > 1}
-    if not groups:
+    of --evaluate. There is a panel for each config file, data set and kind of question."""
+    lines = [{**line, "kind": kind_of(line["split"])} for line in lines
+             if line["metric"] == "token_error" or line["multiple"]]
+    panels = {}
+    for key, panel in grouped(
+            lines, "experiment", "kind", "data", "tokens", "fingerprint").items():
+        panel = name_rows(panel, rows)
+        if len({line["length"] for line in panel}) > 1:
+            panels[key] = panel
+    if not panels:
         return
-    figure, axes = curves.panels(len(groups), 3, 4, 3)
-    titles = tell_apart(groups)
-    styles = {}
-    for ax, (key, group) in zip(axes, groups.items()):
-        curves.draw_curves(ax, group, "length", "value", styles)
-        curves.label_axis(ax, group[0]["metric"])
-        lengths = sorted({line["length"] for line in group})
+    names = [f"{experiment}, {kind}" if kind else experiment for experiment, kind, *_ in panels]
+    colors = curves.colors_of(lines)
+    figure, axes = curves.panels(len(panels), 2, 4.5 if len(panels) > 1 else 7, 3)
+    for ax, name, key, panel in zip(axes, names, panels, panels.values()):
+        drawn = [line for line in panel if line["metric"] != "window_loss"]
+        drawn += [{**line, "label": f"{line['label']}, in windows of {line['trained']}"}
+                  for line in panel if line["metric"] == "window_loss" and line["label"] in windows]
+        curves.draw_curves(ax, drawn, "length", "value", colors)
+        curves.label_axis(ax, drawn[0]["metric"])
+        title = TITLES.get(name, name)
+        if names.count(name) > 1:
+            title += f" ({key[2]}, data {key[4]})"
+        lengths = sorted({line["length"] for line in drawn})
         ax.set_xscale("log", base=2)
-        rotation = 90 if len(lengths) > 6 else 0  # so that many labels do not overlap
-        ax.set_xticks(lengths, lengths, fontsize=8, rotation=rotation)
+        ax.set_xticks(lengths, lengths, rotation=90 if len(lengths) > 6 else 0)
         ax.minorticks_off()
-        ax.set(title=titles[key], xlabel="length, tokens; dashed: as trained")
+        ax.set_title(title, loc="left")
+        ax.set_xlabel("length, tokens; dashed: as trained")
+    for ax in axes:
+        curves.name_curves(ax)
     curves.save(figure, path)
 
 def kind_of(split):
-    """Returns what a split tests besides the length. For content and content_x2 this is content.
-    For val, x2, and the splits "val 1x" and "val 2x" of --extrapolate, it is empty."""
-    return re.sub(r"((^|[ _])(val|x[\d.]+|[\d.]+x))+$", "", split)
+    """Returns what a split asks, whatever its length: position for position_x2. It is empty if all
+    splits ask the same, as in val and x2."""
+    kind = f"_{split}".partition("_x")[0].strip("_")
+    return "" if kind == "val" else kind
 
 if __name__ == "__main__":
     config.run(main)

@@ -1,7 +1,5 @@
 """Tests the tables and pictures of eval/. Their numbers are compared with float64 loops and with
 plain forward passes, and what is drawn or printed with the numbers."""
-import csv
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,8 @@ import train
 from config import Mistake
 from data.shards import Split
 from eval import attention, curves, report
-from model import GPT, GPTConfig, read_records
+from model import GPT, GPTConfig
+from train import read_records
 
 pytest.importorskip("matplotlib")
 
@@ -156,13 +155,10 @@ def test_attention_of_a_run(runs, tmp_path, drawn):
         attention.main([figure, run, "--device=cpu"])
     # a panel for each layer, or for each head and the colour bar
     assert [len(figure.axes) for figure in drawn] == [2, 2, 5, 5]
-    attention.main(["gates", run, "--heads=2.1", "--device=cpu"])
-    assert drawn[4].axes[0].get_title() == "layer 2, head 1"
-    assert (drawn[4].axes[0].images[0].get_array() == drawn[2].axes[2].images[0].get_array()).all()
+    assert drawn[2].axes[2].get_title() == "layer 2, head 1"
     (tmp_path / "latin").write_bytes("é".encode("latin-1"))
     for words, message in (
         (["gates", str(runs / "rope")], "has nothing to show of"),
-        (["gates", run, "--heads=3.1"], "no head 3.1; choose from 1.1"),
         (["gates", run, f"--text={tmp_path / 'latin'}"], "is not UTF-8"),
         (["gates", run, run, "--out=x.png"], "there are 2 runs"),
     ):
@@ -206,7 +202,7 @@ def test_training_curves(runs, tmp_path, drawn):
     (folder / "log.jsonl").write_text(log + again)
     curves.main(["training", str(folder), str(runs / "rope_seed2")])
     loss, other = ({line["step"]: line["loss"]
-                    for line in read_records(runs / name, "log.jsonl") if "loss" in line}
+                    for line in read_records(runs / name / "log.jsonl") if "loss" in line}
                    for name in ("rope", "rope_seed2"))
     loss[10] = 7.0
     panel = next(ax for ax in drawn[0].axes if ax.get_ylabel() == curves.METRICS["loss"])
@@ -216,128 +212,192 @@ def test_training_curves(runs, tmp_path, drawn):
 
 # --- reports --------------------------------------------------------------------------------------
 
-def measured(folder, values, **changes):
-    """Writes a run directory with {split: loss} and options that differ from the defaults."""
-    about = dict(seed=1, step=9, data_checksum=5, options="", device="cpu", config="config/x.py")
-    about |= changes
-    trained = dict(pe="pope", data="d", lr=1, out_dir=str(folder), device="cpu", seed=1)
-    trained |= {key: about[key] for key in trained if key in about}
-    folder.mkdir()
-    (folder / "log.jsonl").write_text(
-        '\n{"config": {"pe": "other"}}\n' + json.dumps({"config": trained}) + "\n")
-    with open(folder / "results.jsonl", "a") as file:
-        for split, value in values.items():
-            length = 16 if split == "val 2x" else 8
-            line = dict(run="elsewhere", options=about["options"], config=about["config"],
-                        pe=trained["pe"], seed=about["seed"], step=about["step"], split=split,
-                        trained=8, length=length, metric="loss", value=value,
-                        data=about["data_checksum"])
-            file.write(f"\n{json.dumps(line)}\n")
+ABOUT = dict(config="config/x.py", pe="pope", flags={}, seed=1, step=9, recipe=1, options={},
+             trained=8, multiple=None, tokens=None, data="d", split="val", fingerprint=5, length=8,
+             torch="2", device="cpu", metric="loss")
 
-def table(capsys):
-    """Returns the rows of the printed table, as {label: its other cells}."""
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.split("\n")
-            if line.startswith("|")]
-    return {label: cells for label, *cells in rows if label not in ("---", "run")}
+def measured(folder, *values, **changes):
+    """Writes a run directory with these results, each of which is (value, what differs from ABOUT
+    and the changes)."""
+    folder.mkdir(exist_ok=True)
+    lines = [ABOUT | changes | own | dict(run="elsewhere", value=value) for value, own in values]
+    train.append_records(folder / "results.jsonl", *lines)
+
+def tables(capsys):
+    """Returns {title: {label: its other cells}} of the tables that were printed."""
+    found = {}
+    title = ""
+    for part in capsys.readouterr().out.split("\n\n"):
+        rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line[:1] == "|"]
+        if rows:
+            found[title] = {label: cells for label, *cells in rows if label != "---"}
+        title = part.strip()
+    return found
 
 def test_a_report_averages_what_is_alike(tmp_path, capsys):
-    """Seeds are averaged, if all options of the training but those that do not change what a run
-    learns, the step, the data and the options at test time are equal."""
-    measured(tmp_path / "a_seed1", {"val": 1.0})
-    measured(tmp_path / "a_seed2", {"val": 4.0}, seed=2, device="cuda")
-    different = dict(b=dict(pe="rope"), c=dict(lr=2), d=dict(data="e"), e=dict(step=10),
-                     f=dict(options="k=1,l=2"))
-    for name, change in different.items():
-        measured(tmp_path / f"{name}_seed3", {"val": 2.0}, seed=3, **change)
-    out = tmp_path / "new" / "report"
-    report.main([*map(str, sorted(tmp_path.iterdir())), f"--out={out}"])
-    assert table(capsys) == {
-        "a": ["2", "9", "2.500 ± 2.1 (1.000 to 4.000)"], "rope": ["1", "9", "2.000"],
-        "c": ["1", "9", "2.000"], "d": ["1", "9", "2.000"], "e": ["1", "10", "2.000"],
-        "pope (k=1, l=2)": ["1", "9", "2.000"]}
-    rows = list(csv.DictReader(Path(f"{out}.csv").read_text().splitlines()))
-    assert [(row["label"], float(row["value"])) for row in rows[:3]] == [
-        ("a", 1), ("a", 4), ("rope", 2)]
-    assert rows[0]["run"] == str(tmp_path / "a_seed1") and rows[0]["data"] == "5"
+    """Runs are averaged if their recipe, their step and their options at test time are equal,
+    whatever their flags. The label says how they differ from others with the same pe."""
+    measured(tmp_path / "a", (1.0, {}), recipe=1, flags=dict(init_from="x", lr=2))
+    measured(tmp_path / "b", (4.0, {}), recipe=1, flags=dict(init_from="y", lr=2), seed=2)
+    for name, change in dict(
+        plain=dict(recipe=2), more=dict(recipe=4, flags={"k": 1}), step=dict(recipe=2, step=10),
+        options=dict(recipe=2, options=dict(rope_factor=8.0, base=3)),
+        other_pe=dict(recipe=3, pe="rope"), edited=dict(recipe=5, pe="rope"),
+    ).items():
+        measured(tmp_path / name, (2.0, {}), **change)
+    report.main([str(path) for path in sorted(tmp_path.iterdir())])
+    (rows,) = tables(capsys).values()
+    assert rows.pop("row") == ["seeds", "val"]
+    assert rows == {
+        "`pope --init_from=x`": ["2", "2.500 (1.000–4.000)"], "`pope --k=1`": ["1", "2.000"],
+        "`pope (step 9)`": ["1", "2.000"], "`pope (step 10)`": ["1", "2.000"],
+        "`pope@rope_factor=8,base=3`": ["1", "2.000"],
+        "`rope (recipe 3)`": ["1", "2.000"], "`rope (recipe 5)`": ["1", "2.000"]}
 
-def test_the_picture_of_a_report(tmp_path, monkeypatch):
-    """A curve is the mean over seeds, in a band of their range. What one of the seeds lacks is left
-    out. Options at test time have a curve of their own, in another style."""
-    drawn = []
+def test_a_table(tmp_path, capsys):
+    """The best row comes first, by the last column but window_loss, which is shown only at the
+    largest multiple. A cell says if it lacks a run, and a row that goes nowhere is the last."""
+    def losses(*values, metric="loss"):
+        return [(value, dict(multiple=m, length=8 * m, tokens=9, metric=metric))
+                for m, value in zip((1.0, 2.0), values)]
 
-    def save(figure, path, real=curves.save):
-        drawn.append(figure)
-        real(figure, path)
+    measured(tmp_path / "a1", *losses(1.0, 3.0), *losses(1.0, 0.5, metric="window_loss"))
+    measured(tmp_path / "a2", *losses(1.5), recipe=1, seed=2)
+    measured(tmp_path / "b", *losses(2.0, 2.5), pe="rope", recipe=2)
+    measured(tmp_path / "c", *losses(0.5), pe="learned", recipe=3)
+    sources = [str(path) for path in sorted(tmp_path.iterdir())]
+    picture = f"--out={tmp_path / 'a' / 'b.png'}"
+    report.main([*sources, picture])
+    assert (tmp_path / "a" / "b.png").exists()
+    (title, rows), = tables(capsys).items()
+    assert title == "x, d, step 9: loss, nats per token, mean (lowest–highest)"
+    assert list(rows.items()) == [
+        ("row", ["seeds", "val 1x", "val 2x", "val 2x in windows"]),
+        ("`rope`", ["1", "2.000", "2.500", "–"]),
+        ("`pope`", ["2", "1.250 (1.000–1.500)", "3.000 [1 of 2 runs]", "0.500 [1 of 2 runs]"]),
+        ("`learned`", ["1", "0.500", "–", "–"])]
+    report.main([*sources, "--rows=rope,learned", "--only=x", "--metrics=loss", picture])
+    assert [*tables(capsys)[title]] == ["row", "`rope`", "`learned`"]
+    report.main([*sources, "--only=y", picture])
+    assert not tables(capsys)
 
-    monkeypatch.setattr(curves, "save", save)
-    measured(tmp_path / "x_pope", {"val 1x": 1.0, "val 2x": 2.0})
-    measured(tmp_path / "x_pope_seed2", {"val 1x": 5.0}, seed=2)
-    measured(tmp_path / "x_rope", {"val 1x": 0.5, "val 2x": 1.5, "val": 9.0}, pe="rope")
-    measured(tmp_path / "y_rope", {"val 1x": 3.0, "val 2x": 4.0}, pe="rope", options="k=1")
-    report.main([*map(str, sorted(tmp_path.iterdir())), f"--out={tmp_path / 'r'}"])
-    assert (tmp_path / "r.png").exists()
-    (ax,) = drawn[0].axes
-    found = [(line.get_label(), line.get_color(), line.get_linestyle(), line.get_xydata().tolist())
-             for line in ax.lines if not line.get_label().startswith("_")]
-    colors = curves.COLORS
-    assert found == [
-        ("pope", colors["pope"], "-", [[8, 3]]),
-        ("rope", colors["rope"], "-", [[8, 0.5], [16, 1.5]]),
-        ("rope (k=1)", colors["rope"], "--", [[8, 3], [16, 4]])]
-    band = set(map(tuple, ax.collections[0].get_paths()[0].vertices.tolist()))
-    assert band >= {(8, 1), (8, 5)}
+def test_rows_beside_others(tmp_path, capsys):
+    """A file of results is read like a run. Only numbers that were measured here too are shown of
+    it, and other contents of a data set are pointed out. Nothing is averaged with it."""
+    (tmp_path / "own").mkdir()
+    for data, fingerprint in (("d", 5), ("e", 6)):
+        own = dict(data=data, fingerprint=fingerprint, metric="token_error")
+        measured(tmp_path / data, (10.0, {}), (30.0, dict(split="x2")), (9.0, dict(split="x3")),
+                 **own)
+        measured(tmp_path / "own", (20.0, {}), (10.0, dict(split="x2")), **(own | dict(
+            fingerprint=5)))
+    others = tmp_path / "all.jsonl"
+    others.write_text("".join((tmp_path / name / "results.jsonl").read_text() for name in "de"))
+    report.main([str(tmp_path / "own"), f"--beside={others}", f"--out={tmp_path / 'x.png'}"])
+    printed = capsys.readouterr().out
+    assert "your data set e has other contents than the one" in printed and "set d" not in printed
+    assert "| row | seeds | val, d | x2, d | val, e | x2, e |" in printed
+    assert printed.index("| **pope** | 1 | 20.0 | 10.0 | 20.0 | 10.0 |") < printed.index(
+        "| `pope` | 1 | 10.0 | 30.0 | 10.0 | 30.0 |")
 
 def test_different_data_have_different_columns(tmp_path, capsys):
     for seed, checksum in ((1, 5), (2, 5), (3, 6)):
-        measured(tmp_path / f"a_seed{seed}", {"val": float(seed)}, seed=seed,
-                 data_checksum=checksum)
-    report.main([*map(str, sorted(tmp_path.iterdir())), f"--out={tmp_path / 'x'}"])
-    printed = capsys.readouterr().out
-    assert "| run | seeds | step | val (data 5) | val (data 6) |" in printed
-    assert ("| pope | 3 | 9 | 1.500 ± 0.71 (1.000 to 2.000) [2 of 3 runs] | 3.000 [1 of 3 runs] |"
-            in printed)
+        measured(tmp_path / f"a{seed}", (float(seed), {}), seed=seed, fingerprint=checksum)
+    report.main([str(path) for path in sorted(tmp_path.iterdir())])
+    (rows,) = tables(capsys).values()
+    assert rows == {
+        "row": ["seeds", "val (data 5)", "val (data 6)"],
+        "`pope`": ["3", "1.500 (1.000–2.000) [2 of 3 runs]", "3.000 [1 of 3 runs]"]}
 
-def test_which_lines_of_results_count(tmp_path, capsys):
-    """The last line of each number counts. Torn lines are skipped, and a folder without results is
-    left out."""
-    measured(tmp_path / "a", {"val": 1.0, "x2": 2.0})
+def test_which_records_count(tmp_path, capsys):
+    """The last one of each number. Torn lines are skipped, and a folder without results is left
+    out. Results of an older version are refused."""
+    measured(tmp_path / "a", (1.0, {}), (2.0, dict(split="x2")))
     with open(tmp_path / "a" / "results.jsonl", "a") as file:
-        file.write('{"run": "a", "val')
-    lines = (tmp_path / "a" / "results.jsonl").read_text().split("\n")
-    again = json.loads(lines[1]) | dict(value=3.0)
-    with open(tmp_path / "a" / "results.jsonl", "a") as file:
-        file.write("\n" + json.dumps(again) + "\n")
+        file.write('\n{"run": "a", "val')
+    measured(tmp_path / "a", (3.0, {}))
     (tmp_path / "b").mkdir()
-    words = [f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/a/"]
-    report.main([*words, f"--out={tmp_path / 'x'}"])
+    report.main([f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/a/"])
     printed = capsys.readouterr()
-    assert "| pope | 1 | 9 | 3.000 | 2.000 |" in printed.out
+    assert "| `pope` | 1 | 3.000 | 2.000 |" in printed.out
     assert printed.err == f"left out {tmp_path}/b, which has no results.jsonl\n"
     with pytest.raises(Mistake, match="none of these runs has results"):
         report.main([f"{tmp_path}/b"])
+    (tmp_path / "b" / "results.jsonl").write_text('{"run": "b", "value": 1}')
+    with pytest.raises(Mistake, match="older version; delete it and measure the run again"):
+        report.main([f"{tmp_path}/b"])
 
-def test_a_panel_for_each_set_of_lengths(drawn):
+def test_the_curves_of_a_report(drawn, monkeypatch):
+    """A curve is the mean over seeds, in a band of their range. What one of the seeds lacks is left
+    out. A method outside COLORS gets a colour that is left, and rows beside it are grey. Windows
+    are drawn only if they are asked for."""
+    monkeypatch.setattr(curves, "name_curves", lambda ax: None)
+    lines = []
+    for run, pe, change, values in (
+        ("a1", "rope", {}, (1.0, 2.0, 7.0)), ("a2", "rope", dict(seed=2), (5.0, 4.0)),
+        ("b", "slope", dict(recipe=2), (3.0, 4.0)),
+        ("c", "rope", dict(recipe=3, options=dict(k=1)), (8.0, 9.0)),
+        ("d", "rope", dict(beside=True), (5.0, 6.0)),
+        ("a1", "rope", dict(metric="window_loss"), (1.0, 0.5))):
+        for n, value in enumerate(values):
+            lines.append(ABOUT | dict(
+                run=run, pe=pe, experiment="x", multiple=2**n, tokens=9, length=8 * 2**n,
+                value=value) | change)
+    report.draw_by_length(lines, "x", windows=["rope"])
+    (ax,) = drawn[0].axes
+    found = {line.get_label(): (line.get_color(), line.get_linestyle(), line.get_xydata().tolist())
+             for line in ax.lines if not line.get_label().startswith("_")}
+    black = curves.COLORS["rope"]
+    assert found["rope@k=1"] == (black, "--", [[8, 8], [16, 9]])
+    assert found["slope"] == (curves.COLORS["pope"], "-", [[8, 3], [16, 4]])
+    assert found["rope, in windows of 8"] == (black, ":", [[8, 1], [16, 0.5]])
+    own, beside = (line for line in ax.lines if line.get_label() == "rope")
+    assert own.get_xydata().tolist() == [[8, 3], [16, 3]] and own.get_color() == black
+    assert beside.get_xydata().tolist() == [[8, 5], [16, 6]] and beside.get_color() == curves.GREY
+    band = set(map(tuple, ax.collections[0].get_paths()[0].vertices.tolist()))
+    assert band >= {(8, 1), (8, 5), (16, 2), (16, 4)}
+
+def test_a_panel_for_each_set_of_lengths(drawn, monkeypatch):
     """Losses, errors, and errors on two kinds of questions have their own panels. A whole split is
     left out of the losses, because its windows differ, and so is what has only one length."""
+    monkeypatch.setattr(curves, "name_curves", lambda ax: None)
     lines = []
-    for config, metric, splits in (
-        ("config/text.py", "loss", {"val 1x": 8, "val 2x": 16, "val": 4, "test": 8}),
-        ("config/task.py", "token_error", {"val": 8, "x2": 16}),
-        ("config/task.py", "token_error", {"data/other val": 8, "data/other x2": 16}),
-        ("config/task.py", "token_error", {"sparse": 8}),
-        ("config/lookup_small.py", "token_error", {"content": 8, "content_x2": 16}),
-        ("config/lookup_small.py", "token_error", {"position": 8, "position_x2": 16}),
+    for experiment, metric, splits, *multiples in (
+        ("quickstart", "loss", {"val": 8}, 1.0, 2.0), ("quickstart", "loss", {"val": 4, "test": 8}),
+        ("task", "token_error", {"val": 8, "x2": 16}),
+        ("task", "token_error", {"sparse": 8}),
+        ("lookup_small", "token_error", {"content": 8, "content_x2": 16}),
+        ("lookup_small", "token_error", {"position": 8, "position_x2": 16}),
     ):
         for split, length in splits.items():
-            for data in (0, 1) if "content" in split else (0,):
-                lines.append(dict(run="x_pope", label="pope", config=config, pe="pope", split=split,
-                                  trained=16, length=length, metric=metric, value=10.0 + length,
-                                  data=data))
+            for fingerprint in (0, 1) if "content" in split else (0,):
+                for multiple in multiples or [None]:
+                    length *= multiple or 1
+                    lines.append(ABOUT | dict(
+                        run="r", experiment=experiment, split=split, metric=metric, length=length,
+                        multiple=multiple, fingerprint=fingerprint, value=10.0 + length))
     report.draw_by_length(lines, "x")
     axes = [ax for ax in drawn[0].axes if ax.get_visible()]
-    assert [ax.get_title() for ax in axes] == [
-        "text", "task", "task, data/other", "lookup, content (data 0)", "lookup, content (data 1)",
-        "lookup, position"]
+    assert [ax.get_title("left") for ax in axes] == [
+        "predicting text", "task", "looking up a value by its key (d, data 0)",
+        "looking up a value by its key (d, data 1)", "looking up a value by counting back"]
     for ax in axes:
         assert ax.lines[0].get_xydata().tolist() == [[8, 18], [16, 26]]
         assert ax.get_xticks().tolist() == [8, 16]
+
+def test_names_of_curves_do_not_overlap():
+    """Nor do they leave the panel by much, or the order of the curves' ends."""
+    from matplotlib.text import Text
+
+    figure, (ax,) = curves.panels(1, 1, 5, 3)
+    lines = [ABOUT | dict(run=str(n), label=f"curve {n}", at=at, y=(10 * n**3 if at else 1.0))
+             for n in range(12) for at in (0, 1)]
+    curves.draw_curves(ax, lines, "at", "y", {})
+    curves.name_curves(ax)
+    figure.draw_without_rendering()
+    # without the lines to the curves' ends, which belong to the extent of an annotation
+    boxes = [Text.get_window_extent(text) for text in ax.texts]
+    assert [text.get_text() for text in ax.texts] == [f"curve {n}" for n in range(12)]
+    for low, high in zip(boxes, boxes[1:]):
+        assert low.y1 <= high.y0 + 1
+    assert boxes[-1].y1 < ax.bbox.y1 + 0.1 * ax.bbox.height

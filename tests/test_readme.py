@@ -1,10 +1,5 @@
-"""The tables of eval/README.md and config/README.md, compared with the CSV files in eval/."""
-import collections
-import csv
-import importlib
-import math
+"""What the READMEs state: the tables of eval/README.md, README's code, and the walk."""
 import re
-import statistics
 from pathlib import Path
 
 import numpy as np
@@ -15,71 +10,29 @@ from conftest import TINY
 
 import model
 import train
+from eval import report
 
-LOSSES = [(f"val {times}x", "loss") for times in (1, 2, 4, 8)] + [("val 8x", "window_loss")]
-LOOKUP = ["content", "position", "content_x2", "position_x2", "content_x3", "position_x3"]
-TABLES = {  # config: its columns, decimals
-    "quickstart": (LOSSES, 3),
-    "recall_small": ([(split, "token_error") for split in ("val", "x2", "x4", "x8", "x16")], 1),
-    "copy_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
-    "addition_small": ([(split, "token_error") for split in ("val", "x1.5", "x2", "x3", "x4")], 1),
-    "lookup_small": ([(split, "token_error") for split in LOOKUP], 1),
-}
-SMALL = [  # config, its splits, metric, decimals
-    ("cope_flip_flop_small", ("val", "sparse"), "token_error", 1),
-    ("cope_selective_copy_small", ("val", "dense", "sparse"), "sequence_error", 1),
-    ("cope_selective_copy_small", ("val", "dense", "sparse"), "token_error", 1),
-    ("cope_counting_small", ("test", "pass100", "pass10"), "token_error", 1),
-    ("pope_indirect_small", ("test",), "token_error", 1),
-    ("pope_jsb", ("test",), "loss", 3),
-    ("cope_code_small", ("val",), "ppl", 3),
-    ("quickstart", ("val 1x", "val 2x", "val 4x", "val 8x"), "loss", 3),
-]
 
-MORE = {  # runs of text_more.csv: the beginning of their row
-    "quickstart_pope_uniform": "pope --pope_delta=uniform",
-    "quickstart_drope": "nope --init_from=ROPE",
-}
-
-def read(name, config):
-    """{row: {(split, metric): [value, ...]}} of one config. A row begins with the pe and the
-    options at test time, as in "rope@rope_scaling=ntk,rope_factor=8", or with what MORE says."""
-    found = collections.defaultdict(lambda: collections.defaultdict(list))
-    for line in csv.DictReader(Path(f"eval/{name}.csv").read_text("utf-8").splitlines()):
-        if line["config"] == f"config/{config}.py":
-            run, at, options = line["run"].partition("@")
-            run = re.sub(r"^out/|_seed\d+$", "", run)
-            row = found[MORE.get(run, line["pe"]) + at + options]
-            row[line["split"], line["metric"]].append(float(line["value"]))
-    return found
-
-def cell(values, decimals):
-    if not values:
-        return "–"
-    mean = f"{statistics.fmean(values):.{decimals}f}"  # exact, so that all Pythons round alike
-    low, high = f"{min(values):.{decimals}f}", f"{max(values):.{decimals}f}"
-    return mean if low == high else f"{mean} ({low}–{high})"
-
-@pytest.mark.parametrize("config", TABLES)
-def test_table(config):
-    """The rows of a config's table are sorted by the result at the last length, the best first."""
-    columns, decimals = TABLES[config]
-    rows = []
-    for pe, values in (read("results", config) | read("text_more", config)).items():
-        seeds = {len(values[column]) for column in columns} - {0}  # 0: it cannot go there
-        assert len(seeds) == 1, f"{config} {pe}: some columns have fewer seeds"
-        last = values[columns[-1] if decimals == 1 else columns[-2]] or [math.inf]
-        cells = [cell(values[column], decimals) for column in columns]
-        rows.append((statistics.fmean(last), f"| `{pe}` | {seeds.pop()} | {' | '.join(cells)} |"))
-    table = "\n".join(["", *(row for _, row in sorted(rows)), ""])
-    head, found, rest = Path("eval/README.md").read_text("utf-8").partition(table)
-    assert found and head.endswith("| --- |") and not rest.startswith("|")
+def test_tables(capsys, tmp_path):
+    """The tables with seeds are, to the letter, those that the report prints of eval/results.jsonl."""
+    report.print_tables(report.read(["eval/results.jsonl"]))
+    printed = capsys.readouterr().out
+    text = Path("eval/README.md").read_text("utf-8")
+    tables = re.findall(r"(\| row \| seeds .*\n(?:\|.*\n)+)", text)
+    assert len(tables) >= 5
+    for table in tables:
+        assert table in printed
 
 def test_numbers_of_the_papers():
     text = Path("eval/README.md").read_text("utf-8").split("## Numbers of the papers")[1]
-    for pe, values in read("papers", "cope_flip_flop").items():
-        (val,), (sparse,) = (values[split, "token_error"] for split in ("val", "sparse"))
-        assert re.search(rf"\| `{pe}` \| [\d.]+ \| {val:.2f} \| [\d.]+ \| {sparse:.1f} \|\n", text)
+    lines = [line for line in report.read(["eval/results.jsonl"])
+             if line["experiment"] == "cope_flip_flop" and line["metric"] == "token_error"]
+    found = {}
+    for line in lines:
+        found.setdefault(line["pe"], {})[line["split"]] = line["value"]
+    for pe, errors in found.items():
+        cells = rf"[\d.]+ \| {errors['val']:.2f} \| [\d.]+ \| {errors['sparse']:.1f}"
+        assert re.search(rf"\| `{pe}` \| {cells} \|\n", text)
 
 def positions_apart(name, l, theta):
     """Returns how many different vectors expe or exqpe writes for 8192 positions in bfloat16."""
@@ -94,22 +47,6 @@ def test_positions_in_bfloat16():
         counts.append(positions_apart("exqpe", l, 1 / 2048))
         rows.append(f"| {l} | {' | '.join(f'{count:,}' for count in counts)} |")
     assert "\n".join(rows) in Path("eval/README.md").read_text("utf-8")
-
-@pytest.mark.parametrize("config, splits, metric, decimals", SMALL)
-def test_small_runs(config, splits, metric, decimals):
-    text = Path("config/README.md").read_text("utf-8").splitlines()
-    table = [line for line in text if line.count("|") == 7][2:]  # without its head
-    tables = [row[0] for row in SMALL]
-    assert {re.search(r"`(\w+)\.py", line)[1] for line in table} == set(tables)
-    default, found = importlib.import_module(f"config.{config}").pe, read("small", config)
-    rows = sum(f"`{config}.py" in line for line in table)
-    assert rows == len(found) * tables.count(config) and len(found) > 1
-    for pe, values in found.items():
-        cells = " / ".join(cell(values[split, metric], decimals) for split in splits)
-        (seeds,) = {len(values[split, metric]) for split in splits} - {0}  # 0: it cannot go there
-        flag = "" if pe == default else f" --pe={pe}"
-        row = f"| {cells} | {seeds} | `{config}.py{flag}` |"
-        assert sum(line.endswith(row) for line in table) == 1
 
 def test_python_blocks(stream, tmp_path, monkeypatch):
     """README's method trains, and its attention with PoPE has the weights of the equation."""
