@@ -43,6 +43,23 @@ def order_of_rows(rows, seed, epoch):
     """Returns the order, (rows,), in which an epoch reads the rows of a split."""
     return rng(seed, epoch).permutation(rows)
 
+@contextlib.contextmanager
+def whole_file(path):
+    """Opens a file for bytes, which gets its name at the end of the `with` block, once the disk has
+    all of it. So a kill or a power cut at any moment leaves a complete file under this name, which
+    is either the old one or the new one. An exception leaves the old one."""
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+
 def split_of(shard):
     """Returns the split of a shard: "train" of "train_000000.bin"."""
     return shard.rpartition("_")[0]
@@ -187,14 +204,16 @@ class Writer(contextlib.AbstractContextManager):
     of them does all of the work, and the set of the first one stays. If there is an error, the
     folder is deleted. Only a process that is killed leaves it behind, and you may delete it.
 
+    Writing a corpus may take hours, so it has `settings`. Its .part folder is named after them and
+    stays after an error, and the next Writer with the same settings resumes after the last shard.
+    Only one process at a time may therefore write a corpus. What waited for the next shard is lost,
+    so a caller writes one split after the other, and calls end_shard in between.
+
     folder: where the set will be. If this folder exists, it must be empty.
     vocab_size, tokenizer, separator: as in meta.json.
     shard_tokens: a shard of rows has at most this many tokens, and a shard of a stream ends with
         the `write` that brings it to this many.
-    settings: for corpora, whose writing may take hours: everything that the contents depend on. If
-        this is given, the .part folder is named after it and stays after an error, and the next
-        Writer with the same settings resumes after the last shard. What waits for the next shard is
-        then lost, so a caller writes one split after the other, and calls end_shard in between.
+    settings: everything that the contents of a corpus depend on, or None in a small set.
 
     `meta` will be meta.json. It is saved with each shard, so a caller puts there what it needs for
     resuming. `written` is {split: number of its tokens}.
@@ -212,8 +231,7 @@ class Writer(contextlib.AbstractContextManager):
             raise Mistake(f"{folder} holds other files; choose another folder with --out")
         self.shard_tokens = shard_tokens
         self.resumes = settings is not None
-        self.own_name = secrets.token_hex(4)
-        suffix = self.own_name
+        suffix = secrets.token_hex(4)
         if self.resumes:
             suffix = f"{zlib.crc32(repr(settings).encode()):08x}"
         self.part = Path(f"{self.folder}.{suffix}.part")
@@ -294,10 +312,10 @@ class Writer(contextlib.AbstractContextManager):
         try:
             os.rename(self.part, self.folder)
         except OSError:
-            self._refuse_if_complete()
+            self._refuse_if_complete()  # another process was faster
             raise
-        for path in [self.folder / PROGRESS, *self.folder.glob("*.tmp")]:  # of killed processes
-            path.unlink(missing_ok=True)
+        # not before it is renamed, because a kill in between would then lose all shards
+        (self.folder / PROGRESS).unlink(missing_ok=True)
         sizes = ", ".join(f"{split} {count:,} tokens" for split, count in self.written.items())
         print(f"wrote {self.folder}: {sizes}", flush=True)
 
@@ -310,19 +328,11 @@ class Writer(contextlib.AbstractContextManager):
         self._save(name, content, len(content))
 
     def _save(self, name, waiting, size):
-        """Moves the first `size` bytes of `waiting` to a file, which gets its name once the disk
-        has all of it. The temporary name is this process's own, because another one may be writing
-        the same corpus."""
+        """Moves the first `size` bytes of `waiting` to a file."""
         path = self.part / name
-        temporary = self.part / f"{name}.{self.own_name}.tmp"
         try:
-            with open(temporary, "wb") as file, memoryview(waiting) as view:
+            with whole_file(path) as file, memoryview(waiting) as view:
                 file.write(view[:size])
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            self._refuse_if_complete()  # another process has renamed the folder
             raise OSError(f"{path} could not be written: {error.strerror}") from error
         del waiting[:size]

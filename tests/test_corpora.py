@@ -5,20 +5,15 @@ The corpora are small local files in the hub's format. No tokenizer needs a down
 import collections
 import functools
 import importlib
-import itertools
 import json
-import multiprocessing
-import os
 import random
 import re
-import signal
-import time
 import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import contents, one_line
+from conftest import contents, killed_at, one_line
 
 from data import command, openwebtext, wikitext103
 from data import text as own_text
@@ -68,29 +63,6 @@ def check(folder, parts, shard_tokens=100_000_000, separator="after", sizes=None
     assert got == want
     assert (meta["tokenizer"], meta["vocab_size"]) == ("bytes", 257)
     assert meta["separator"] == (256 if separator else None)
-
-def killed_at(moment, function, *arguments, **options):
-    """Calls a function in a process that kills itself at call number `moment` to the functions that
-    make files durable or give them their names. Returns whether it did."""
-    calls = itertools.count(1)
-
-    def or_die(function):
-        def call(*arguments):
-            if next(calls) == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            function(*arguments)
-        return call
-
-    def run():
-        for name in ("fsync", "replace", "rename"):
-            setattr(os, name, or_die(getattr(os, name)))
-        function(*arguments, **options)
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    process.join(60)
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
 
 def drawn_corpus(seed):
     """Returns {part: its texts} and drawn options of write_documents."""
@@ -147,26 +119,6 @@ def test_a_corpus_that_was_cut_short(tmp_path):
     write_documents(tmp_path / "set", documents, "bytes", shard_tokens=900, at_least=90)
     write_documents(tmp_path / "whole", documents, "bytes", shard_tokens=900)
     assert contents(tmp_path / "set") == contents(tmp_path / "whole")
-
-def test_two_processes_write_one_corpus(tmp_path):
-    """They share a folder. Whoever is late says so in one line, and the files are right."""
-    documents = documents_of({"val": TEXTS[:100], "train": TEXTS[100:]})
-    how = dict(shard_tokens=2000)
-
-    def slowly():
-        for document in documents:
-            time.sleep(0.002)
-            yield document
-
-    write_documents(tmp_path / "whole", documents, "bytes", **how)
-    process = multiprocessing.get_context("fork").Process(
-        target=write_documents, args=(tmp_path / "set", documents, "bytes"), kwargs=how)
-    with pytest.raises(FileExistsError, match="set is already complete, and is kept"):
-        process.start()
-        write_documents(tmp_path / "set", slowly(), "bytes", **how)
-    process.join(60)
-    assert contents(tmp_path / "set") == contents(tmp_path / "whole")
-    assert not list(tmp_path.glob("*.part"))
 
 @pytest.fixture
 def hub_tokenizer(monkeypatch):

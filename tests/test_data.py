@@ -17,10 +17,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import contents, one_line
+from conftest import contents, killed_at, one_line
 
 from data import flip_flop, stdlib
-from data.shards import Split, Writer
+from data.shards import Split, Writer, whole_file
 from data.tokenizer import tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -183,6 +183,37 @@ def test_writer_refuses_tokens_that_do_not_fit(tmp_path, tokens, vocab_size, par
         writer.write("train", tokens)
     one_line(error, part)
     assert not list(tmp_path.iterdir())
+
+def overwrite(path):
+    with whole_file(path) as file:
+        file.write(b"new")
+        file.flush()  # otherwise a kill would leave the temporary file empty
+        file.write(b" content")
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_a_kill_leaves_a_complete_file(tmp_path, moment):
+    """os.fsync is the first call that a kill can precede, and os.replace is the second."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    was_killed = killed_at(moment, overwrite, path)
+    assert was_killed == (moment < 3)
+    assert path.read_bytes() == (b"old" if was_killed else b"new content")
+    overwrite(path)  # what the kill has left does not matter
+    assert contents(tmp_path) == {"file": b"new content"}
+
+def test_an_exception_leaves_the_old_file(tmp_path):
+    """KeyboardInterrupt is not an Exception, and must not leave a temporary file either."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    for kind in (KeyboardInterrupt, ZeroDivisionError):
+        with pytest.raises(kind), whole_file(str(path)) as file:
+            file.write(b"new")
+            raise kind
+        assert contents(tmp_path) == {"file": b"old"}
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError), whole_file(tmp_path / "folder") as file:  # it cannot be replaced
+        file.write(b"new")
+    assert contents(tmp_path) == {"file": b"old", "folder": None}
 
 def test_a_full_disk_is_one_line(tmp_path):
     """It names the file, and nothing is left behind."""
