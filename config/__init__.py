@@ -12,9 +12,11 @@ if it were a flag, so the same mistakes are refused in both.
 """
 import argparse
 import contextlib
+import importlib
 import inspect
 import os
 import re
+import shlex
 import sys
 from dataclasses import MISSING, fields
 from types import ModuleType
@@ -43,6 +45,19 @@ def refusals_are_mistakes():
         yield
     except (AssertionError, ValueError) as error:
         raise Mistake(str(error)) from error
+
+def optional(name, package=None):
+    """Returns the module `name`, which only some scripts need. Raises Mistake if it, or a module
+    that it needs in turn, is not installed. `package` is what to install, if its name differs."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        install = shlex.join(["pip", "install", package or name])
+        raise Mistake(f"this needs {error.name}, which is not installed; run {install}") from error
+
+def one_line(error):
+    """Returns the text of an exception of a library, which may have several lines, as one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 class Parser(argparse.ArgumentParser):
     """The parser of all scripts. Its description is the script's docstring."""

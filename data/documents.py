@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from config import Mistake
+from config import Mistake, one_line, optional
 from data.shards import Writer
 from data.tokenizer import tokenizer
 
@@ -14,12 +14,12 @@ CORES = os.cpu_count() or 1
 
 def hub(*args, **options):
     """Returns a corpus of the hub. This needs `pip install datasets`."""
-    import datasets
-
+    datasets = optional("datasets")
     try:
         return datasets.load_dataset(*args, **options)
-    except (ValueError, RuntimeError) as error:  # no network, or a set with a script
-        raise Mistake(f"{args[0]} could not be loaded ({error})") from error
+    except (OSError, ValueError, RuntimeError) as error:  # no network, or a set with a script
+        raise Mistake(f"{args[0]} could not be loaded ({one_line(error)}); without a network, set "
+                      "HF_HOME to a folder that was filled on another machine") from error
 
 def write_documents(folder, documents, tokenizer_name, separator="after", sizes=None, shortest=0,
                     at_least=0, shard_tokens=100_000_000, **depends_on):

@@ -25,6 +25,8 @@ def load():
     try:
         documents = hub(NAME, split="train")
     except Mistake as mistake:
+        if not isinstance(mistake.__cause__, RuntimeError):  # by which `datasets` refuses a script
+            raise
         revision = WITHOUT_SCRIPT
         print(f"{mistake}; trying the revision {revision}", flush=True)
         documents = hub(NAME, split="train", revision=revision)

@@ -14,7 +14,7 @@ Each has `vocab_size` and these methods. Those of text also have `separator`, th
 import numpy as np
 import tiktoken
 
-from config import Mistake
+from config import Mistake, one_line, optional
 
 
 def tokenizer(name):
@@ -55,7 +55,12 @@ class Tiktoken:
         if name not in known:
             raise Mistake(f"tokenizer {name!r} is unknown; choose bytes, {', '.join(known)}, or "
                           "one of the Hugging Face hub, such as mistralai/Mistral-7B-v0.1")
-        self.inner = tiktoken.get_encoding(name)
+        try:
+            self.inner = tiktoken.get_encoding(name)
+        except (OSError, ValueError) as error:  # ValueError: the file has another hash
+            raise Mistake(f"tokenizer {name!r} could not be downloaded ({one_line(error)}); "
+                          "without a network, set TIKTOKEN_CACHE_DIR to a folder that tiktoken has "
+                          "filled on another machine") from error
         self.vocab_size = self.inner.n_vocab
         self.separator = self.inner.eot_token
 
@@ -73,9 +78,13 @@ class Hub:
     tokenizers `hf auth login`."""
 
     def __init__(self, name):
-        from tokenizers import Tokenizer
-
-        self.inner = Tokenizer.from_pretrained(name)
+        tokenizers = optional("tokenizers")
+        try:
+            self.inner = tokenizers.Tokenizer.from_pretrained(name)
+        except Exception as error:  # of the hub's library, or a plain Exception for a damaged file
+            raise Mistake(f"tokenizer {name!r} could not be loaded ({one_line(error)}); without "
+                          "a network, set HF_HOME to a folder that was filled on another "
+                          "machine") from error
         self.inner.no_truncation()
         self.inner.no_padding()
         self.inner.encode_special_tokens = True  # despite its name, this treats them as text

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config import Mistake
+from config import Mistake, optional
 from data import command
 from data.documents import hub
 from data.shards import Writer, rng
@@ -107,12 +107,11 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
         raise Mistake(f"join={join} stories do not make an example; use 1 or more")
     if stories:
         corpus = read_stories(stories)
-    from nltk.tokenize import PunktSentenceTokenizer  # if it is missing, nothing is downloaded
-
+    nltk = optional("nltk")  # if it is missing, nothing is downloaded
     if not stories:
         corpus = download_stories()
     codec = load(tokenizer)
-    split_sentences = PunktSentenceTokenizer().tokenize
+    split_sentences = nltk.tokenize.PunktSentenceTokenizer().tokenize
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
         raise Mistake(f"{len(order)} stories are too few for one example of {join} for training "

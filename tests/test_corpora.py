@@ -8,6 +8,7 @@ import importlib
 import json
 import random
 import re
+import sys
 import tracemalloc
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import contents, killed_at, one_line
 
+from config import Mistake
 from data import command, openwebtext, wikitext103
 from data import text as own_text
 from data.documents import write_documents
@@ -119,6 +121,51 @@ def test_a_corpus_that_was_cut_short(tmp_path):
     write_documents(tmp_path / "set", documents, "bytes", shard_tokens=900, at_least=90)
     write_documents(tmp_path / "whole", documents, "bytes", shard_tokens=900)
     assert contents(tmp_path / "set") == contents(tmp_path / "whole")
+
+# what may be missing on a machine
+
+@pytest.mark.parametrize("module, install, prepare", [
+    ("datasets", "datasets", functools.partial(importlib.import_module("data.pg19").prepare,
+                                               tokenizer="bytes")),
+    ("tokenizers", "tokenizers", functools.partial(write_documents, documents=[],
+                                                   tokenizer_name="some/llama")),
+    ("nltk", "nltk", importlib.import_module("data.wordcount").prepare),
+    ("miditok", "miditok==3.0.5.post1", importlib.import_module("data.maestro").prepare)])
+def test_an_optional_package_is_missing(tmp_path, monkeypatch, module, install, prepare):
+    """The line says what to install, and nothing has been downloaded or written before."""
+    monkeypatch.setitem(sys.modules, module, None)  # importing it then raises ModuleNotFoundError
+    with pytest.raises(Mistake) as error:
+        prepare(tmp_path / "set")
+    one_line(error, f"this needs {module}, which is not installed; run pip install {install}")
+    assert not list(tmp_path.iterdir())
+
+def test_tiktoken_cannot_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # nothing listens there
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})  # an earlier test may have loaded it
+    with pytest.raises(Mistake) as error:
+        tokenizer("gpt2")
+    one_line(error, "'gpt2' could not be downloaded", "set TIKTOKEN_CACHE_DIR to a folder")
+
+@pytest.mark.parametrize("reason", [OSError("401 Client Error\n\nAccess is restricted"),
+                                    Exception("EOF while parsing\na value"), OSError()])
+def test_the_hub_cannot_be_reached(tmp_path, monkeypatch, reason):
+    """The libraries' own texts may have several lines."""
+    def fails(*_, **__):
+        raise reason
+
+    tokenizers = pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=fails))
+    with pytest.raises(Mistake) as error:
+        tokenizer("some/llama")
+    one_line(error, "'some/llama' could not be loaded (", "set HF_HOME to a folder")
+    if isinstance(reason, OSError):
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets, "load_dataset", fails)
+        with pytest.raises(Mistake) as error:
+            openwebtext.prepare(tmp_path / "set", tokenizer="bytes")
+        one_line(error, "Skylion007/openwebtext could not be loaded (", "set HF_HOME to a folder")
+        assert not list(tmp_path.iterdir())
 
 @pytest.fixture
 def hub_tokenizer(monkeypatch):
