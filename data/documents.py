@@ -28,7 +28,8 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
     one on (a corpus that is streamed is downloaded again), but does not tokenize them again.
 
     documents: an iterable of (split, text), one split after the other.
-    separator: end-of-text goes "before" or "after" each document, or nowhere if None.
+    separator: end-of-text goes "before" or "after" each document. If it is None, it goes nowhere,
+        and the documents of a split are the pieces of one text.
     sizes: {split: tokens}. If this is given, the documents fill these splits one after the other,
         whatever split they came with. A split ends with the document that brings it to its size,
         and a split of the size None takes all that are left.
@@ -41,8 +42,11 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
     end = np.array([codec.separator])
 
     def encode(document):
-        split, text = document
-        ids = codec.encode_document(text)
+        split, text, is_first = document
+        if separator or is_first:
+            ids = codec.encode_document(text)
+        else:
+            ids = codec.encode_continuation(text)
         if len(ids) < shortest:
             return split, end[:0]  # no tokens
         if separator == "before":
@@ -58,7 +62,7 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
                 settings) as writer:
         done = writer.meta.setdefault("documents", 0)
         last = None
-        for split, ids in in_threads(encode, itertools.islice(documents, done, None)):
+        for split, ids in in_threads(encode, itertools.islice(marked(documents), done, None)):
             if sizes:
                 split = unfilled_split(writer, sizes)
                 if split is None:
@@ -71,6 +75,13 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
             writer.meta["documents"] += 1
             writer.write(split, ids)
         refuse_what_was_cut_short(writer, sizes, at_least)
+
+def marked(documents):
+    """Yields (split, text, whether it is the first document of its split)."""
+    last = None
+    for split, text in documents:
+        yield split, text, split != last
+        last = split
 
 def unfilled_split(writer, sizes):
     """Returns the first split that has not reached its size, or None."""

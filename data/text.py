@@ -55,20 +55,23 @@ def count_characters(path):
     return count
 
 def pieces(lengths, val):
-    """Yields (split, text) for each piece of each file. After the last piece of a file that belongs
-    to a split, it yields (split, None). `lengths` is {path: number of characters}. A piece ends
-    with a line unless the line is very long."""
+    """Yields (split, text, is_first) for each piece of each file, where is_first says whether it is
+    the first piece of a document. A document is the part of a file that belongs to one split, and
+    (split, None, False) follows it. `lengths` is {path: number of characters}. A piece ends with a
+    line unless the line is very long."""
     for path, length in lengths.items():
         cut = round(length * (1 - val))
         with open_text(path) as file:
             for split, left in (("train", cut), ("val", length - cut)):
                 if not left:
                     continue
+                is_first = True
                 while text := file.read(min(PIECE, left)):
                     text += file.readline(min(PIECE, left - len(text)))
                     left -= len(text)
-                    yield split, text
-                yield split, None
+                    yield split, text, is_first
+                    is_first = False
+                yield split, None, False
 
 def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
     if not 0 < val < 1:
@@ -77,10 +80,12 @@ def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1
     lengths = {path: count_characters(path) for path in files(source)}
 
     def encode(piece):
-        split, text = piece
+        split, text, is_first = piece
         if text is None:
             return split, [codec.separator]
-        return split, codec.encode_document(text)
+        if is_first:
+            return split, codec.encode_document(text)
+        return split, codec.encode_continuation(text)
 
     with Writer(folder, codec.vocab_size, tokenizer, codec.separator) as writer:
         for split, ids in in_threads(encode, pieces(lengths, val)):

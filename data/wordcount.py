@@ -79,7 +79,7 @@ def make_example(story, split_sentences, codec, random):
     k = int(random.integers(1, len(sentences) + 1))
     count = sum(words_of(sentence).count(word) for sentence in sentences[-k:])
     prompt = codec.encode_document(PROMPT.format(story, word, k)).tolist()
-    answer = [*codec.encode_document(f" {count}").tolist(), codec.separator]
+    answer = [*codec.encode_continuation(f" {count}").tolist(), codec.separator]
     return Example(prompt + answer, len(answer), k, len(sentences), len(words))
 
 def pack(examples, length, end):

@@ -17,10 +17,10 @@ import pytest
 from conftest import contents, killed_at, one_line
 
 from config import Mistake
-from data import command, openwebtext, wikitext103
+from data import command, openwebtext, wikitext103, wordcount
 from data import text as own_text
 from data.documents import write_documents
-from data.shards import Writer
+from data.shards import Split, Writer, rng
 from data.tokenizer import Hub, tokenizer
 
 
@@ -167,29 +167,92 @@ def test_the_hub_cannot_be_reached(tmp_path, monkeypatch, reason):
         one_line(error, "Skylion007/openwebtext could not be loaded (", "set HF_HOME to a folder")
         assert not list(tmp_path.iterdir())
 
-@pytest.fixture
-def hub_tokenizer(monkeypatch):
-    """Puts a small byte-level tokenizer in the place of those of the hub. Its end-of-text token is
-    </s>, as in Llama's."""
+def serve(monkeypatch, kind):
+    """Puts a small tokenizer in the place of those of the hub. Its end-of-text token is </s>, as in
+    Llama's. All kinds but "bytes" put a space before a text: "spaced bytes" as some relatives of
+    GPT-2's, "prepend" as Llama 2's, and the others as newer versions of Llama's and as T5's."""
     tokenizers = pytest.importorskip("tokenizers")
+    decoders, normalizers = tokenizers.decoders, tokenizers.normalizers
     byte_level = tokenizers.pre_tokenizers.ByteLevel
+    metaspace = tokenizers.pre_tokenizers.Metaspace
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
-    trained.pre_tokenizer = byte_level(add_prefix_space=False)
-    trained.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = []
+    if kind in ("bytes", "spaced bytes"):
+        alphabet = byte_level.alphabet()
+        trained.pre_tokenizer = byte_level(add_prefix_space=kind == "spaced bytes")
+        trained.decoder = decoders.ByteLevel()
+    elif kind == "prepend":
+        trained.normalizer = normalizers.Sequence([
+            normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        trained.decoder = decoders.Sequence([
+            decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        trained.pre_tokenizer = metaspace(prepend_scheme=kind, split=kind == "always")
+        trained.decoder = decoders.Metaspace(prepend_scheme=kind)
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"],
-                                             initial_alphabet=byte_level.alphabet())
-    trained.train_from_iterator(TEXTS, trainer)
+                                             initial_alphabet=alphabet)
+    trained.train_from_iterator([*TEXTS, *PROMPTS, "0123456789\n"], trainer)
     # settings that a tokenizer may come with, and that a corpus must not follow
     trained.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
     trained.enable_truncation(20)
     trained.enable_padding(length=20)
-    load = functools.partial(tokenizers.Tokenizer.from_str, trained.to_str())
-    from_hub = SimpleNamespace(from_pretrained=lambda name: load())
+    from_str = tokenizers.Tokenizer.from_str
+    from_hub = SimpleNamespace(from_str=from_str,
+                               from_pretrained=lambda name: from_str(trained.to_str()))
     monkeypatch.setattr(tokenizers, "Tokenizer", from_hub)
 
-def test_a_tokenizer_of_the_hub(hub_tokenizer, tmp_path):
+def spelled(codec, ids):
+    """Returns the text of ids, with the space that the tokenizer has put before it."""
+    text = "".join(codec.inner.id_to_token(int(i)) for i in ids)
+    return text.replace("▁", " ").replace("Ġ", " ").replace("Ċ", "\n")
+
+PREFIXING = ["spaced bytes", "prepend", "first", "always"]
+PROMPTS = [wordcount.PROMPT.format(story, "the", 12) for story in ("The cat.", "The end?")]
+
+@pytest.mark.parametrize("kind", PREFIXING)
+def test_pieces_of_a_text(monkeypatch, tmp_path, kind):
+    """A tokenizer that puts a space before a text does so once, and not before each piece."""
+    serve(monkeypatch, kind)
+    codec = tokenizer("some/llama")
+    text = "abc def\ngi! hi jk\n" * 20
+    pieces = [text[i : i + 7] for i in range(0, len(text), 7)]
+    first, *others = pieces
+    assert spelled(codec, codec.encode_document(first)) == " " + first
+    ids = [*codec.encode_document(first)]
+    for piece in others:
+        found = codec.encode_continuation(piece)
+        assert spelled(codec, found) == piece == codec.decode_continuation(found)
+        ids += [*found]
+    assert codec.decode(ids).lstrip(" ") == text
+
+    monkeypatch.setattr(own_text, "PIECE", 7)
+    (tmp_path / "mine.txt").write_text(text)
+    own_text.prepare(tmp_path / "set", source=str(tmp_path / "mine.txt"), tokenizer="some/llama")
+    written = [Split(tmp_path / "set", split).bins[0] for split in ("train", "val")]
+    cut = round(0.9 * len(text))
+    assert spelled(codec, np.concatenate(written)) == f" {text[:cut]}</s> {text[cut:]}</s>"
+    # the sections of WikiText are pieces, and nothing separates them
+    documents = documents_of({"val": pieces[:9], "train": pieces[9:]})
+    killed_at(3, write_documents, tmp_path / "wiki", documents, "some/llama", separator=None)
+    write_documents(tmp_path / "wiki", documents, "some/llama", separator=None)
+    for split, part in (("val", pieces[:9]), ("train", pieces[9:])):
+        ids = Split(tmp_path / "wiki", split).bins[0]
+        assert spelled(codec, ids) == " " + "".join(part)
+
+@pytest.mark.parametrize("kind", PREFIXING)
+def test_an_answer_continues_its_prompt(monkeypatch, kind):
+    serve(monkeypatch, kind)
+    codec = tokenizer("some/llama")
+    example = wordcount.make_example("The cat.", lambda story: [story], codec, rng(0, 0))
+    prompt, answer = example.tokens[: -example.targets], example.tokens[-example.targets :]
+    assert spelled(codec, prompt).endswith("sentences? [/INST]")
+    assert spelled(codec, answer) == " 1</s>"
+    assert spelled(codec, prompt).startswith(" [INST] The cat.")
+
+def test_a_tokenizer_of_the_hub(monkeypatch, tmp_path):
     """A text that spells out </s> stays text. Only in a prompt does </s> become the token."""
+    serve(monkeypatch, "bytes")
     codec = tokenizer("some/llama")
     assert isinstance(codec, Hub)
     assert (codec.separator, codec.vocab_size) == (1, 400)
@@ -197,6 +260,7 @@ def test_a_tokenizer_of_the_hub(hub_tokenizer, tmp_path):
     ids = codec.encode_document(text).tolist()
     assert len(ids) > 20 and 0 not in ids and 1 not in ids
     assert codec.decode([*ids, 400, 60000]) == text
+    assert codec.encode_continuation(text).tolist() == ids
     first, second = codec.encode_document("ab").tolist(), codec.encode_document("cd").tolist()
     assert codec.encode("ab</s>cd") == [*first, 1, *second]
     write_documents(tmp_path / "set", documents_of({"train": TEXTS}), "some/llama")
