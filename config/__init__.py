@@ -131,15 +131,20 @@ def assignments(path):
     return {name: value for name, value in values.items()
             if name[0] != "_" and not isinstance(value, ModuleType)}
 
+def comments(thing):
+    """Returns {name: comment} of the fields of a class or the arguments of a function, which are
+    written as `    name: type = default  # comment`, one on each line."""
+    return dict(re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(thing), re.M))
+
 def parse(cls, words):
     """Returns {name: value} of the options that the words give, and no others."""
     parser = Parser(sys.modules[cls.__module__].__doc__,
                     usage="%(prog)s [CONFIG FILE] [--option=value ...]")
-    comments = {}
+    about = {}
     for base in reversed(cls.__mro__[:-1]):  # the last is object, which has no source
-        comments.update(re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(base), re.M))
+        about.update(comments(base))
     for field in fields(cls):
-        comment = comments.get(field.name, "")
+        comment = about.get(field.name, "")
         default = "" if field.default is MISSING else f" [{field.default!r}]"
         if field.name == "config":
             parser.add_argument("config", nargs="?", default=argparse.SUPPRESS, help=comment)

@@ -10,11 +10,15 @@ paper's 1T. End-of-text follows each document. The corpus is streamed, so only t
 you ask for are downloaded.
 """
 from data import command
-from data.documents import hub, write_documents
+from data.documents import LLAMA, hub, write_documents
 
 
-def prepare(folder, train: int = 20_000_000, val: int = 10_000,
-            tokenizer: str = "hf-internal-testing/llama-tokenizer"):
+def prepare(
+    folder,
+    train: int = 20_000_000,  # documents
+    val: int = 10_000,  # documents
+    tokenizer: str = LLAMA,  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         corpus = hub("allenai/c4", "en", streaming=True)
         for row in corpus["validation"].take(val):

@@ -11,6 +11,7 @@ from data.shards import Writer
 from data.tokenizer import tokenizer
 
 CORES = os.cpu_count() or 1
+LLAMA = "hf-internal-testing/llama-tokenizer"  # a copy of Llama's tokenizer that needs no login
 
 def hub(*args, **options):
     """Returns a corpus of the hub. This needs `pip install datasets`."""

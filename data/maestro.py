@@ -63,7 +63,10 @@ def encode(tokenizer, midi, transpositions):
         tokens.append(tokenizer["EOS_None"])
     return np.array(tokens, dtype=np.uint16)
 
-def prepare(folder, source: str = None):
+def prepare(
+    folder,
+    source: str = None,  # the zip file
+):
     tokenizer = remi()  # before the download, because miditok may be missing
     archive = zipfile.ZipFile(source or download(URL, SHA256))
     names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]

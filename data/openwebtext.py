@@ -36,7 +36,10 @@ def load():
                       f"{DOCUMENTS:,}, so it is not the whole set")
     return documents
 
-def prepare(folder, tokenizer: str = "gpt2"):
+def prepare(
+    folder,
+    tokenizer: str = "gpt2",  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         parts = load().train_test_split(test_size=0.0005, seed=2357, shuffle=True)
         for split, part in (("val", "test"), ("train", "train")):

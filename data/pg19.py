@@ -14,7 +14,11 @@ from data.documents import hub, write_documents
 
 BOOKS = 100
 
-def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
+def prepare(
+    folder,
+    limit: int = None,  # books, for a trial
+    tokenizer: str = "gpt2",  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         for row in itertools.islice(hub("emozilla/pg19-test", split="test"), limit):
             yield "test", row["text"]

@@ -10,8 +10,6 @@ and the rest is for training. End-of-text follows each of the two parts. A file 
 memory. If this is interrupted, it starts over.
 
 splits   train, val
-options  source: the file or the folder; tokenizer: "bytes", or a name that tiktoken or the Hugging
-         Face hub knows; val: the fraction for validation
 """
 from pathlib import Path
 
@@ -73,7 +71,12 @@ def pieces(lengths, val):
                     is_first = False
                 yield split, None, False
 
-def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
+def prepare(
+    folder,
+    source: str = "",  # the file, or the folder of files
+    tokenizer: str = "bytes",  # "bytes", or a name that tiktoken or the hub knows
+    val: float = 0.1,  # the fraction for validation
+):
     if not 0 < val < 1:
         raise Mistake(f"val={val} must lie between 0 and 1, because it is a fraction")
     codec = load(tokenizer)

@@ -37,7 +37,11 @@ def sections(lines):
     if section:
         yield "".join(section)
 
-def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
+def prepare(
+    folder,
+    limit: int = None,  # sections of each split, for a trial
+    tokenizer: str = "gpt2",  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         corpus = hub("Salesforce/wikitext", "wikitext-103-raw-v1")
         for split, theirs in SPLITS.items():

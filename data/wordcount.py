@@ -20,10 +20,10 @@ has one example, so that its sequence error is the fraction of wrong answers.
 splits   train, val (1% of the stories); k1, k2, ...: the examples of val that ask about the last k
          sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
          their number of sentences and by their number of words (Figure 8)
-options  stories: a file, or a folder of *.txt, instead of TinyStories; <|endoftext|> separates the
-         stories of a file, and in a file without it, each paragraph is a story; join: stories per
-         example, none of which is used twice; length: tokens per row of train; tokenizer: that of
-         the model to fine-tune; limit: the number of stories, for a trial; seed
+
+If you give your own stories, <|endoftext|> separates the stories of a file. In a file without it,
+each paragraph is a story. The tokenizer must be that of the model to fine-tune. No story is used
+twice.
 """
 import collections
 import re
@@ -101,8 +101,15 @@ def pack(examples, length, end):
 def pad(values, length, end):
     return np.array([values + [end] * (length - len(values))])
 
-def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
-            limit: int = None, seed: int = 0):
+def prepare(
+    folder,
+    stories: str = "",  # a file, or a folder of *.txt, instead of TinyStories
+    join: int = 1,  # stories per example
+    length: int = 4096,  # tokens per row of train
+    tokenizer: str = "gpt2",  # "bytes", or a name that tiktoken or the hub knows
+    limit: int = None,  # stories, for a trial
+    seed: int = 0,  # other seeds ask other questions
+):
     if join < 1:
         raise Mistake(f"join={join} stories do not make an example; use 1 or more")
     if stories:

@@ -2,10 +2,13 @@
 
 Text corpora are in test_corpora.py and the tasks are in test_tasks.py.
 """
+import importlib
+import inspect
 import itertools
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -19,7 +22,7 @@ import numpy as np
 import pytest
 from conftest import contents, killed_at, one_line
 
-from data import flip_flop, stdlib
+from data import flip_flop, options, stdlib
 from data.shards import Split, Writer, whole_file
 from data.tokenizer import tokenizer
 
@@ -277,6 +280,21 @@ def test_a_link_to_another_disk(tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 # tokenizers of sets, commands, and the standard library
+
+WITH_OPTIONS = sorted(path.stem for path in (ROOT / "data").glob("*.py")
+                      if "\ndef prepare(" in path.read_text())
+
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+def test_help_describes_every_option(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")  # argparse may break a line within a name
+    script = importlib.import_module(f"data.{name}")
+    with pytest.raises(SystemExit):
+        options(script.prepare, ["--help"], script.__doc__)
+    printed = " ".join(capsys.readouterr().out.split())
+    _, *arguments = inspect.signature(script.prepare).parameters.values()
+    for argument in arguments:
+        default = re.escape(repr(argument.default))
+        assert re.search(rf"--{argument.name} [A-Z]+ [^\[]+ \[{default}\]", printed)
 
 def test_bytes_and_symbols_round_trip():
     bytewise = tokenizer("bytes")
