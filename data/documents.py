@@ -13,14 +13,19 @@ from data.tokenizer import tokenizer
 CORES = os.cpu_count() or 1
 LLAMA = "hf-internal-testing/llama-tokenizer"  # a copy of Llama's tokenizer that needs no login
 
-def hub(*args, **options):
-    """Returns a corpus of the hub. This needs `pip install datasets`."""
+def hub(*args, rows=None, **options):
+    """Returns a corpus of the hub. This needs `pip install datasets`. If the number of its rows is
+    given, raises Mistake if it has another one, because a converted copy may hold only a part."""
     datasets = optional("datasets")
     try:
-        return datasets.load_dataset(*args, **options)
+        corpus = datasets.load_dataset(*args, **options)
     except (OSError, ValueError, RuntimeError) as error:  # no network, or a set with a script
         raise Mistake(f"{args[0]} could not be loaded ({one_line(error)}); without a network, set "
                       "HF_HOME to a folder that was filled on another machine") from error
+    if rows is not None and len(corpus) != rows:
+        raise Mistake(f"{args[0]} has {len(corpus):,} rows instead of {rows:,}, so it is not the "
+                      "whole set; try again, because the download may have been cut short")
+    return corpus
 
 def write_documents(folder, documents, tokenizer_name, separator="after", sizes=None, shortest=0,
                     at_least=0, shard_tokens=100_000_000, **depends_on):
@@ -95,7 +100,7 @@ def refuse_what_was_cut_short(writer, sizes, at_least):
     found = writer.meta["documents"]
     if found < at_least:
         raise Mistake(f"the corpus ended after {found:,} documents, but it should have {at_least:,}"
-                      "; the download may have been cut short, so give the same command again")
+                      "; try again, because the download may have been cut short")
     for split, size in (sizes or {}).items():
         if size is not None and writer.written[split] < size:
             raise Mistake(f"the corpus ended before {split} had {size:,} tokens; it has "

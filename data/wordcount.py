@@ -59,14 +59,6 @@ def read_stories(source):
         stories += re.split(separator, text)
     return [{"text": story} for story in stories if re.search(r"\w", story)]
 
-def download_stories():
-    """Returns TinyStories' rows."""
-    rows = hub("roneneldan/TinyStories", split="train")
-    if len(rows) < TINY_STORIES:
-        raise Mistake(f"the hub's TinyStories has {len(rows):,} stories instead of "
-                      f"{TINY_STORIES:,}, so it is not the whole set")
-    return rows
-
 def words_of(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
 
@@ -116,7 +108,7 @@ def prepare(
         corpus = read_stories(stories)
     nltk = optional("nltk")  # if it is missing, nothing is downloaded
     if not stories:
-        corpus = download_stories()
+        corpus = hub("roneneldan/TinyStories", split="train", rows=TINY_STORIES)
     codec = load(tokenizer)
     split_sentences = nltk.tokenize.PunktSentenceTokenizer().tokenize
     order = rng(seed, 0).permutation(len(corpus))[:limit]

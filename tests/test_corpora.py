@@ -294,6 +294,7 @@ HUB = {  # (data set, configuration or revision): its splits
     ("Salesforce/wikitext", "wikitext-103-raw-v1"): {
         split: ["" if line == " \n" else line for line in lines] for split, lines in WIKI.items()},
     ("codeparrot/codeparrot-clean-train", None): {"train": TEXTS},
+    ("roneneldan/TinyStories", None): {"train": TEXTS},
 }
 CORPORA = [  # a script, its options, what it must write, and how, as `check` takes it
     ("c4", dict(train=100, val=20), {"val": TEXTS[:20], "train": TEXTS[60:160]}, {}),
@@ -353,13 +354,27 @@ def test_openwebtext_without_its_script(tmp_path, hub, monkeypatch, capsys):
     openwebtext.prepare(tmp_path / "set", tokenizer="bytes")
     check(tmp_path / "set", {"val": SHUFFLED[:1], "train": SHUFFLED[1:]})
     printed = capsys.readouterr().out
-    assert "no longer supported" in printed and "read Skylion007/openwebtext at the revision " \
-        "refs/pr/22" in printed
+    assert "no longer supported" in printed
+    assert "reading Skylion007/openwebtext at the revision refs/pr/22" in printed
     monkeypatch.setattr(openwebtext, "DOCUMENTS", 301)
     with pytest.raises(ValueError) as error:
         openwebtext.prepare(tmp_path / "again", tokenizer="bytes")
-    one_line(error, "has 300 documents instead of 301")
+    one_line(error, "openwebtext has 300 rows instead of 301, so it is not the whole set")
     assert not list(tmp_path.glob("again*"))
+
+@pytest.mark.parametrize("name, constant, value, part", [
+    ("openwebtext", "DOCUMENTS", 8_013_769, "openwebtext has 300 rows instead of 8,013,769"),
+    ("wikitext103", "LINES", {"train": 901}, "wikitext has 900 rows instead of 901"),
+    ("wordcount", "TINY_STORIES", 2_119_719, "TinyStories has 300 rows instead of 2,119,719")])
+def test_a_part_of_a_corpus_of_the_hub(tmp_path, hub, monkeypatch, name, constant, value, part):
+    if name == "wordcount":
+        pytest.importorskip("nltk")
+    script = importlib.import_module(f"data.{name}")
+    monkeypatch.setattr(script, constant, value)
+    with pytest.raises(Mistake) as error:
+        script.prepare(tmp_path / "set", tokenizer="bytes")
+    one_line(error, part, "so it is not the whole set; try again")
+    assert not list(tmp_path.glob("set*"))
 
 @pytest.mark.parametrize("name, script", [("DOCUMENTS", "fineweb_edu"), ("BOOKS", "pg19")])
 def test_a_corpus_of_the_hub_that_was_cut_short(tmp_path, hub, monkeypatch, name, script):
