@@ -23,7 +23,8 @@ def prepare(
         for row in itertools.islice(hub("emozilla/pg19-test", split="test"), limit):
             yield "test", row["text"]
 
-    write_documents(folder, documents(), tokenizer, at_least=0 if limit else BOOKS, limit=limit)
+    at_least = BOOKS if limit is None else 0
+    write_documents(folder, documents(), tokenizer, at_least=at_least, limit=limit)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

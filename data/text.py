@@ -52,15 +52,14 @@ def count_characters(path):
         raise Mistake(f"{path} is not UTF-8 ({error.reason}); convert or move it") from None
     return count
 
-def pieces(lengths, val):
+def pieces(sizes):
     """Yields (split, text, is_first) for each piece of each file, where is_first says whether it is
     the first piece of a document. A document is the part of a file that belongs to one split, and
-    (split, None, False) follows it. `lengths` is {path: number of characters}. A piece ends with a
-    line unless the line is very long."""
-    for path, length in lengths.items():
-        cut = round(length * (1 - val))
+    (split, None, False) follows it. `sizes` is {path: {split: number of characters}}. A piece ends
+    with a line unless the line is very long."""
+    for path, sizes_of_file in sizes.items():
         with open_text(path) as file:
-            for split, left in (("train", cut), ("val", length - cut)):
+            for split, left in sizes_of_file.items():
                 if not left:
                     continue
                 is_first = True
@@ -80,7 +79,15 @@ def prepare(
     if not 0 < val < 1:
         raise Mistake(f"val={val} must lie between 0 and 1, because it is a fraction")
     codec = load(tokenizer)
-    lengths = {path: count_characters(path) for path in files(source)}
+    sizes = {}
+    for path in files(source):
+        length = count_characters(path)
+        cut = round(length * (1 - val))
+        sizes[path] = {"train": cut, "val": length - cut}
+    for split in ("train", "val"):
+        if not any(sizes_of_file[split] for sizes_of_file in sizes.values()):
+            raise Mistake(f"{source} is so short that val={val} leaves nothing for {split}; give "
+                          "more text")
 
     def encode(piece):
         split, text, is_first = piece
@@ -91,7 +98,7 @@ def prepare(
         return split, codec.encode_continuation(text)
 
     with Writer(folder, codec.vocab_size, tokenizer, codec.separator) as writer:
-        for split, ids in in_threads(encode, pieces(lengths, val)):
+        for split, ids in in_threads(encode, pieces(sizes)):
             writer.write(split, ids)
 
 def name_of(source="", **_):

@@ -138,7 +138,8 @@ def prepare(
     with Writer(folder, codec.vocab_size, tokenizer, end) as writer:
         val = list(examples(order[:val_stories]))  # in memory, to know the longest
         if not val:
-            raise Mistake(f"no example fits into length={length} tokens; increase it")
+            raise Mistake(f"no example for validation fits into length={length} tokens; increase "
+                          "it")
         longest = max(len(example.tokens) for example in val)
         ks = collections.Counter(example.k for example in val)
         frequent = [f"k{k}" for k in sorted(ks) if ks[k] >= FEWEST]
@@ -149,6 +150,8 @@ def prepare(
                     writer.write(split, tokens, mask)
         for tokens, mask in pack(examples(order[val_stories:]), length + 1, end):
             writer.write("train", tokens, mask)
+        if not writer.written["train"]:
+            raise Mistake(f"no example for training fits into length={length} tokens; increase it")
         writer.meta.update(counts)
     print(f"{counts['left_out']:,} examples are left out, because they are longer than a row")
 
