@@ -1,4 +1,5 @@
-"""Writes the synthetic tasks, whose rows are drawn at random. No row of another split is in train.
+"""Writes the synthetic tasks, whose rows are drawn at random. The other splits contain no row of
+train.
 
     python -m data.flip_flop --length=64    # writes data/flip_flop@length=64
 """

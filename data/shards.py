@@ -129,8 +129,9 @@ class Split:
         return self.read(np.array(rows) * self.row_length, length)
 
     def windows(self, length, count=None):
-        """Returns the starts, int64 (n,), of `count` windows that share no target and are spread
-        evenly over the split. If count is None or fewer windows fit, it returns all that fit."""
+        """Returns the starts, int64 (n,), of windows that share no target and are spread evenly
+        over the split. n is `count`, or the largest number that fits if count is None or too large.
+        In a split of rows, each window is a row."""
         length = self._targets(length)
         fit = self.rows or (self.tokens - 1) // length
         count = fit if count is None else min(count, fit)

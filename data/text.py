@@ -102,7 +102,8 @@ def prepare(
             writer.write(split, ids)
 
 def name_of(source="", **_):
-    """Returns the name of the data set of a source, which is that of its file or folder."""
+    """Returns the name of the data set of a source, which is that of its folder, or that of its
+    file without the suffix."""
     files(source)  # raises Mistake if there is no such source
     path = Path(source).resolve()
     name = path.stem if path.is_file() else path.name

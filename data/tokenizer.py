@@ -4,23 +4,23 @@
 
 Each has `vocab_size` and these methods.
 
-    encode(text)              the ids of a prompt, a list. <|endoftext|> in it (</s> for Llama's and
-                              Mistral's tokenizers) becomes the separator
+    encode(text)              the ids of a prompt, a list. A tokenizer of text turns <|endoftext|>
+                              (</s> if it is Llama's or Mistral's) into the separator
     decode(ids)               a text. A model with a larger vocab_size may generate ids that the
                               tokenizer does not have, and these are left out
-    decode_continuation(ids)  the text of ids that stand inside a text. `decode` drops the space
-                              with which Llama's tokenizer begins a text, and this keeps it
+    decode_continuation(ids)  the text of ids from the middle of a text. It keeps a space at its
+                              beginning, which `decode` drops if the tokenizer is Llama's
 
-Those of text also have `separator`, the id of end-of-text, and these methods.
+A tokenizer of text also has `separator`, the id of end-of-text, and these methods.
 
     encode_document(text)      the ids of a text to train on, a numpy array (n,). If the text spells
                                out <|endoftext|>, this stays text
-    encode_continuation(text)  the ids of a piece that continues a text. Before it, no tokenizer
-                               puts a space, as Llama's does before a text
+    encode_continuation(text)  the ids of a piece from the middle of a text. Llama's tokenizer puts
+                               a space before a text, but it puts none before this piece
 
-A text may be encoded in pieces, of which only the first one is encoded by encode_document. All ids
-together then decode to the same text as those of the whole. They may be other ids where two pieces
-meet, because no token reaches from one piece into the next.
+A text may be encoded in pieces, the first one by encode_document and the others by
+encode_continuation. Together, their ids decode to the same text as if it were encoded at once. They
+are not always the same ids, because no token extends over the border of two pieces.
 """
 import json
 
