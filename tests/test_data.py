@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from conftest import contents, killed_at, one_line
 
-from data import flip_flop, options, stdlib
+from data import flip_flop, options, stdlib, write_if_missing
 from data.shards import Split, Writer, whole_file
 from data.tokenizer import tokenizer
 
@@ -254,6 +254,11 @@ def test_two_writers_at_once(tmp_path, small):
         assert process.returncode == 0, err.decode()
     assert contents(tmp_path / SMALL) == small
     assert [path.name for path in tmp_path.iterdir()] == [SMALL]
+
+def test_a_stream_has_no_rows_that_could_be_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))
+    write_if_missing("stdlib", 1)
+    assert (tmp_path / "stdlib" / "meta.json").exists()
 
 def test_a_killed_writer_leaves_nothing_under_the_final_name(tmp_path, small):
     dice = random.Random(0)
