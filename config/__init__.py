@@ -11,9 +11,11 @@ if it were a flag, so the same mistakes are refused in both.
 import argparse
 import contextlib
 import functools
+import importlib
 import inspect
 import os
 import re
+import shlex
 import sys
 from dataclasses import MISSING, fields
 from types import ModuleType
@@ -42,6 +44,19 @@ def refusals_are_mistakes():
         yield
     except (AssertionError, ValueError) as error:
         raise Mistake(str(error)) from error
+
+def optional(name, package=None):
+    """Returns the module `name`, which only some scripts need. Raises Mistake if it, or a module
+    that it needs in turn, is not installed. `package` is what to install, if its name differs."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        install = shlex.join(["pip", "install", package or name])
+        raise Mistake(f"this needs {error.name}, which is not installed; run {install}") from error
+
+def one_line(error):
+    """Returns the text of an exception of a library, which may have several lines, as one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 class Parser(argparse.ArgumentParser):
     """The parser of all scripts. Its description is the script's docstring."""
@@ -115,14 +130,22 @@ def assignments(path):
     return {name: value for name, value in values.items()
             if name[0] != "_" and not isinstance(value, ModuleType)}
 
+@functools.cache  # because a source is slow to find
+def comments(thing):
+    """Returns {name: comment} of the fields of a class or the arguments of a function, which are
+    written as `    name: type = default  # comment`, one on each line."""
+    return dict(re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(thing), re.M))
+
 def parse(cls, words):
     """Returns {name: value} of the options that the words give, and no others, in the order in
     which cls declares them."""
     parser = Parser(sys.modules[cls.__module__].__doc__,
                     usage="%(prog)s [CONFIG FILE] [--option=value ...]")
-    comments = comments_of(cls)
+    about = {}
+    for base in reversed(cls.__mro__[:-1]):  # the last is object, which has no source
+        about.update(comments(base))
     for field in fields(cls):
-        comment = comments.get(field.name, "")
+        comment = about.get(field.name, "")
         default = "" if field.default is MISSING else f" [{field.default!r}]"
         if field.name == "config":
             parser.add_argument("config", nargs="?", default=argparse.SUPPRESS, help=comment)
@@ -130,11 +153,3 @@ def parse(cls, words):
             parser.add_option(field.name, field.type, comment + default)
     given = vars(parser.parse_args(words))
     return {field.name: given[field.name] for field in fields(cls) if field.name in given}
-
-@functools.cache  # because a class's source is slow to find
-def comments_of(cls):
-    """Returns {name: comment} of the fields of a dataclass."""
-    comments = {}
-    for base in reversed(cls.__mro__[:-1]):  # the last is object, which has no source
-        comments.update(re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(base), re.M))
-    return comments

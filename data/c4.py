@@ -3,18 +3,22 @@
     python -m data.c4                              # 20M documents to train on, 10,000 to validate
     python -m data.c4 --train=1000 --val=100       # a trial
 
-The paper trains on Llama 2's private mix and evaluates on C4. Because that mix is not public, C4
-can also serve as training data here. A document has about 500 tokens of Llama's tokenizer, so the
-first command makes about 10B tokens. All 364,868,892 documents would make less than a fifth of the
-paper's 1T. End-of-text follows each document. The corpus is streamed, so only the documents that
-you ask for are downloaded.
+The paper trains on the mix of Llama 2, which is not public, and evaluates on C4. Here, models are
+trained on C4 as well. A document has about 500 tokens of Llama's tokenizer, so the first command
+makes about 10B tokens. All 364,868,892 documents would make less than a fifth of the paper's 1T.
+End-of-text follows each document. The corpus is streamed, so only the documents that you ask for
+are downloaded.
 """
 from data import command
-from data.documents import hub, write_documents
+from data.documents import LLAMA, hub, write_documents
 
 
-def prepare(folder, train: int = 20_000_000, val: int = 10_000,
-            tokenizer: str = "hf-internal-testing/llama-tokenizer"):
+def prepare(
+    folder,
+    train: int = 20_000_000,  # documents
+    val: int = 10_000,  # documents
+    tokenizer: str = LLAMA,  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         corpus = hub("allenai/c4", "en", streaming=True)
         for row in corpus["validation"].take(val):

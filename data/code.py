@@ -9,17 +9,21 @@ one is for validation and one for testing. The files of one project land in all 
 makes val and test easier than code from projects that the model has not seen. End-of-text follows
 each file.
 
+The data set must have the text of a file in its column `content`. If it needs a login, run
+`hf auth login` first.
+
 splits   train, val, test
-options  dataset: a data set of the hub, with the text of a file in the column `content` (for one
-         that needs a login, run `hf auth login` first); limit: the number of files, for a trial;
-         tokenizer
 """
 from data import command
-from data.documents import hub, write_documents
+from data.documents import LLAMA, hub, write_documents
 
 
-def prepare(folder, dataset: str = "codeparrot/codeparrot-clean-train", limit: int = None,
-            tokenizer: str = "hf-internal-testing/llama-tokenizer"):
+def prepare(
+    folder,
+    dataset: str = "codeparrot/codeparrot-clean-train",  # its name on the hub
+    limit: int = None,  # files, for a trial
+    tokenizer: str = LLAMA,  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         rows = hub(dataset, split="train")
         numbers = range(len(rows))[:limit]

@@ -6,20 +6,26 @@ import os
 
 import numpy as np
 
-from config import Mistake
+from config import Mistake, one_line, optional
 from data.shards import Writer
 from data.tokenizer import tokenizer
 
 CORES = os.cpu_count() or 1
+LLAMA = "hf-internal-testing/llama-tokenizer"  # a copy of Llama's tokenizer that needs no login
 
-def hub(*args, **options):
-    """Returns a corpus of the hub. This needs `pip install datasets`."""
-    import datasets
-
+def hub(*args, rows=None, **options):
+    """Returns a corpus of the hub. This needs `pip install datasets`. If the number of its rows is
+    given, raises Mistake if it has another one, because a converted copy may hold only a part."""
+    datasets = optional("datasets")
     try:
-        return datasets.load_dataset(*args, **options)
-    except (ValueError, RuntimeError) as error:  # no network, or a set with a script
-        raise Mistake(f"{args[0]} could not be loaded ({error})") from error
+        corpus = datasets.load_dataset(*args, **options)
+    except (OSError, ValueError, RuntimeError) as error:  # no network, or a set with a script
+        raise Mistake(f"{args[0]} could not be loaded ({one_line(error)}); without a network, set "
+                      "HF_HOME to a folder that was filled on another machine") from error
+    if rows is not None and len(corpus) != rows:
+        raise Mistake(f"{args[0]} has {len(corpus):,} rows instead of {rows:,}, so it is not the "
+                      "whole set; try again, because the download may have been cut short")
+    return corpus
 
 def write_documents(folder, documents, tokenizer_name, separator="after", sizes=None, shortest=0,
                     at_least=0, shard_tokens=100_000_000, **depends_on):
@@ -28,7 +34,8 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
     one on (a corpus that is streamed is downloaded again), but does not tokenize them again.
 
     documents: an iterable of (split, text), one split after the other.
-    separator: end-of-text goes "before" or "after" each document, or nowhere if None.
+    separator: end-of-text goes "before" or "after" each document. If it is None, it goes nowhere,
+        and the documents of a split are the pieces of one text.
     sizes: {split: tokens}. If this is given, the documents fill these splits one after the other,
         whatever split they came with. A split ends with the document that brings it to its size,
         and a split of the size None takes all that are left.
@@ -41,8 +48,11 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
     end = np.array([codec.separator])
 
     def encode(document):
-        split, text = document
-        ids = codec.encode_document(text)
+        split, text, is_first = document
+        if separator or is_first:
+            ids = codec.encode_document(text)
+        else:
+            ids = codec.encode_continuation(text)
         if len(ids) < shortest:
             return split, end[:0]  # no tokens
         if separator == "before":
@@ -58,7 +68,7 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
                 settings) as writer:
         done = writer.meta.setdefault("documents", 0)
         last = None
-        for split, ids in in_threads(encode, itertools.islice(documents, done, None)):
+        for split, ids in in_threads(encode, itertools.islice(marked(documents), done, None)):
             if sizes:
                 split = unfilled_split(writer, sizes)
                 if split is None:
@@ -72,6 +82,13 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
             writer.write(split, ids)
         refuse_what_was_cut_short(writer, sizes, at_least)
 
+def marked(documents):
+    """Yields (split, text, whether it is the first document of its split)."""
+    last = None
+    for split, text in documents:
+        yield split, text, split != last
+        last = split
+
 def unfilled_split(writer, sizes):
     """Returns the first split that has not reached its size, or None."""
     for split, size in sizes.items():
@@ -83,7 +100,7 @@ def refuse_what_was_cut_short(writer, sizes, at_least):
     found = writer.meta["documents"]
     if found < at_least:
         raise Mistake(f"the corpus ended after {found:,} documents, but it should have {at_least:,}"
-                      "; the download may have been cut short, so give the same command again")
+                      "; try again, because the download may have been cut short")
     for split, size in (sizes or {}).items():
         if size is not None and writer.written[split] < size:
             raise Mistake(f"the corpus ended before {split} had {size:,} tokens; it has "

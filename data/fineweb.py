@@ -11,12 +11,15 @@ The paper does not say which part of FineWeb it reads, nor with which tokenizer 
 tokens. We read the random sample of 10B tokens and count with the tokenizer of the data set.
 """
 from data import command
-from data.documents import hub, write_documents
+from data.documents import LLAMA, hub, write_documents
 
 SHORTEST = 4000
 
-def prepare(folder, tokens: int = 700_000_000,
-            tokenizer: str = "hf-internal-testing/llama-tokenizer"):
+def prepare(
+    folder,
+    tokens: int = 700_000_000,  # of all splits together
+    tokenizer: str = LLAMA,  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         for row in hub("HuggingFaceFW/fineweb", name="sample-10BT", split="train", streaming=True):
             yield "val", row["text"]

@@ -18,7 +18,11 @@ from data.documents import hub, write_documents
 SIZE = 100_000_000  # tokens of a shard, and of val and test
 DOCUMENTS = 9_672_101  # in the sample
 
-def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
+def prepare(
+    folder,
+    limit: int = None,  # documents, for a trial
+    tokenizer: str = "gpt2",  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         rows = hub("HuggingFaceFW/fineweb-edu", name="sample-10BT", split="train", streaming=True)
         for row in itertools.islice(rows, limit):

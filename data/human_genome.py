@@ -23,7 +23,6 @@ its input. The paper does not say what it did with N. A model predicts N with al
 losses can be compared only at the same fraction of N.
 
 splits   train: 498,444 rows, val: 7,784, test: 8,469
-options  source: the file, whose records have NCBI's names, such as NC_000021.9
 
 This takes a few minutes. If it is interrupted, it starts over.
 """
@@ -98,7 +97,10 @@ def tokenize(sequence):
         row[1:] = [IDS[word] for word in words[:TOKENS]]
     return rows
 
-def prepare(folder, source: str = None):
+def prepare(
+    folder,
+    source: str = None,  # the file, whose records have NCBI's names, such as NC_000021.9
+):
     path = Path(source) if source else download(URL)
     missing = set(SPLIT)
     with Writer(folder, len(SYMBOLS), {"symbols": SYMBOLS}, separator=BOS) as writer:

@@ -16,8 +16,8 @@ they continue in a second row, which starts with the last token of the first row
 token is a target exactly once.
 
 splits   train, val, test
-options  length: tokens per row, a multiple of 4, so that each voice keeps its positions in all
-         rows; source: the file
+
+The length of a row must be a multiple of 4, so that each voice keeps its positions in all rows.
 """
 import json
 import math
@@ -48,7 +48,11 @@ def rows(tokens, length):
     mask[:, 0] = False  # the start token is padding, or it was a target in the previous row
     return table, mask
 
-def prepare(folder, length: int = 2048, source: str = None):
+def prepare(
+    folder,
+    length: int = 2048,  # tokens per row, without the start token
+    source: str = None,  # the file
+):
     if length < 1 or length % 4:
         raise Mistake(f"length={length} must be a multiple of 4, which is the number of voices")
     path = Path(source) if source else download(URL, SHA256)

@@ -25,26 +25,25 @@ import zipfile
 
 import numpy as np
 
-from config import Mistake
+from config import Mistake, optional
 from data import command, download
 from data.shards import Writer, rng
 
 URL = "https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
+PACKAGE = "miditok==3.0.5.post1"  # the newest version whose vocabulary is the paper's
 VOCAB_SIZE = 328
 TRANSPOSITIONS = range(-3, 4)
 
 def remi():
     """Returns the tokenizer. Raises Mistake if this miditok has another vocabulary."""
-    import miditok
-
+    miditok = optional("miditok", PACKAGE)
     special = ["PAD", "BOS", "EOS", "MASK"]
     how = miditok.TokenizerConfig(special_tokens=special, use_chords=True, use_tempos=True)
     tokenizer = miditok.REMI(how)
     if len(tokenizer) != VOCAB_SIZE:
         raise Mistake(f"this miditok's REMI has {len(tokenizer)} tokens, but the paper's has "
-                      f"{VOCAB_SIZE}; install the version that has these: pip install "
-                      "miditok==3.0.5.post1")
+                      f"{VOCAB_SIZE}; run pip install {PACKAGE}")
     return tokenizer
 
 def encode(tokenizer, midi, transpositions):
@@ -64,7 +63,10 @@ def encode(tokenizer, midi, transpositions):
         tokens.append(tokenizer["EOS_None"])
     return np.array(tokens, dtype=np.uint16)
 
-def prepare(folder, source: str = None):
+def prepare(
+    folder,
+    source: str = None,  # the zip file
+):
     tokenizer = remi()  # before the download, because miditok may be missing
     archive = zipfile.ZipFile(source or download(URL, SHA256))
     names = [name for name in archive.namelist() if name.endswith((".mid", ".midi"))]

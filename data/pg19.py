@@ -14,12 +14,17 @@ from data.documents import hub, write_documents
 
 BOOKS = 100
 
-def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
+def prepare(
+    folder,
+    limit: int = None,  # books, for a trial
+    tokenizer: str = "gpt2",  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
         for row in itertools.islice(hub("emozilla/pg19-test", split="test"), limit):
             yield "test", row["text"]
 
-    write_documents(folder, documents(), tokenizer, at_least=0 if limit else BOOKS, limit=limit)
+    at_least = BOOKS if limit is None else 0
+    write_documents(folder, documents(), tokenizer, at_least=at_least, limit=limit)
 
 if __name__ == "__main__":
     command(prepare, __doc__)

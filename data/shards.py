@@ -45,8 +45,9 @@ def order_of_rows(rows, seed, epoch):
 
 @contextlib.contextmanager
 def whole_file(path):
-    """Opens a file to write bytes. It gets its name once the disk has all of it, so a kill or a
-    power cut at any moment leaves a complete file, which is either the old one or the new one."""
+    """Opens a file for bytes, which gets its name at the end of the `with` block, once the disk has
+    all of it. So a kill or a power cut at any moment leaves a complete file under this name, which
+    is either the old one or the new one. An exception leaves the old one."""
     temporary = f"{path}.tmp"
     try:
         with open(temporary, "wb") as file:
@@ -133,8 +134,9 @@ class Split:
         return self.read(np.array(rows) * self.row_length, length)
 
     def windows(self, length, count=None):
-        """Returns the starts, int64 (n,), of `count` windows that share no target and are spread
-        evenly over the split. If count is None or fewer windows fit, it returns all that fit."""
+        """Returns the starts, int64 (n,), of windows that share no target and are spread evenly
+        over the split. n is `count`, or the largest number that fits if count is None or too large.
+        In a split of rows, each window is a row."""
         length = self._targets(length)
         fit = self.rows or (self.tokens - 1) // length
         count = fit if count is None else min(count, fit)
@@ -208,14 +210,16 @@ class Writer(contextlib.AbstractContextManager):
     of them does all of the work, and the set of the first one stays. If there is an error, the
     folder is deleted. Only a process that is killed leaves it behind, and you may delete it.
 
+    Writing a corpus may take hours, so it has `settings`. Its .part folder is named after them and
+    stays after an error, and the next Writer with the same settings resumes after the last shard.
+    Only one process at a time may therefore write a corpus. What waited for the next shard is lost,
+    so a caller writes one split after the other, and calls end_shard in between.
+
     folder: where the set will be. If this folder exists, it must be empty.
     vocab_size, tokenizer, separator: as in meta.json.
     shard_tokens: a shard of rows has at most this many tokens, and a shard of a stream ends with
         the `write` that brings it to this many.
-    settings: for corpora, whose writing may take hours: everything that the contents depend on. If
-        this is given, the .part folder is named after it and stays after an error, and the next
-        Writer with the same settings resumes after the last shard. What waits for the next shard is
-        then lost, so a caller writes one split after the other, and calls end_shard in between.
+    settings: everything that the contents of a corpus depend on, or None in a small set.
 
     `meta` will be meta.json. It is saved with each shard, so a caller puts there what it needs for
     resuming. `written` is {split: number of its tokens}.
@@ -233,8 +237,7 @@ class Writer(contextlib.AbstractContextManager):
             raise Mistake(f"{folder} holds other files; choose another folder with --out")
         self.shard_tokens = shard_tokens
         self.resumes = settings is not None
-        self.own_name = secrets.token_hex(4)
-        suffix = self.own_name
+        suffix = secrets.token_hex(4)
         if self.resumes:
             suffix = f"{zlib.crc32(repr(settings).encode()):08x}"
         self.part = Path(f"{self.folder}.{suffix}.part")
@@ -315,10 +318,10 @@ class Writer(contextlib.AbstractContextManager):
         try:
             os.rename(self.part, self.folder)
         except OSError:
-            self._refuse_if_complete()
+            self._refuse_if_complete()  # another process was faster
             raise
-        for path in [self.folder / PROGRESS, *self.folder.glob("*.tmp")]:  # of killed processes
-            path.unlink(missing_ok=True)
+        # not before it is renamed, because a kill in between would then lose all shards
+        (self.folder / PROGRESS).unlink(missing_ok=True)
         sizes = ", ".join(f"{split} {count:,} tokens" for split, count in self.written.items())
         print(f"wrote {self.folder}: {sizes}", flush=True)
 
@@ -331,19 +334,11 @@ class Writer(contextlib.AbstractContextManager):
         self._save(name, content, len(content))
 
     def _save(self, name, waiting, size):
-        """Moves the first `size` bytes of `waiting` to a file, which gets its name once the disk
-        has all of it. The temporary name is this process's own, because another one may be writing
-        the same corpus."""
+        """Moves the first `size` bytes of `waiting` to a file."""
         path = self.part / name
-        temporary = self.part / f"{name}.{self.own_name}.tmp"
         try:
-            with open(temporary, "wb") as file, memoryview(waiting) as view:
+            with whole_file(path) as file, memoryview(waiting) as view:
                 file.write(view[:size])
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            self._refuse_if_complete()  # another process has renamed the folder
             raise OSError(f"{path} could not be written: {error.strerror}") from error
         del waiting[:size]

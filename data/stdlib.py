@@ -15,6 +15,7 @@ import numpy as np
 from data import command
 from data.shards import Writer
 
+WRITTEN_BY_TRAIN = True
 SEPARATOR = 256
 OTHERS = {"site-packages", "dist-packages"}  # left out, because they hold what the user installed
 

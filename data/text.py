@@ -10,8 +10,6 @@ and the rest is for training. End-of-text follows each of the two parts. A file 
 memory. If this is interrupted, it starts over.
 
 splits   train, val
-options  source: the file or the folder; tokenizer: "bytes", or a name that tiktoken or the Hugging
-         Face hub knows; val: the fraction for validation
 """
 from pathlib import Path
 
@@ -54,40 +52,58 @@ def count_characters(path):
         raise Mistake(f"{path} is not UTF-8 ({error.reason}); convert or move it") from None
     return count
 
-def pieces(lengths, val):
-    """Yields (split, text) for each piece of each file. After the last piece of a file that belongs
-    to a split, it yields (split, None). `lengths` is {path: number of characters}. A piece ends
+def pieces(sizes):
+    """Yields (split, text, is_first) for each piece of each file, where is_first says whether it is
+    the first piece of a document. A document is the part of a file that belongs to one split, and
+    (split, None, False) follows it. `sizes` is {path: {split: number of characters}}. A piece ends
     with a line unless the line is very long."""
-    for path, length in lengths.items():
-        cut = round(length * (1 - val))
+    for path, sizes_of_file in sizes.items():
         with open_text(path) as file:
-            for split, left in (("train", cut), ("val", length - cut)):
+            for split, left in sizes_of_file.items():
                 if not left:
                     continue
+                is_first = True
                 while text := file.read(min(PIECE, left)):
                     text += file.readline(min(PIECE, left - len(text)))
                     left -= len(text)
-                    yield split, text
-                yield split, None
+                    yield split, text, is_first
+                    is_first = False
+                yield split, None, False
 
-def prepare(folder, source: str = "", tokenizer: str = "bytes", val: float = 0.1):
+def prepare(
+    folder,
+    source: str = "",  # the file, or the folder of files
+    tokenizer: str = "bytes",  # "bytes", or a name that tiktoken or the hub knows
+    val: float = 0.1,  # the fraction for validation
+):
     if not 0 < val < 1:
         raise Mistake(f"val={val} must lie between 0 and 1, because it is a fraction")
     codec = load(tokenizer)
-    lengths = {path: count_characters(path) for path in files(source)}
+    sizes = {}
+    for path in files(source):
+        length = count_characters(path)
+        cut = round(length * (1 - val))
+        sizes[path] = {"train": cut, "val": length - cut}
+    for split in ("train", "val"):
+        if not any(sizes_of_file[split] for sizes_of_file in sizes.values()):
+            raise Mistake(f"{source} is so short that val={val} leaves nothing for {split}; give "
+                          "more text")
 
     def encode(piece):
-        split, text = piece
+        split, text, is_first = piece
         if text is None:
             return split, [codec.separator]
-        return split, codec.encode_document(text)
+        if is_first:
+            return split, codec.encode_document(text)
+        return split, codec.encode_continuation(text)
 
     with Writer(folder, codec.vocab_size, tokenizer, codec.separator) as writer:
-        for split, ids in in_threads(encode, pieces(lengths, val)):
+        for split, ids in in_threads(encode, pieces(sizes)):
             writer.write(split, ids)
 
 def name_of(source="", **_):
-    """Returns the name of the data set of a source, which is that of its file or folder."""
+    """Returns the name of the data set of a source, which is that of its folder, or that of its
+    file without the suffix."""
     files(source)  # raises Mistake if there is no such source
     path = Path(source).resolve()
     name = path.stem if path.is_file() else path.name

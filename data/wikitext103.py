@@ -17,7 +17,6 @@ test 241,211. Papers with a vocabulary of words also count the end of a line as 
 """
 import itertools
 
-from config import Mistake
 from data import command
 from data.documents import hub, write_documents
 
@@ -37,14 +36,15 @@ def sections(lines):
     if section:
         yield "".join(section)
 
-def prepare(folder, limit: int = None, tokenizer: str = "gpt2"):
+def prepare(
+    folder,
+    limit: int = None,  # sections of each split, for a trial
+    tokenizer: str = "gpt2",  # "bytes", or a name that tiktoken or the hub knows
+):
     def documents():
-        corpus = hub("Salesforce/wikitext", "wikitext-103-raw-v1")
         for split, theirs in SPLITS.items():
-            rows = corpus[theirs]
-            if len(rows) != LINES[split]:
-                raise Mistake(f"the hub's {theirs} split has {len(rows):,} lines instead of "
-                              f"{LINES[split]:,}, so it is not the whole set")
+            rows = hub("Salesforce/wikitext", "wikitext-103-raw-v1", split=theirs,
+                       rows=LINES[split])
             # an empty line is " \n" in the files, but "" on the hub
             lines = (row["text"] or " \n" for row in rows)
             for section in itertools.islice(sections(lines), limit):

@@ -20,10 +20,10 @@ has one example, so that its sequence error is the fraction of wrong answers.
 splits   train, val (1% of the stories); k1, k2, ...: the examples of val that ask about the last k
          sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
          their number of sentences and by their number of words (Figure 8)
-options  stories: a file, or a folder of *.txt, instead of TinyStories; <|endoftext|> separates the
-         stories of a file, and in a file without it, each paragraph is a story; join: stories per
-         example, none of which is used twice; length: tokens per row of train; tokenizer: that of
-         the model to fine-tune; limit: the number of stories, for a trial; seed
+
+If you give your own stories, <|endoftext|> separates the stories of a file. In a file without it,
+each paragraph is a story. The tokenizer must be that of the model to fine-tune. No story is used
+twice.
 """
 import collections
 import re
@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config import Mistake
+from config import Mistake, optional
 from data import command
 from data.documents import hub
 from data.shards import Writer, rng
@@ -59,14 +59,6 @@ def read_stories(source):
         stories += re.split(separator, text)
     return [{"text": story} for story in stories if re.search(r"\w", story)]
 
-def download_stories():
-    """Returns TinyStories' rows."""
-    rows = hub("roneneldan/TinyStories", split="train")
-    if len(rows) < TINY_STORIES:
-        raise Mistake(f"the hub's TinyStories has {len(rows):,} stories instead of "
-                      f"{TINY_STORIES:,}, so it is not the whole set")
-    return rows
-
 def words_of(text):
     return re.findall(r"\w+(?:'\w+)*", text.lower())
 
@@ -79,7 +71,7 @@ def make_example(story, split_sentences, codec, random):
     k = int(random.integers(1, len(sentences) + 1))
     count = sum(words_of(sentence).count(word) for sentence in sentences[-k:])
     prompt = codec.encode_document(PROMPT.format(story, word, k)).tolist()
-    answer = [*codec.encode_document(f" {count}").tolist(), codec.separator]
+    answer = [*codec.encode_continuation(f" {count}").tolist(), codec.separator]
     return Example(prompt + answer, len(answer), k, len(sentences), len(words))
 
 def pack(examples, length, end):
@@ -101,18 +93,24 @@ def pack(examples, length, end):
 def pad(values, length, end):
     return np.array([values + [end] * (length - len(values))])
 
-def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokenizer: str = "gpt2",
-            limit: int = None, seed: int = 0):
+def prepare(
+    folder,
+    stories: str = "",  # a file, or a folder of *.txt, instead of TinyStories
+    join: int = 1,  # stories per example
+    length: int = 4096,  # tokens per row of train
+    tokenizer: str = "gpt2",  # "bytes", or a name that tiktoken or the hub knows
+    limit: int = None,  # stories, for a trial
+    seed: int = 0,  # other seeds ask other questions
+):
     if join < 1:
         raise Mistake(f"join={join} stories do not make an example; use 1 or more")
     if stories:
         corpus = read_stories(stories)
-    from nltk.tokenize import PunktSentenceTokenizer  # if it is missing, nothing is downloaded
-
+    nltk = optional("nltk")  # if it is missing, nothing is downloaded
     if not stories:
-        corpus = download_stories()
+        corpus = hub("roneneldan/TinyStories", split="train", rows=TINY_STORIES)
     codec = load(tokenizer)
-    split_sentences = PunktSentenceTokenizer().tokenize
+    split_sentences = nltk.tokenize.PunktSentenceTokenizer().tokenize
     order = rng(seed, 0).permutation(len(corpus))[:limit]
     if len(order) < 2 * join:
         raise Mistake(f"{len(order)} stories are too few for one example of {join} for training "
@@ -140,7 +138,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
     with Writer(folder, codec.vocab_size, tokenizer, end) as writer:
         val = list(examples(order[:val_stories]))  # in memory, to know the longest
         if not val:
-            raise Mistake(f"no example fits into length={length} tokens; increase it")
+            raise Mistake(f"no example for validation fits into length={length} tokens; increase "
+                          "it")
         longest = max(len(example.tokens) for example in val)
         ks = collections.Counter(example.k for example in val)
         frequent = [f"k{k}" for k in sorted(ks) if ks[k] >= FEWEST]
@@ -151,6 +150,8 @@ def prepare(folder, stories: str = "", join: int = 1, length: int = 4096, tokeni
                     writer.write(split, tokens, mask)
         for tokens, mask in pack(examples(order[val_stories:]), length + 1, end):
             writer.write("train", tokens, mask)
+        if not writer.written["train"]:
+            raise Mistake(f"no example for training fits into length={length} tokens; increase it")
         writer.meta.update(counts)
     print(f"{counts['left_out']:,} examples are left out, because they are longer than a row")
 

@@ -6,6 +6,8 @@ import os
 # imported, and the processes that tests start inherit it
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import itertools
+import multiprocessing
 import runpy
 import signal
 import sys
@@ -75,6 +77,29 @@ def fails(script, *words):
         runpy.run_path(script, run_name="__main__")
     assert isinstance(stop.value.code, str) and "\n" not in stop.value.code
     return stop.value.code
+
+def killed_at(moment, function, *arguments, **options):
+    """Calls a function in a process that kills itself at call number `moment` to the functions that
+    make files durable or give them their names. Returns whether it did."""
+    calls = itertools.count(1)
+
+    def or_die(function):
+        def call(*arguments):
+            if next(calls) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            function(*arguments)
+        return call
+
+    def run():
+        for name in ("fsync", "replace", "rename"):
+            setattr(os, name, or_die(getattr(os, name)))
+        function(*arguments, **options)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
 
 def contents(folder):
     """{name: bytes} of the files in a folder and below it, and {name: None} of the folders."""

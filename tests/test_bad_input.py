@@ -71,6 +71,9 @@ MISTAKES = [
     # preparing data
     ("data/flip_flop.py --length=7", "length=7"),
     ("data/flip_flop.py --length=4 --train=999 --out={moved}/x", "val=1000"),
+    ("data/flip_flop.py --train=-5 --out={moved}/x", "--train=-5"),
+    ("train.py --data=flip_flop@train=-5", "--train=-5"),
+    ("data/pg19.py --limit=-1 --out={moved}/x", "--limit=-1"),
     ("data/flip_flop.py --out={set}", "{set}"),
     ("data/flip_flop.py --out={moved}", "{moved}"),
     ("data/counting.py --length=0", "length=0"),
@@ -79,6 +82,8 @@ MISTAKES = [
     ("data/text.py --source={lookup} --source={latin} --out={new}", "--source is given twice"),
     ("data/text.py --source={lookup}", "data/lookup"),
     ("data/text.py --source={latin}", "{latin}"),
+    ("data/text.py --source={short} --out={moved}/x", "{short} is so short that val=0.1 leaves"),
+    ("data/text.py --source={short} --val=0.9 --out={moved}/x", "val=0.9 leaves nothing for train"),
     ("data/text.py --source={lookup} --tokenizer=gpt9 --out={new}", "gpt9"),
     ("data/wordcount.py --join=0", "join=0"),
     ("data/wordcount.py --stories={nothing} --out={moved}/x", "{nothing}"),
@@ -111,6 +116,7 @@ def places(stream, rows, tmp_path_factory):
     (folder / "partial" / "meta.json").write_text('{"shards": {"train_000000.bin": 9}}')
     (folder / "lookup.txt").write_text("a text")
     (folder / "empty" / "poem.txt").write_text("a text")
+    (folder / "short").write_text("four")
     (folder / "latin").write_bytes(b"caf\xe9")
     (folder / "wrong_key.py").write_text("import math\neval_iters = 200")
     return {name: folder / name for name in ("new", "nothing")} | {

@@ -5,25 +5,22 @@ The corpora are small local files in the hub's format. No tokenizer needs a down
 import collections
 import functools
 import importlib
-import itertools
 import json
-import multiprocessing
-import os
 import random
 import re
-import signal
-import time
+import sys
 import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import contents, one_line
+from conftest import contents, killed_at, one_line
 
-from data import command, openwebtext, wikitext103
+from config import Mistake
+from data import command, openwebtext, wikitext103, wordcount
 from data import text as own_text
 from data.documents import write_documents
-from data.shards import Writer
+from data.shards import Split, Writer, rng
 from data.tokenizer import Hub, tokenizer
 
 
@@ -68,29 +65,6 @@ def check(folder, parts, shard_tokens=100_000_000, separator="after", sizes=None
     assert got == want
     assert (meta["tokenizer"], meta["vocab_size"]) == ("bytes", 257)
     assert meta["separator"] == (256 if separator else None)
-
-def killed_at(moment, function, *arguments, **options):
-    """Calls a function in a process that kills itself at call number `moment` to the functions that
-    make files durable or give them their names. Returns whether it did."""
-    calls = itertools.count(1)
-
-    def or_die(function):
-        def call(*arguments):
-            if next(calls) == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            function(*arguments)
-        return call
-
-    def run():
-        for name in ("fsync", "replace", "rename"):
-            setattr(os, name, or_die(getattr(os, name)))
-        function(*arguments, **options)
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    process.join(60)
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
 
 def drawn_corpus(seed):
     """Returns {part: its texts} and drawn options of write_documents."""
@@ -148,49 +122,137 @@ def test_a_corpus_that_was_cut_short(tmp_path):
     write_documents(tmp_path / "whole", documents, "bytes", shard_tokens=900)
     assert contents(tmp_path / "set") == contents(tmp_path / "whole")
 
-def test_two_processes_write_one_corpus(tmp_path):
-    """They share a folder. Whoever is late says so in one line, and the files are right."""
-    documents = documents_of({"val": TEXTS[:100], "train": TEXTS[100:]})
-    how = dict(shard_tokens=2000)
+# what may be missing on a machine
 
-    def slowly():
-        for document in documents:
-            time.sleep(0.002)
-            yield document
+@pytest.mark.parametrize("module, install, prepare", [
+    ("datasets", "datasets", functools.partial(importlib.import_module("data.pg19").prepare,
+                                               tokenizer="bytes")),
+    ("tokenizers", "tokenizers", functools.partial(write_documents, documents=[],
+                                                   tokenizer_name="some/llama")),
+    ("nltk", "nltk", importlib.import_module("data.wordcount").prepare),
+    ("miditok", "miditok==3.0.5.post1", importlib.import_module("data.maestro").prepare)])
+def test_an_optional_package_is_missing(tmp_path, monkeypatch, module, install, prepare):
+    """The line says what to install, and nothing has been downloaded or written before."""
+    monkeypatch.setitem(sys.modules, module, None)  # importing it then raises ModuleNotFoundError
+    with pytest.raises(Mistake) as error:
+        prepare(tmp_path / "set")
+    one_line(error, f"this needs {module}, which is not installed; run pip install {install}")
+    assert not list(tmp_path.iterdir())
 
-    write_documents(tmp_path / "whole", documents, "bytes", **how)
-    process = multiprocessing.get_context("fork").Process(
-        target=write_documents, args=(tmp_path / "set", documents, "bytes"), kwargs=how)
-    with pytest.raises(FileExistsError, match="set is already complete, and is kept"):
-        process.start()
-        write_documents(tmp_path / "set", slowly(), "bytes", **how)
-    process.join(60)
-    assert contents(tmp_path / "set") == contents(tmp_path / "whole")
-    assert not list(tmp_path.glob("*.part"))
+def test_tiktoken_cannot_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # nothing listens there
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})  # an earlier test may have loaded it
+    with pytest.raises(Mistake) as error:
+        tokenizer("gpt2")
+    one_line(error, "'gpt2' could not be downloaded", "set TIKTOKEN_CACHE_DIR to a folder")
 
-@pytest.fixture
-def hub_tokenizer(monkeypatch):
-    """Puts a small byte-level tokenizer in the place of those of the hub. Its end-of-text token is
-    </s>, as in Llama's."""
+@pytest.mark.parametrize("reason", [OSError("401 Client Error\n\nAccess is restricted"),
+                                    Exception("EOF while parsing\na value"), OSError()])
+def test_the_hub_cannot_be_reached(tmp_path, monkeypatch, reason):
+    """The libraries' own texts may have several lines."""
+    def fails(*_, **__):
+        raise reason
+
     tokenizers = pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=fails))
+    with pytest.raises(Mistake) as error:
+        tokenizer("some/llama")
+    one_line(error, "'some/llama' could not be loaded (", "set HF_HOME to a folder")
+    if isinstance(reason, OSError):
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets, "load_dataset", fails)
+        with pytest.raises(Mistake) as error:
+            openwebtext.prepare(tmp_path / "set", tokenizer="bytes")
+        one_line(error, "Skylion007/openwebtext could not be loaded (", "set HF_HOME to a folder")
+        assert not list(tmp_path.iterdir())
+
+def serve(monkeypatch, kind):
+    """Puts a small tokenizer in the place of those of the hub. Its end-of-text token is </s>, as in
+    Llama's. All kinds but "bytes" put a space before a text: "spaced bytes" as some relatives of
+    GPT-2's, "prepend" as Llama 2's, and the others as newer versions of Llama's and as T5's."""
+    tokenizers = pytest.importorskip("tokenizers")
+    decoders, normalizers = tokenizers.decoders, tokenizers.normalizers
     byte_level = tokenizers.pre_tokenizers.ByteLevel
+    metaspace = tokenizers.pre_tokenizers.Metaspace
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
-    trained.pre_tokenizer = byte_level(add_prefix_space=False)
-    trained.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = []
+    if kind in ("bytes", "spaced bytes"):
+        alphabet = byte_level.alphabet()
+        trained.pre_tokenizer = byte_level(add_prefix_space=kind == "spaced bytes")
+        trained.decoder = decoders.ByteLevel()
+    elif kind == "prepend":
+        trained.normalizer = normalizers.Sequence([
+            normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        trained.decoder = decoders.Sequence([
+            decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        trained.pre_tokenizer = metaspace(prepend_scheme=kind, split=kind == "always")
+        trained.decoder = decoders.Metaspace(prepend_scheme=kind)
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"],
-                                             initial_alphabet=byte_level.alphabet())
-    trained.train_from_iterator(TEXTS, trainer)
+                                             initial_alphabet=alphabet)
+    trained.train_from_iterator([*TEXTS, *PROMPTS, "0123456789\n"], trainer)
     # settings that a tokenizer may come with, and that a corpus must not follow
     trained.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
     trained.enable_truncation(20)
     trained.enable_padding(length=20)
-    load = functools.partial(tokenizers.Tokenizer.from_str, trained.to_str())
-    from_hub = SimpleNamespace(from_pretrained=lambda name: load())
+    from_str = tokenizers.Tokenizer.from_str
+    from_hub = SimpleNamespace(from_str=from_str,
+                               from_pretrained=lambda name: from_str(trained.to_str()))
     monkeypatch.setattr(tokenizers, "Tokenizer", from_hub)
 
-def test_a_tokenizer_of_the_hub(hub_tokenizer, tmp_path):
+def spelled(codec, ids):
+    """Returns the text of ids, with the space that the tokenizer has put before it."""
+    text = "".join(codec.inner.id_to_token(int(i)) for i in ids)
+    return text.replace("▁", " ").replace("Ġ", " ").replace("Ċ", "\n")
+
+PREFIXING = ["spaced bytes", "prepend", "first", "always"]
+PROMPTS = [wordcount.PROMPT.format(story, "the", 12) for story in ("The cat.", "The end?")]
+
+@pytest.mark.parametrize("kind", PREFIXING)
+def test_pieces_of_a_text(monkeypatch, tmp_path, kind):
+    """A tokenizer that puts a space before a text does so once, and not before each piece."""
+    serve(monkeypatch, kind)
+    codec = tokenizer("some/llama")
+    text = "abc def\ngi! hi jk\n" * 20
+    pieces = [text[i : i + 7] for i in range(0, len(text), 7)]
+    first, *others = pieces
+    assert spelled(codec, codec.encode_document(first)) == " " + first
+    ids = [*codec.encode_document(first)]
+    for piece in others:
+        found = codec.encode_continuation(piece)
+        assert spelled(codec, found) == piece == codec.decode_continuation(found)
+        ids += [*found]
+    assert codec.decode(ids).lstrip(" ") == text
+
+    monkeypatch.setattr(own_text, "PIECE", 7)
+    (tmp_path / "mine.txt").write_text(text)
+    own_text.prepare(tmp_path / "set", source=str(tmp_path / "mine.txt"), tokenizer="some/llama")
+    written = [Split(tmp_path / "set", split).bins[0] for split in ("train", "val")]
+    cut = round(0.9 * len(text))
+    assert spelled(codec, np.concatenate(written)) == f" {text[:cut]}</s> {text[cut:]}</s>"
+    # the sections of WikiText are pieces, and nothing separates them
+    documents = documents_of({"val": pieces[:9], "train": pieces[9:]})
+    killed_at(3, write_documents, tmp_path / "wiki", documents, "some/llama", separator=None)
+    write_documents(tmp_path / "wiki", documents, "some/llama", separator=None)
+    for split, part in (("val", pieces[:9]), ("train", pieces[9:])):
+        ids = Split(tmp_path / "wiki", split).bins[0]
+        assert spelled(codec, ids) == " " + "".join(part)
+
+@pytest.mark.parametrize("kind", PREFIXING)
+def test_an_answer_continues_its_prompt(monkeypatch, kind):
+    serve(monkeypatch, kind)
+    codec = tokenizer("some/llama")
+    example = wordcount.make_example("The cat.", lambda story: [story], codec, rng(0, 0))
+    prompt, answer = example.tokens[: -example.targets], example.tokens[-example.targets :]
+    assert spelled(codec, prompt).endswith("sentences? [/INST]")
+    assert spelled(codec, answer) == " 1</s>"
+    assert spelled(codec, prompt).startswith(" [INST] The cat.")
+
+def test_a_tokenizer_of_the_hub(monkeypatch, tmp_path):
     """A text that spells out </s> stays text. Only in a prompt does </s> become the token."""
+    serve(monkeypatch, "bytes")
     codec = tokenizer("some/llama")
     assert isinstance(codec, Hub)
     assert (codec.separator, codec.vocab_size) == (1, 400)
@@ -198,6 +260,7 @@ def test_a_tokenizer_of_the_hub(hub_tokenizer, tmp_path):
     ids = codec.encode_document(text).tolist()
     assert len(ids) > 20 and 0 not in ids and 1 not in ids
     assert codec.decode([*ids, 400, 60000]) == text
+    assert codec.encode_continuation(text).tolist() == ids
     first, second = codec.encode_document("ab").tolist(), codec.encode_document("cd").tolist()
     assert codec.encode("ab</s>cd") == [*first, 1, *second]
     write_documents(tmp_path / "set", documents_of({"train": TEXTS}), "some/llama")
@@ -231,6 +294,7 @@ HUB = {  # (data set, configuration or revision): its splits
     ("Salesforce/wikitext", "wikitext-103-raw-v1"): {
         split: ["" if line == " \n" else line for line in lines] for split, lines in WIKI.items()},
     ("codeparrot/codeparrot-clean-train", None): {"train": TEXTS},
+    ("roneneldan/TinyStories", None): {"train": TEXTS},
 }
 CORPORA = [  # a script, its options, what it must write, and how, as `check` takes it
     ("c4", dict(train=100, val=20), {"val": TEXTS[:20], "train": TEXTS[60:160]}, {}),
@@ -290,13 +354,27 @@ def test_openwebtext_without_its_script(tmp_path, hub, monkeypatch, capsys):
     openwebtext.prepare(tmp_path / "set", tokenizer="bytes")
     check(tmp_path / "set", {"val": SHUFFLED[:1], "train": SHUFFLED[1:]})
     printed = capsys.readouterr().out
-    assert "no longer supported" in printed and "read Skylion007/openwebtext at the revision " \
-        "refs/pr/22" in printed
+    assert "no longer supported" in printed
+    assert "reading Skylion007/openwebtext at the revision refs/pr/22" in printed
     monkeypatch.setattr(openwebtext, "DOCUMENTS", 301)
     with pytest.raises(ValueError) as error:
         openwebtext.prepare(tmp_path / "again", tokenizer="bytes")
-    one_line(error, "has 300 documents instead of 301")
+    one_line(error, "openwebtext has 300 rows instead of 301, so it is not the whole set")
     assert not list(tmp_path.glob("again*"))
+
+@pytest.mark.parametrize("name, constant, value, part", [
+    ("openwebtext", "DOCUMENTS", 8_013_769, "openwebtext has 300 rows instead of 8,013,769"),
+    ("wikitext103", "LINES", {"train": 901}, "wikitext has 900 rows instead of 901"),
+    ("wordcount", "TINY_STORIES", 2_119_719, "TinyStories has 300 rows instead of 2,119,719")])
+def test_a_part_of_a_corpus_of_the_hub(tmp_path, hub, monkeypatch, name, constant, value, part):
+    if name == "wordcount":
+        pytest.importorskip("nltk")
+    script = importlib.import_module(f"data.{name}")
+    monkeypatch.setattr(script, constant, value)
+    with pytest.raises(Mistake) as error:
+        script.prepare(tmp_path / "set", tokenizer="bytes")
+    one_line(error, part, "so it is not the whole set; try again")
+    assert not list(tmp_path.glob("set*"))
 
 @pytest.mark.parametrize("name, script", [("DOCUMENTS", "fineweb_edu"), ("BOOKS", "pg19")])
 def test_a_corpus_of_the_hub_that_was_cut_short(tmp_path, hub, monkeypatch, name, script):

@@ -2,10 +2,13 @@
 
 Text corpora are in test_corpora.py and the tasks are in test_tasks.py.
 """
+import importlib
+import inspect
 import itertools
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -17,10 +20,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import contents, one_line
+from conftest import contents, killed_at, one_line
 
-from data import flip_flop, stdlib
-from data.shards import Split, Writer
+from data import flip_flop, options, stdlib, write_if_missing
+from data.shards import Split, Writer, whole_file
 from data.tokenizer import tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -184,6 +187,37 @@ def test_writer_refuses_tokens_that_do_not_fit(tmp_path, tokens, vocab_size, par
     one_line(error, part)
     assert not list(tmp_path.iterdir())
 
+def overwrite(path):
+    with whole_file(path) as file:
+        file.write(b"new")
+        file.flush()  # otherwise a kill would leave the temporary file empty
+        file.write(b" content")
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_a_kill_leaves_a_complete_file(tmp_path, moment):
+    """os.fsync is the first call that a kill can precede, and os.replace is the second."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    was_killed = killed_at(moment, overwrite, path)
+    assert was_killed == (moment < 3)
+    assert path.read_bytes() == (b"old" if was_killed else b"new content")
+    overwrite(path)  # what the kill has left does not matter
+    assert contents(tmp_path) == {"file": b"new content"}
+
+def test_an_exception_leaves_the_old_file(tmp_path):
+    """KeyboardInterrupt is not an Exception, and must not leave a temporary file either."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    for kind in (KeyboardInterrupt, ZeroDivisionError):
+        with pytest.raises(kind), whole_file(str(path)) as file:
+            file.write(b"new")
+            raise kind
+        assert contents(tmp_path) == {"file": b"old"}
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError), whole_file(tmp_path / "folder") as file:  # it cannot be replaced
+        file.write(b"new")
+    assert contents(tmp_path) == {"file": b"old", "folder": None}
+
 def test_a_full_disk_is_one_line(tmp_path):
     """It names the file, and nothing is left behind."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -221,6 +255,11 @@ def test_two_writers_at_once(tmp_path, small):
     assert contents(tmp_path / SMALL) == small
     assert [path.name for path in tmp_path.iterdir()] == [SMALL]
 
+def test_a_stream_has_no_rows_that_could_be_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))
+    write_if_missing("stdlib", 1)
+    assert (tmp_path / "stdlib" / "meta.json").exists()
+
 def test_a_killed_writer_leaves_nothing_under_the_final_name(tmp_path, small):
     dice = random.Random(0)
     for attempt in range(KILLS):
@@ -246,6 +285,21 @@ def test_a_link_to_another_disk(tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 # tokenizers of sets, commands, and the standard library
+
+WITH_OPTIONS = sorted(path.stem for path in (ROOT / "data").glob("*.py")
+                      if "\ndef prepare(" in path.read_text())
+
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+def test_help_describes_every_option(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")  # argparse may break a line within a name
+    script = importlib.import_module(f"data.{name}")
+    with pytest.raises(SystemExit):
+        options(script.prepare, ["--help"], script.__doc__)
+    printed = " ".join(capsys.readouterr().out.split())
+    _, *arguments = inspect.signature(script.prepare).parameters.values()
+    for argument in arguments:
+        default = re.escape(repr(argument.default))
+        assert re.search(rf"--{argument.name} [A-Z]+ [^\[]+ \[{default}\]", printed)
 
 def test_bytes_and_symbols_round_trip():
     bytewise = tokenizer("bytes")

@@ -288,3 +288,18 @@ def test_answers(stories, tmp_path, capsys, options, join, length, val, train):
     assert names == {"val", "train"} | {k for k in by_k if len(by_k[k]) >= 10}
     for k in names & by_k.keys():
         assert examples(tmp_path / "set", k) == by_k[k]
+
+def test_examples_that_do_not_fit(tmp_path):
+    """A set without train or val is refused here, and not only when a model is trained."""
+    pytest.importorskip("nltk")
+    texts = ["A cat sat.", "A cat sat on " + 300 * "a mat and " + "a hat."]
+    told = []
+    for i, order in enumerate((texts, texts[::-1])):  # one of them has the long story in val
+        (tmp_path / f"{i}.txt").write_text("\n\n".join(order))
+        with pytest.raises(ValueError) as error:
+            wordcount.prepare(tmp_path / "set", stories=str(tmp_path / f"{i}.txt"), length=150,
+                              tokenizer="bytes")
+        one_line(error, "fits into length=150 tokens; increase it")
+        told.append(str(error.value).split()[3])
+    assert sorted(told) == ["training", "validation"]
+    assert not (tmp_path / "set").exists()
