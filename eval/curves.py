@@ -76,12 +76,12 @@ def add_labels(lines):
     Lines share it if they differ only in the seed. It consists of pe, the options that were changed
     at test time, and as many of the flags as tell it apart from the others, as in
     "pope --pope_delta=uniform" or "rope@rope_scaling=ntk,rope_factor=8"."""
-    groups = list(grouped(lines, "pe", "options", "recipe", "step").values())
+    groups = list(grouped(lines, "beside", "pe", "options", "recipe", "step").values())
     names = [parts_of_name(group[0]) for group in groups]
     shared = set.intersection(*map(set, names))  # what all have says nothing
     names = [name[:1] + [part for part in name[1:] if part not in shared] for name in names]
     for group, name in zip(groups, names):
-        others = [other for other in names if other is not name]
+        others = [other for other in names if other != name]
         n = 1
         while n < len(name) and any(other[:n] == name[:n] for other in others):
             n += 1
@@ -89,7 +89,7 @@ def add_labels(lines):
             line["label"] = " ".join(name[:n])
     # the same flags, but other steps, or a config file that was edited between two runs
     for field in ("step", "recipe"):
-        for same in grouped(lines, "label").values():
+        for same in grouped(lines, "beside", "label").values():
             if len({line[field] for line in same}) > 1:
                 for line in same:
                     line["label"] += f" ({field} {line[field]})"

@@ -105,8 +105,7 @@ def comparable(others, lines):
 
 def name_rows(lines, rows):
     """Labels the lines of a table or panel, and returns those whose label is in `rows`, or all."""
-    for mine in grouped(lines, "beside").values():
-        add_labels(mine)
+    add_labels(lines)
     return [line for line in lines if not rows or line["label"] in rows]
 
 # --- tables ---------------------------------------------------------------------------------------
