@@ -1148,6 +1148,7 @@ def check_options(cfg, pattern):
         f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but n_layer={cfg.n_layer}")
     for names in pattern:
         for name in names:
+            assert name, f"pe={cfg.pe!r} has an empty name"
             assert name in PES, f"pe={name!r} is unknown; choose from {', '.join(PES)}"
             assert names.count(name) == 1, f"pe={cfg.pe!r} names {name} twice in one layer"
         encoding = [name for name in names if overrides(PES[name], "encode_qk")]

@@ -21,7 +21,7 @@ from config import Mistake
 from data import locate
 from data.shards import Split
 from data.tokenizer import tokenizer
-from model import GPT, GPTConfig, trained_length
+from model import GPT, TEST_TIME, GPTConfig, trained_length
 from train import append_records, pick_device, recipe_of, score_sums, scores, to_device
 
 BATCH = 8192  # tokens per forward pass
@@ -30,6 +30,26 @@ STRETCHES = 16  # --extrapolate reads this many stretches of text, spread evenly
 EVAL_TOKENS = 131072  # tokens in all stretches together
 
 # --- the command line -----------------------------------------------------------------------------
+
+SERVES = {  # option: for what it does something
+    "data": ("a task", "--evaluate", "--extrapolate"),
+    "split": ("a task", "--extrapolate"),
+    "eval_tokens": ("--extrapolate",),
+    "num_samples": ("text", "a task"),
+    "prompt": ("text",),
+    "max_new_tokens": ("text",),
+    "context": ("text",),
+    "temperature": ("text",),
+    "top_k": ("text",),
+    "seed": ("text",),
+}
+
+def refuse_idle_options(args, what):
+    """Raises Mistake if a given option does nothing for `what`, which is a word of SERVES."""
+    for name in SERVES:
+        if name in args.given and what not in SERVES[name]:
+            value = getattr(args, name)
+            raise Mistake(f"--{name}={value} does nothing for {what}; leave it out")
 
 def arguments(words):
     """Returns the options of a command line."""
@@ -57,13 +77,16 @@ def arguments(words):
                       help="sample only from the k most probable tokens; 0: from all [0]")
     text.add_argument("--seed", type=config.integer, default=1337, help="of the samples [1337]")
     args = parser.parse_intermixed_args(words)
+    args.given = {name for name in SERVES if getattr(args, name) != parser.get_default(name)}
+    try:
+        args.prompt.encode()
+    except UnicodeEncodeError:  # the shell has passed other bytes on
+        raise Mistake("--prompt is not UTF-8; check the settings of the terminal") from None
     for name in ("eval_tokens", "num_samples", "max_new_tokens", "context", "temperature", "top_k",
                  "seed"):
         value = getattr(args, name)
         if value is not None and not 0 <= value < math.inf:
             raise Mistake(f"--{name}={value} must be finite and not negative")
-    if args.evaluate and args.split:
-        raise Mistake(f"--split={args.split} does nothing for --evaluate, which names its splits")
     return args
 
 def add_run_options(parser):
@@ -86,21 +109,29 @@ def comma_separated(text):
 
 def multiples(text):
     """Returns the numbers in a text such as 1,2,4,8. The order does not matter."""
-    numbers = sorted({float(word) for word in text.split(",")})
+    try:
+        numbers = sorted({float(word) for word in text.split(",")})
+    except ValueError:
+        numbers = [math.nan]
     if not 0 < numbers[0] <= numbers[-1] < math.inf:
-        raise ValueError
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of numbers above 0, such as 1,2,4")
     return numbers
 
 def main(words):
     args = arguments(words)
     runs = [Run(name, args.device, args.data) for name in args.runs]
     if args.evaluate:
+        refuse_idle_options(args, "--evaluate")
         evaluate(runs, args.evaluate)
     elif args.extrapolate:
+        refuse_idle_options(args, "--extrapolate")
         extrapolate(runs, args.extrapolate, args.split, args.eval_tokens)
     else:
         for run in runs:
-            if run.meta["loss"] == "mask":
+            is_task = run.meta["loss"] == "mask"
+            refuse_idle_options(args, "a task" if is_task else "text")
+            if is_task:
                 write_answers(run, args)
             else:
                 write_text(run, args)
@@ -114,8 +145,7 @@ class Run:
     def __init__(self, name, device="auto", data=None):
         folder, _, changes = name.partition("@")
         self.folder = os.path.normpath(folder)
-        words = [f"--{change}" for change in changes.split(",") if change]
-        self.options = config.parse(GPTConfig, words)  # those that are changed
+        self.options = self.read_changes(name, changes)
         self.name = with_options(self.folder, self.options)
         self.device = pick_device(device)
         with config.refusals_are_mistakes():
@@ -128,6 +158,19 @@ class Run:
         self.trained = trained_length(saved)  # tokens per sequence in training
         self.data = data or self.config["data"]
         self.reads_its_own = data is None
+
+    def read_changes(self, name, changes):
+        """Returns {option: value} of a text such as "rope_scaling=ntk,rope_factor=8"."""
+        words = [change for change in changes.split(",") if change]
+        for word in words:
+            option = word.partition("=")[0]
+            if option not in TEST_TIME:
+                raise Mistake(f"{name}: {option} cannot be changed after training; only "
+                              f"{', '.join(TEST_TIME)} can")
+        try:
+            return config.parse(GPTConfig, [f"--{word}" for word in words])
+        except Mistake as mistake:
+            raise Mistake(f"{name}: {mistake}") from None
 
     def open_split(self, name=None):
         """Opens a split of the data set, by default the first that training evaluated. Raises
@@ -201,7 +244,7 @@ def write_answers(run, args):
     """Prints rows of a task, in which the model's answers stand in brackets."""
     split = run.open_split(args.split)
     length = run.length(split)
-    decode = tokenizer(run.meta["tokenizer"]).decode
+    decode = tokenizer(run.meta["tokenizer"]).decode_continuation
     between = ""
     if isinstance(run.meta["tokenizer"], dict):  # a token is a symbol, rather than a piece of text
         between = " "

@@ -34,7 +34,7 @@ import config
 from config import Mistake
 from data import locate, write_if_missing
 from data.shards import Split, fingerprint, whole_file
-from model import GPT, GPTConfig, model_options, read_checkpoint
+from model import GPT, TEST_TIME, GPTConfig, model_options, read_checkpoint
 
 try:
     import fcntl
@@ -84,6 +84,9 @@ MAY_CHANGE = {"config", "data", "out_dir", "resume", "micro_batch", "device", "c
               "eval_interval", "eval_batches", "eval_splits", "checkpoint_interval", "log_interval",
               "peak_tflops", "wandb_project"}
 
+# A fine-tuned model may differ in these from the one whose weights it starts from
+NOT_OF_WEIGHTS = {"dropout", "vocab_size", *TEST_TIME}
+
 def may_change(schedule):
     """Returns the names of the options that a resumed run with this schedule may change."""
     if schedule == "constant":  # the other schedules depend on the number of steps
@@ -108,6 +111,8 @@ def main(words):
     log.say(f"{raw_model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, data={cfg.data}, "
             f"{world} x {device.type}, {cfg.dtype}, {cfg.out_dir}, from step {step}")
     log.say(raw_model.use_kernels(getattr(torch, cfg.dtype), cfg.kernels))
+    if cfg.compile:
+        log.say("compile: the first evaluation and the first step may take minutes each")
     saved_step = step if saved else None  # the step of ckpt.pt
     del saved, origin  # their tensors would stay in memory
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.dtype == "bfloat16")
@@ -227,6 +232,7 @@ def read_options(words):
         elif cfg.init_from:
             origin = read_checkpoint(cfg.init_from)
             defaults = model_options(origin)
+            refuse_contradictions(cfg, words, defaults)
     names = {field.name for field in fields(TrainConfig)}
     defaults = {name: value for name, value in defaults.items() if name in names}
     cfg = config.load(TrainConfig, words, **defaults)
@@ -235,6 +241,18 @@ def read_options(words):
         cfg.init_from = os.path.normpath(cfg.init_from)  # it is compared when the run is resumed
     refuse_nonsense(cfg)
     return cfg, saved, origin, lock
+
+def refuse_contradictions(cfg, words, defaults):
+    """Raises Mistake if the config file says something else about the model than the run which
+    init_from names, and no flag decides. defaults are the model options of that run."""
+    from_flags = config.parse(TrainConfig, words)
+    of_file = of_config_file(cfg)
+    undecided = config.assignments(cfg.config) if cfg.config else {}
+    for name in undecided.keys() & defaults.keys() - from_flags.keys() - NOT_OF_WEIGHTS:
+        ours, theirs = getattr(of_file, name), defaults[name]
+        if ours != theirs:
+            raise Mistake(f"{cfg.config} has {name}={ours!r}, but {cfg.init_from} was trained with "
+                          f"{name}={theirs!r}; choose with --{name}=...")
 
 def lock_run(run):
     """Locks run/log.jsonl until this process ends, because two processes in one directory would
@@ -293,7 +311,7 @@ def open_data(cfg, processes):
     needs no download, one process of each machine writes it while the others wait."""
     folder = locate(cfg.data)
     if processes.local_rank == 0:
-        write_if_missing(cfg.data)
+        write_if_missing(cfg.data, cfg.block_size)
     processes.max(0)  # all processes wait here for that one
     return Split(folder, "train"), [Split(folder, name) for name in cfg.eval_splits.split(",")]
 
@@ -393,6 +411,8 @@ class Processes:
                           "processes; change one of them")
         self.device = pick_device(cfg.device)
         backend = "gloo"
+        if self.device.type == "mps" and self.world > 1:
+            raise Mistake("several processes cannot train on device='mps'; use --device=cpu")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             backend = "cpu:gloo,cuda:nccl"
@@ -617,10 +637,12 @@ class Log:
             config=asdict(cfg), **identity, from_step=saved["step"] if saved else 0,
             device=processes.device.type, torch=torch.__version__))
         if cfg.wandb_project:
-            import wandb
-            self.wandb_run = wandb.init(
+            self.wandb_run = config.optional("wandb").init(
                 project=cfg.wandb_project, name=os.path.basename(cfg.out_dir), config=asdict(cfg),
                 id=self.wandb_id, resume="allow")  # a resumed run continues its curves
+            # a resumed run goes back to its last checkpoint, but wandb's own count of steps cannot,
+            # so our steps are an axis of their own
+            self.wandb_run.define_metric("*", step_metric="step")
             self.wandb_id = self.wandb_run.id
 
     def record(self, step, values, seconds_left=None):
@@ -634,7 +656,7 @@ class Log:
             words.append(f"left {timedelta(seconds=round(seconds_left))}")
         self.say("  ".join(words))
         if self.wandb_run:
-            self.wandb_run.log(values, step)
+            self.wandb_run.log(dict(step=step, **values))
 
     def say(self, line):
         """Prints a line. If nobody can read it, because the terminal or a pipe is closed, the run

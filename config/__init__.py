@@ -10,6 +10,7 @@ if it were a flag, so the same mistakes are refused in both.
 """
 import argparse
 import contextlib
+import difflib
 import functools
 import importlib
 import inspect
@@ -86,8 +87,8 @@ class Parser(argparse.ArgumentParser):
 
 def boolean(text):
     if text not in ("True", "False"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither True nor False; a config file must come before the flags")
+        mend = "; a config file must come before the flags" if text.endswith(".py") else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False{mend}")
     return text == "True"
 
 def integer(text):
@@ -124,6 +125,12 @@ def load(cls, words, **given):
 def assignments(path):
     """Returns {name: value} of what a config file assigns. Modules that it imports, and names that
     begin with _, are left out."""
+    if not os.path.isfile(path):
+        names = [name for name in os.listdir(os.path.dirname(__file__)) if name.endswith(".py")]
+        name = os.path.basename(path).removesuffix(".py") + ".py"
+        nearest = difflib.get_close_matches(name, names, 1)
+        mend = f"did you mean config/{nearest[0]}?" if nearest else "they are in config/"
+        raise Mistake(f"there is no config file {path!r}; {mend}")
     values = {}
     with open(path, encoding="utf-8-sig") as file:
         exec(compile(file.read(), path, "exec"), values)

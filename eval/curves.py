@@ -116,12 +116,9 @@ def read_log(folder):
 
 def panels(n, across, width, height, **options):
     """Returns a figure and a list of its n axes, at most `across` in a row. width and height are
-    those of a panel, in inches, and options are those of Figure.subplots. Raises
-    Mistake without matplotlib, which tables do not need."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Mistake("a picture needs matplotlib; run pip install matplotlib") from None
+    those of a panel, in inches, and options are those of Figure.subplots. Only pictures need
+    matplotlib, so it is imported here."""
+    Figure = config.optional("matplotlib.figure", "matplotlib").Figure
     columns = min(across, n)
     rows = math.ceil(n / across)
     figure = Figure((width * columns + 1, height * rows + 0.8), layout="constrained")

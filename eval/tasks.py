@@ -8,16 +8,23 @@ once, which RUN@block_size=n changes. `cbt` is defined in this folder, and `lm-e
 the others.
 """
 import os
+import sys
 import zlib
 
-import lm_eval
-import lm_eval.tasks
 import torch
-from lm_eval.api.model import TemplateLM
-from lm_eval.utils import make_table
 
 import config
 from config import Mistake
+
+try:
+    lm_eval = config.optional("lm_eval", "lm-eval[hf]")
+except Mistake as mistake:
+    sys.exit(f"tasks.py: error: {mistake}")
+
+import lm_eval.tasks
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import make_table
+
 from data.tokenizer import tokenizer
 from sample import Run, add_run_options, batches, comma_separated
 

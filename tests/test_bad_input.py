@@ -1,6 +1,7 @@
 """Mistakes in the command lines of all scripts. Each ends with one line that names the value, and
 leaves every file as it was."""
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,14 @@ MISTAKES = [
     # the command line
     ("train.py", "config/quickstart.py"),
     ("train.py --batch_size=0", "batch_size=0"),
-    ("train.py quickstart", "'quickstart'"),
+    ("train.py quickstart", "no config file 'quickstart'; did you mean config/quickstart.py?"),
+    ("train.py config/quickstar.py", "did you mean config/quickstart.py?"),
+    ("train.py --resume=yes", "'yes' is neither True nor False (--help"),
+    ("train.py --resume some.py", "False; a config file must come before the flags"),
     ("train.py {wrong_key}", "{wrong_key}: unknown options: eval_iters"),
     # training
     ("train.py --pe=roep", "pe='roep'"),
+    ("train.py --pe=rope,", "pe='rope,' has an empty name"),
     ("train.py --min_lr=1 --schedule=cosine", "min_lr=1.0"),
     ("train.py --grad_clip=-1", "grad_clip=-1.0"),
     ("train.py --beta2=1", "beta2=1.0"),
@@ -58,7 +63,16 @@ MISTAKES = [
     ("sample.py", "RUN"),
     ("sample.py {nothing}", "{nothing}"),
     ("sample.py {flipped}", "{flipped}/ckpt.pt"),
-    ("sample.py {run}@rope_scaling=yran", "'yran'"),
+    ("sample.py {run}@rope_scaling=yran", "{run}@rope_scaling=yran: argument --rope_scaling"),
+    ("sample.py {run}@rope_factr=8", "{run}@rope_factr=8: rope_factr cannot be changed after"),
+    ("sample.py {run}@base=8", "only rope_scaling, rope_factor, rope_trained, expe_scale, rel"),
+    ("sample.py {run} --prompt=caf\udce9", "--prompt is not UTF-8"),
+    ("sample.py {task} --prompt=a", "--prompt=a does nothing for a task"),
+    ("sample.py {run} --split=val", "--split=val does nothing for text"),
+    ("sample.py {run} --evaluate=val --split=val", "--split=val does nothing for --evaluate"),
+    ("sample.py {run} --evaluate=val --context=9", "--context=9 does nothing for --evaluate"),
+    ("sample.py {run} --extrapolate=1 --top_k=1", "--top_k=1 does nothing for --extrapolate"),
+    ("sample.py {run} --extrapolate=one", "'one' is not a list of numbers above 0"),
     ("sample.py {run} --prompt=a", "'a'"),
     ("sample.py {run} --evaluate=vla", "'vla'"),
     ("sample.py {run} --evaluate=val,", "'val,'"),
@@ -142,3 +156,15 @@ def test_bad_input(command, part, places, monkeypatch):
     line = failure(command, places, monkeypatch)
     assert part.format(**places) in line
     assert contents(places["set"].parent) == before
+
+@pytest.mark.parametrize("module, package, command", [
+    ("matplotlib.figure", "matplotlib", "eval/curves.py training {run}"),
+    ("wandb", "wandb", "train.py --wandb_project=p"),
+    ("lm_eval", "'lm-eval[hf]'", "eval/tasks.py {run} --tasks=blimp"),
+])
+def test_a_missing_package(module, package, command, places, monkeypatch):
+    """One line says what to install."""
+    monkeypatch.setitem(sys.modules, module, None)  # so that it cannot be imported
+    line = failure(command, places, monkeypatch)
+    assert f"which is not installed; run pip install {package}" in line
+    shutil.rmtree(places["new"], ignore_errors=True)

@@ -401,6 +401,24 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     train.main([*words, "--max_iters=1", "--resume"])
     assert read_checkpoint(str(tmp_path / "b"))["step"] == 1
 
+def test_a_config_file_does_not_overrule_init_from(stream, tmp_path, monkeypatch):
+    """If they disagree about the model, a flag has to decide, because weights of one method may fit
+    a model of another. Only what is made for a change may differ without a word."""
+    monkeypatch.chdir(tmp_path)
+    run(stream, tmp_path / "a", "--max_iters=1", "--pe=rope", "--rope_fraction=0.5")
+    words = [f"--data={stream}", "--init_from=a", "--out_dir=b", "--max_iters=0", "--device=cpu"]
+    for line, part in (("pe = 'alibi'", "other.py has pe='alibi', but a was trained with pe='ro"),
+                       ("rope_fraction = 1", "rope_fraction=1.0, but .*; choose with --rope_fract"),
+                       ("hard_attention = True", "hard_attention=True")):
+        (tmp_path / "other.py").write_text(f"dropout = 0.2\nblock_size = 32\n{line}\n")
+        with pytest.raises(Mistake, match=part):
+            train.main(["other.py", *words])
+        assert not (tmp_path / "b").exists()
+    (tmp_path / "other.py").write_text("pe = 'alibi'\ndropout = 0.2\nblock_size = 32")
+    train.main(["other.py", *words, "--pe=nope"])
+    options = read_checkpoint("b")["config"]
+    assert [options[name] for name in ("pe", "dropout", "block_size")] == ["nope", 0.2, 32]
+
 def test_yarn_knows_the_length_of_the_training_before(stream, tmp_path):
     """That is the length of the run that it starts from, or the one which that run knew if it used
     YaRN too."""
@@ -434,9 +452,11 @@ def test_wandb(stream, tmp_path, monkeypatch):
         run(stream, tmp_path / "a", f"--max_iters={steps}", "--log_interval=1",
             "--wandb_project=p", "--resume=True")
     assert [call.kwargs["id"] for call in wandb.init.call_args_list] == [None, "of-its-own"]
-    logged = [call.args for call in wandb.init.return_value.log.call_args_list]
-    assert [(step, *values)[:3] for values, step in logged[:3]] == [
-        (0, "val/loss"), (1, "loss", "lr"), (1, "val/loss")]
+    its_run = wandb.init.return_value
+    its_run.define_metric.assert_called_with("*", step_metric="step")
+    logged = [values for (values,), _ in its_run.log.call_args_list]
+    assert [(values["step"], *values)[:3] for values in logged[:3]] == [
+        (0, "step", "val/loss"), (1, "step", "loss"), (1, "step", "val/loss")]
 
 def test_what_may_change_on_resuming(stream, tmp_path):
     """A run is its options, so those that change what it learns must stay. The command may leave
