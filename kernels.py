@@ -4,8 +4,9 @@ CoPE's backward pass keeps something that grows with T^2, namely T^2 / 32 number
 
 The same kernels serve four methods, and combinations such as `pope+fox`. ALiBi and FoX add a bias
 to the logit of each key. CoPE finds its bias by counting keys. PoPE is plain attention whose
-q and k have width 2d. PyTorch rotates them beforehand, because a kernel that does so would save
-little memory traffic.
+q and k have width 2d. PyTorch rotates them beforehand, so the kernel reads twice the memory for q
+and k that it would read if it rotated them itself (PoPE, section 3). In return, one kernel serves
+every method.
 
 Read FlashAttention-2 first (arXiv:2307.08691). On a first reading, skip what this text says from
 CoPE on, and each `if COUNTS` in the code. What is left is FlashAttention with a bias for each key.

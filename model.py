@@ -100,7 +100,7 @@ class GPTConfig:
     expe_S: float = 0.0  # S, added to every value
     expe_theta: float = 1 / 2048  # expe: step per position and per dimension; exqpe: per dimension
     expe_theta2: float = 1 / 16  # exqpe: step of the one dimension that grows at each position
-    expe_once: bool = False  # write positions only before the first block, not in every block
+    expe_once: bool = False  # write positions only before the first block (dropout acts on them)
     expe_same: bool = False  # expe: the same value in all l dimensions
     expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: start as above
     expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the trained length
@@ -786,9 +786,10 @@ class PoPE(PE):
     is the dot product of two unit vectors, so the logit is computed as the dot product of vectors
     [mu cos, mu sin] of width 2d (eq. 6, 7, 9).
 
-    delta (H, d) is learned and stays in [-2 pi, 0], because clamp_parameters moves it back after
-    each step. Clamping in the forward pass would freeze a delta that has crossed a bound, because
-    the gradient of the clamp is zero there."""
+    delta (H, d) is learned and stays in [-2 pi, 0]. The paper clamps it to these bounds, which it
+    found to improve stability, although 0 and -2 pi are the same angle. clamp_parameters moves
+    delta back after each step. Clamping in the forward pass would freeze a delta that has crossed a
+    bound, because the gradient of the clamp is zero there."""
     has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
@@ -956,8 +957,8 @@ class CoPE(PE):
     arXiv:2405.18719 eq. 3-8 and Listing 1; eq. 3 omits sqrt(d)).
 
     As in Listing 1, cope_gates="keys" reuses the layer's logits, which come from rotated q and k in
-    `cope+rope`. The product q.e takes q before rotation, because it would otherwise depend on
-    absolute positions."""
+    `cope+rope`. The other two kinds of gates, and the product q.e, take q before rotation, because
+    a rotated q times something that is not rotated would depend on absolute positions."""
     has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
@@ -1107,24 +1108,24 @@ class ExQPE(ExPE):
         n = torch.div((i - c).long(), self.l, rounding_mode="floor") + 1
         return self.expe_theta * c + self.expe_theta2 * n.to(c.dtype)
 
-# cache: numbers per token and head (*: d more with sep-keys). The last column says how the loss
-# behaves on text past the trained length; the numbers are in eval/README.md and config/README.md
-PES = {                        # acts on        learns                       cache  past that length
-    "nope": NoPE,              # nothing        nothing                       2d   degrades
-    "learned": Learned,        # embeddings     a vector per position         2d   impossible
-    "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d   degrades
-    "rope": RoPE,              # q, k           nothing                       2d   degrades
-    "carope": CARoPE,          # q, k           frequencies, by content       2d   degrades
-    "pope": PoPE,              # q, k           a phase per head, dimension   3d   degrades less
-    "relative": Relative,      # logits         a vector per distance         2d   degrades
-    "t5": T5,                  # logits         a number per head and bucket  2d   degrades
-    "alibi": ALiBi,            # logits         nothing                       2d   holds
-    "fox": FoX,                # logits         a forget gate per head        2d+1 holds
-    "cope": CoPE,              # logits         a vector per count            2d*  holds
-    "cope_mlp": CoPE_MLP,      # logits         an MLP of the count           2d*  not measured
-    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*  holds
-    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d   degrades
-    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d   degrades
+# cache: numbers per token and head (*: d more with sep-keys). at 8x: by how many nats our models'
+# loss on text rises between the trained length and eight times that length (eval/README.md)
+PES = {                        # acts on        learns                        cache  at 8x
+    "nope": NoPE,              # nothing        nothing                       2d     +0.29
+    "learned": Learned,        # embeddings     a vector per position         2d     impossible
+    "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d     +1.57
+    "rope": RoPE,              # q, k           nothing                       2d     +0.97
+    "carope": CARoPE,          # q, k           frequencies, by content       2d     +0.36
+    "pope": PoPE,              # q, k           a phase per head, dimension   3d     +0.26
+    "relative": Relative,      # logits         a vector per distance         2d     +0.43
+    "t5": T5,                  # logits         a number per head and bucket  2d     +0.44
+    "alibi": ALiBi,            # logits         nothing                       2d     -0.03
+    "fox": FoX,                # logits         a forget gate per head        2d+1   -0.02
+    "cope": CoPE,              # logits         a vector per count            2d*    -0.01
+    "cope_mlp": CoPE_MLP,      # logits         an MLP of the count           2d*    not measured
+    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*    -0.02
+    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d     +0.36
+    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d     +0.42
 }
 
 # --- the checks -----------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def draw_by_length(lines, path, rows=None, windows=()):
     if not panels:
         return
     names = [f"{experiment}, {kind}" if kind else experiment for experiment, kind, *_ in panels]
-    colors = curves.colors_of(lines)
+    colors = curves.colors_of(line for panel in panels.values() for line in panel)
     figure, axes = curves.panels(len(panels), 2, 4.5 if len(panels) > 1 else 7, 3)
     for ax, name, key, panel in zip(axes, names, panels, panels.values()):
         drawn = [line for line in panel if line["metric"] != "window_loss"]

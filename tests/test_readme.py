@@ -1,5 +1,6 @@
 """What the READMEs state: the tables of eval/README.md, README's code, and the walk."""
 import re
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,20 @@ def test_numbers_of_the_papers():
     for pe, errors in found.items():
         cells = rf"[\d.]+ \| {errors['val']:.2f} \| [\d.]+ \| {errors['sparse']:.1f}"
         assert re.search(rf"\| `{pe}` \| {cells} \|\n", text)
+
+def test_the_last_column_of_the_methods():
+    """In model.py, the table PES says by how much each method's loss rises with length."""
+    lines = [line for line in report.read(["eval/results.jsonl"])
+             if line["experiment"] == "quickstart" and line["metric"] == "loss"
+             and not line["options"] and not line["flags"]]
+    source = Path("model.py").read_text("utf-8")
+    stated = re.findall(r'^    "(\w+)": .* ([+-]\d\.\d\d)$', source, re.M)
+    assert len(stated) == len(model.PES) - 2  # learned, which has no other length, and cope_mlp
+    for pe, rise in stated:
+        means = [statistics.fmean(line["value"] for line in lines
+                                  if (line["pe"], line["multiple"]) == (pe, multiple))
+                 for multiple in (1, 8)]
+        assert f"{means[1] - means[0]:+.2f}" == rise, pe
 
 def positions_apart(name, l, theta):
     """Returns how many different vectors expe or exqpe writes for 8192 positions in bfloat16."""
