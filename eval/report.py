@@ -1,9 +1,9 @@
 """
 Makes tables and a picture of what sample.py and eval/tasks.py have measured:
 
-    python -m eval.report RUN ...                              such as out/quickstart_*
-    python -m eval.report RUN ... --beside=eval/results.jsonl  the same, among the published rows
-    python -m eval.report eval/results.jsonl                   the tables of eval/README.md
+    python -m eval.report RUN ...                   such as out/quickstart_*
+    python -m eval.report RUN ... --beside=FILE     the same, among the rows of eval/results.jsonl
+    python -m eval.report eval/results.jsonl        the tables of eval/README.md
 
 It reads run directories and files in the format of RUN/results.jsonl. If a number was measured
 twice, the later one counts. There is a table for each config file and metric, the best row first,
