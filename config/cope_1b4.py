@@ -9,9 +9,9 @@ CoPE Figure 5 and Table 12: 1.4B parameters, CoPE + RoPE in every sixth layer, R
     python -m eval.curves training out/cope_1b4_{cope,rope}
 
 Run the torchrun commands on each of four machines, one of which is HOST. The last command draws the
-half of Figure 5 that is measured on C4. For the other half, WikiText-103 stands in for the paper's
-Wikipedia. These commands measure only the end points. For the points before them, copy the run
-directories during training:
+half of Figure 5 that is measured on C4. The other half is measured on Wikipedia, for which
+WikiText-103 stands in here. The next commands measure only its last points. To have the points
+before them, too, copy the run directories during training.
 
     python -m data.wikitext103 --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wikitext103_llama

@@ -55,11 +55,15 @@ The paper says that it follows Liu et al., with AdamW at 3e-4, betas of 0.9 and 
 decay over 10,000 steps. CoPE_MLP has N = 64 hidden units (--cope_mlp_width).
 
 Our choices. We read "8 GPUs with batch size 16" as 16 sequences in all, as in Liu et al., whose
-warm-up and weight decay we take as well. The paper does not describe CoPE's table here. Ours has 64
-positions and is shared by all layers, as in the paper's models of Wikitext-103. Figure 6 does not
-name the slopes of its CoPE with ALiBi; we take ALiBi's own. Where only the first layer has
-CoPE_MLP, the others have no encoding, because the paper names none. Hard attention is trained with
-a straight-through gradient; the paper does not say how it trains it.
+warm-up and weight decay we take as well. By the "head dimension in {128, 256}" of appendix C we
+understand n_embd, because the main text has models of width 256 with 4 heads. The paper does not
+describe CoPE's table here. Ours has 64 positions and is shared by all layers, as in the paper's
+models of Wikitext-103, and q.e is not divided by sqrt(d), as in Listing 1, whereas the code that
+the authors released for counting does divide it. Only the bits after a read carry loss and are
+scored, because the others are coin flips. Figure 6 does not name the slopes of its CoPE with ALiBi;
+we take ALiBi's own. Where only the first layer has CoPE_MLP, the others have no encoding, because
+the paper names none. Hard attention is trained with a straight-through gradient; the paper does not
+say how it trains it.
 
 Memory is about 2 GB. With cope_mlp in all layers it is 17 GB, which --micro_batch=4 lowers to 4 GB.
 """

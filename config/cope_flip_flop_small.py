@@ -9,8 +9,8 @@ takes nine minutes on one CPU core with CoPE and five without.
 The last evaluations that training prints have the token_error of val (in distribution), sparse (the
 paper's OOD) and dense, 1000 rows each.
 
-Our choices are those of cope_flip_flop.py, but the models and their training are those of
-cope_counting_small.py, except for the batch size and beta2.
+Our choices. The task and CoPE's table are those of cope_flip_flop.py. The models and their training
+are those of cope_counting_small.py, except for the batch size and beta2.
 """
 from config.cope_counting_small import *  # noqa: F403
 

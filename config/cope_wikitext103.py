@@ -22,7 +22,7 @@ Figure 3 (left) is validation perplexity at 1024 to 2560 tokens, here on the who
     python sample.py out/cope_wikitext103_{cope,relative} \
         out/cope_wikitext103_relative@relative_capped=True \
         --extrapolate=1,1.5,2,2.5 --eval_tokens=300000
-    python -m eval.report out/cope_wikitext103_{cope,relative} --out=out/figure3
+    python -m eval.report out/cope_wikitext103_{cope,relative} --out=out/figure3.png
 
 For its right side, do the same at 1, 2, 3, 4 and 5 times 512 tokens, with runs that take the same
 number of epochs:

@@ -21,7 +21,8 @@ books have, so that all of them are read:
     python sample.py out/pope_124m_pope out/pope_124m_rope --data=pg19 --split=test \
         --extrapolate=1,2,3,4,5,6,7,8,9,10 --eval_tokens=20000000
 
-The later version also fine-tunes two models at 4096 tokens, RoPE with YaRN and PoPE as it is:
+A later version of the paper also fine-tunes two models at 4096 tokens: RoPE with YaRN, and PoPE
+without any change.
 
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py \
         --init_from=out/pope_124m_rope --out_dir=out/pope_124m_yarn \

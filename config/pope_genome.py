@@ -13,9 +13,9 @@ The paper says that these are the best values, and that its runs take 15.6 hours
 (RoPE) on eight V100s. It follows the Nucleotide Transformer in preprocessing and tokenization.
 
 Our choices. We read "best" as in pope_jsb.py. Training reads 1024 rows of test for each evaluation,
-whereas the third command reads all 8469. All 12.8 epochs see the same tokens, whereas the
-Nucleotide Transformer starts its rows at a random nucleotide in each epoch (see
-data/human_genome.py). There are no biases (see pope_124m.py), and the embeddings are tied.
+whereas the third command reads all 8469. In each of the 12.8 epochs, the rows start at the same
+nucleotides, whereas the Nucleotide Transformer draws their starts anew (see data/human_genome.py).
+There are no biases (see pope_124m.py), and the embeddings are tied.
 
 Memory at micro_batch=8 is about 14 GB.
 """
