@@ -2,7 +2,7 @@
 # # A walk through positional encodings
 #
 # This page is a script. `python -m eval.walk` runs it in about two minutes on a laptop and saves
-# its pictures in `out/`. It needs matplotlib. An editor that
+# its pictures in `out/`. It needs matplotlib and the packages in `requirements.txt`. An editor that
 # supports cells (such as VS Code) runs it piece by piece, and `jupytext --to notebook eval/walk.py`
 # turns it into a notebook.
 
@@ -18,6 +18,7 @@ import torch.nn as nn
 sys.path += [".", ".."]  # where model.py is, from the repository's root or from eval/
 
 import model
+from eval import attention, curves
 from model import GPT, PE, PES, GPTConfig, at_least_float32, scaled_dot_products
 
 torch.set_num_threads(1)  # these models are so small that more threads would wait for each other
@@ -164,17 +165,13 @@ figure.savefig("out/walk_methods.png", dpi=150)
 # ## 3. What happens beyond the trained length
 #
 # Five small models learn to predict the next byte of `model.py` itself, in pieces of 64 bytes.
-# Then they read pieces of 512 bytes. The picture shows the loss at each position.
-#
-# Beyond 64, RoPE gets worse, because the pairs of entries that rotate slowly reach angles that no
-# training example contained, and nothing has taught the model what logits at such angles mean. PoPE
-# meets new angles as well. ALiBi does not suffer, because it gives distant keys almost no weight.
-# CoPE's positions are counts that end at npos - 1, so it meets no new ones. These models are tiny,
-# have one seed each and read the file that they were trained on, so look at what happens at the
-# dashed line rather than at the order of the curves.
+# Then they read pieces of 512 bytes. The picture shows the loss at each position, and the dashed
+# line is where training ended.
 
 # %%
 text = torch.tensor(list(open(model.__file__, "rb").read()))
+starts = torch.linspace(0, len(text) - 513, 64).long()[:, None]
+long_pieces = text[starts + torch.arange(513)]  # (64, 513), spread evenly over the text
 
 def train(name, steps=300):
     """Returns a model of two layers after training on pieces of 64 bytes."""
@@ -184,32 +181,64 @@ def train(name, steps=300):
     optimizer = gpt.configure_optimizers(0.1, 3e-3, (0.9, 0.99), "cpu")
     for _ in range(steps):
         starts = torch.randint(len(text) - 64, (16, 1))
-        piece = text[starts + torch.arange(65)]  # (16, 65)
-        gpt(piece[:, :-1], piece[:, 1:])[1].backward()
+        pieces = text[starts + torch.arange(65)]  # (16, 65)
+        _, loss = gpt(pieces[:, :-1], pieces[:, 1:])
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         gpt.clamp_parameters()  # keeps pope's phase within its bounds
     return gpt.eval()
 
 @torch.no_grad()
-def loss_by_position(gpt, length=512):
-    """Returns the loss in nats at each position (length,), averaged over 64 pieces of the text."""
-    starts = torch.linspace(0, len(text) - length - 1, 64).long()[:, None]
-    piece = text[starts + torch.arange(length + 1)]
-    _, losses = gpt(piece[:, :-1], piece[:, 1:], reduction="none")
+def loss_by_position(gpt):
+    """Returns the loss in nats at each of 512 positions, averaged over the long pieces."""
+    _, losses = gpt(long_pieces[:, :-1], long_pieces[:, 1:], reduction="none")
     return losses.mean(0)
 
-figure, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")
-for name in ("nope", "rope", "pope", "alibi", "cope"):
-    losses = loss_by_position(train(name))
-    print(f"{name:6} loss at positions 32-63: {losses[32:64].mean():.2f}, at 448-511: "
-          f"{losses[448:].mean():.2f} nats")
+models = {name: train(name) for name in ("nope", "rope", "pope", "alibi", "cope")}
+figure, ax = plt.subplots(figsize=(8, 3.5), layout="constrained")
+for name, gpt in models.items():
+    losses = loss_by_position(gpt)
+    print(f"{name:6} loss at positions 32-63: {losses[32:64].mean():.2f}, at 64-95: "
+          f"{losses[64:96].mean():.2f}, at 448-511: {losses[448:].mean():.2f} nats")
     centers = torch.arange(16, 512, 32)
-    ax.plot(centers, losses.unflatten(0, (16, 32)).mean(1), label=name)  # means of 32 positions
-ax.axvline(64, color="gray", linestyle="--")  # the trained length
-ax.set(xlabel="position", ylabel="loss in nats")
-ax.legend()
+    means = losses.unflatten(0, (16, 32)).mean(1)  # of 32 positions each
+    ax.plot(centers, means, color=curves.COLORS.get(name, curves.GREY), label=name)
+ax.set(xlabel="position (each point is a mean over 32)", ylabel="loss in nats")
+curves.decorate(ax, trained=[64])
+curves.name_curves(ax)
 figure.savefig("out/walk_length.png", dpi=150)
+
+# %% [markdown]
+# Hardly anything happens right at the dashed line, because the distances there are only a little
+# longer than in training. Farther on, `rope` gets much worse. Its pairs of entries that rotate
+# slowly reach angles that no training example contained, and nothing has taught the model what
+# logits at such angles mean. `pope` meets new angles as well, and gets worse too.
+#
+# `alibi` and `cope` stay nearly level. In `cope`, positions are counts that end at npos - 1, so it
+# meets no new ones. In `alibi`, attention fades with distance, but not equally fast in all heads.
+# The next cell measures how much weight the last token of each piece puts on tokens more than 64
+# back. It is almost nothing in two of the four heads. The other two, whose slopes are only 1/64 and
+# 1/256, put more than a third and about three quarters of their weight there.
+#
+# These models are tiny, have one seed each and read the file that they were trained on, so compare
+# each curve with its own height before the dashed line. Which curve is the lowest there depends on
+# the seed, and on every change of `model.py`.
+
+# %%
+def weight_far_back(attn, x, q, k, v, unencoded_q, i, j, per_key):
+    """Returns the fraction of its weight that the last query puts on keys more than 64 tokens back,
+    (H,). Attention returns it if the values of these keys are 1 and all others are 0."""
+    is_far = (i[-1] - j > 64).float()
+    values = is_far[:, None].expand(*k.shape[:3], 1)  # (B, H, T, 1)
+    last = slice(-1, None)
+    y = attn.textbook(q[:, :, last], k, values, unencoded_q[:, :, last], i[last], j, per_key)
+    return y.mean((0, 2, 3))  # of y (B, H, 1, 1)
+
+far = attention.measure(models["alibi"], long_pieces[:, :-1], weight_far_back)
+for layer, fractions in far.items():
+    print(f"alibi, layer {layer + 1}: weight beyond 64 tokens, per head:",
+          *[f"{fraction:.0%}" for fraction in fractions.tolist()])
 
 # %% [markdown]
 # ## 4. CoPE counts words
@@ -249,4 +278,4 @@ class Slope(PE):
 PES["slope"] = Slope
 gpt = train("slope")
 print(f"slope: {loss_by_position(gpt)[448:].mean():.2f} nats at positions 448-511, with slopes",
-      gpt.h[0].attn.pes[0].m.flatten().tolist(), "in layer 1")
+      *[f"{m:.2f}" for m in gpt.h[0].attn.pes[0].m.flatten().tolist()], "in layer 1")
