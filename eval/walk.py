@@ -2,8 +2,9 @@
 # # A walk through positional encodings
 #
 # This page is a script. `python -m eval.walk` runs it in about two minutes on a laptop and saves
-# its pictures in `out/`, for which it needs matplotlib. An editor that supports cells (such as VS
-# Code) runs it piece by piece, and `jupytext --to notebook eval/walk.py` turns it into a notebook.
+# its pictures in `out/`. It needs matplotlib and the packages in `requirements.txt`. An editor that
+# supports cells (such as VS Code) runs it piece by piece, and `jupytext --to notebook eval/walk.py`
+# turns it into a notebook.
 
 # %%
 import math
@@ -17,6 +18,7 @@ import torch.nn as nn
 sys.path += [".", ".."]  # where model.py is, from the repository's root or from eval/
 
 import model
+from eval import attention, curves
 from model import GPT, PE, PES, GPTConfig, at_least_float32, scaled_dot_products
 
 torch.set_num_threads(1)  # these models are so small that more threads would wait for each other
@@ -46,102 +48,130 @@ for name in ("nope", "rope"):
 #
 # A method acts through a few hooks. `embed` and `inputs` change the vectors that q and k are made
 # of, `encode_qk` changes q and k themselves, and `logit_bias` adds something to the logits, which
-# are the scaled products of q and k. Here we call these hooks by hand, for one head and one line of
+# are the scaled products of q and k. Here we call these hooks by hand, for one head and one short
 # text.
 #
-# To see only what a method does, we keep the content simple. Every query is the same vector. There
-# are only two kinds of keys: those of the first letters of words, which match the query, and all
-# others, which do not. Without a method, all keys of one kind would therefore have the same logit.
-# The picture shows how far the method moves each logit from the mean of its kind. Red means that
-# query i (downwards) attends more to key j (across), and blue means that it attends less.
+# To see only what a method does, we leave out the content. Every query is the same vector, and so
+# is every key, so without a method all logits would be equal. The picture shows what the method
+# adds to each of them, minus the mean. Each line of a panel is a letter that looks back, the query,
+# and each column is a letter that it sees, the key. Along a line, the redder a key is, the more of
+# the query's attention it gets.
 #
-# The methods differ in what this effect depends on, and the picture has a row for each answer:
+# The picture has three rows, because there are three answers to what this effect depends on:
 #
-# - In the top row, the effect depends on where i and j are in the text.
-# - In the middle row, it depends only on the distance i - j, so along a diagonal it is the same for
-#   all keys of one kind. RoPE and PoPE oscillate with the distance, and ALiBi falls steadily.
-# - In the bottom row, it also depends on the tokens between j and i. CoPE counts the first letters,
-#   FoX forgets at them, and CARoPE rotates at them. So a long word adds no more distance than a
-#   short one.
+# - In the top row, it depends on where query and key are in the text. `expe` writes the position
+#   as a number into some entries of the vectors that q and k are made of. Here the head reads only
+#   the first of them. In `exqpe`, this one grows only at every fifth letter, because five entries
+#   take turns.
+# - In the middle row, it depends only on the distance, so a panel has one colour along a diagonal.
+#   `rope` and `pope` add up waves. In `rope`, the content of q and k decides where a wave begins,
+#   whereas in `pope` all waves have a crest at distance 0, until training moves it.
+# - In the bottom row, it depends on the letters in between, so a long word may be no farther away
+#   than a short one. Which letters matter is learned. Here `carope` and all kinds of `cope` heed
+#   the first letters of words, and `fox` heeds every "a".
 #
-# The learned tables are random here, and the other parameters are set by hand. Training would
-# change both.
+# The learned vectors and tables are random here, and the other parameters are set by hand. Training
+# would change both.
 
 # %%
-line = "the cat ate a tiny bird and felt no remorse whatsoever for days on end"
-starts = [t for t in range(len(line)) if t == 0 or line[t - 1] == " "]
-is_first = torch.tensor([t in starts for t in range(len(line))])
+line = "a giraffe ate a bun"
+begins_word = torch.tensor([t == 0 or line[t - 1] == " " for t in range(len(line))])
+is_a = torch.tensor([letter == "a" for letter in line])
 d = 32  # the size of the only head
 
 @torch.no_grad()
-def effect(name, is_first):
-    """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean over
-    all keys of the same kind. It is nan where the key follows the query. is_first (T,) is True
-    where a word begins."""
-    torch.manual_seed(1)
-    T = len(is_first)
-    pe = PES[name](GPTConfig(block_size=T, n_head=1, n_embd=d, base=100.0, t5_buckets=16,
-                             expe_theta=1 / 32, sinusoidal_scale=False))
+def effect(name, heeded):
+    """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean. It is
+    nan where the key follows the query. heeded (T,) is True for the letters that matter to carope,
+    fox and all kinds of cope."""
+    torch.manual_seed(6)  # chosen so that no two panels look alike
+    T = len(heeded)
+    n_head = 4 if name == "alibi" else 1  # the first of four heads has the slope 1/4
+    # most of these options make the steps large, so that so short a text shows them
+    pe = PES[name](GPTConfig(
+        n_head=n_head, n_embd=d, block_size=T, base=100.0, sinusoidal_scale=False, t5_buckets=8,
+        t5_max_distance=16, cope_gates="values", cope_npos=8, cope_scale_z=True,
+        cope_slopes="geometric", cope_m0=0.8, expe_l=5, expe_theta=0.25, expe_theta2=1.25))
+    std = 0.5 if name == "learned" else 1.0  # learned vectors act twice, on q and on k
     for key, p in pe.named_parameters():
-        if key not in ("W", "b", "delta"):
-            p.normal_(0, 0.7)
-    x = torch.zeros(1, T, d)  # the input of the layer, which only FoX and CARoPE read
-    if hasattr(pe, "W"):
-        x[..., 0] = torch.where(is_first, 0.0, 4.0)
-        pe.W[0] = 1.0
+        if key == "W":
+            p[0] = 1.0  # carope and fox read the first entry of x
+        elif key not in ("b", "delta"):
+            p.normal_(0, std)
 
-    # the content: q.k / sqrt(d) is 10 larger for the first letters than for the others
-    a = torch.randn(d)
-    match = torch.where(is_first, 5.0, -5.0)[:, None] * a / a.square().sum() * d**0.5  # (T, d)
+    # the content: the layer's input x, which only carope and fox read, and q, k and v
+    x = torch.zeros(1, T, d)
+    x[..., 0] = torch.where(heeded, -1.0, 6.0)
+    a, b = 1.5 * torch.randn(2, d)
+    a[[0, d // 2]] = 0.0  # the pair that carope rotates by the same angle at every letter
     q = a.expand(1, T, d)
-    k = torch.randn(d) + match[None]
+    k = b.expand(1, T, d)
+    gate_logits = torch.where(heeded, 20.0, -20.0)  # which in cope are q.v / sqrt(d) here
+    v = gate_logits[:, None] * a / a.square().sum() * d**0.5
     plain_logits = scaled_dot_products(q, k, d)  # those without the method
 
     # the hooks, in the order in which a layer calls them
     pos = torch.arange(T)
-    q, k = (pe.inputs(pe.embed(y, pos), pos)[:, None] for y in (q, k))  # (1, 1, T, d)
+    q = pe.inputs(pe.embed(q, pos), pos)[:, None]  # (1, 1, T, d)
+    k = pe.inputs(pe.embed(k, pos), pos)[:, None]
+    if name in ("expe", "exqpe"):
+        q = q * (torch.arange(d) == 0)  # the head reads only the first entry
     encoded_q, k = pe.encode_qk(q, k, x, pe.per_position(x, pos), {})
     logits = scaled_dot_products(encoded_q, k, d)
-    bias = pe.logit_bias(q, logits, pos[:, None], pos, pe.per_key(x, k, k, {}))
+    per_key = pe.per_key(x, k, v[None, None], {})
+    bias = pe.logit_bias(q, logits, pos[:, None], pos, per_key)
 
     added = (logits + bias - plain_logits)[0, 0].masked_fill(pos > pos[:, None], math.nan)
-    for kind in (is_first, ~is_first):
-        added[:, kind] -= added[:, kind].nanmean()
-    return added
+    return added - added.nanmean()
 
-methods = {  # what the effect depends on: the methods
-    "by i and j": ("learned", "sinusoidal", "expe", "exqpe"),
-    "by i – j only": ("rope", "pope", "relative", "t5", "alibi"),
-    "by what lies between": ("carope", "fox", "cope", "cope_mlp", "cope_alibi"),
+rows = {  # what the effect depends on: {method: what its panel shows}
+    "The effect depends on where query and key are": {
+        "learned": "a vector\nper position", "sinusoidal": "waves over\npositions",
+        "expe": "the position\nas a number", "exqpe": "this number\nin big steps"},
+    "It depends only on their distance, so each diagonal has one colour": {
+        "rope": "waves that\ncontent shifts", "pope": "waves with a\ncommon crest",
+        "relative": "a vector\nper distance", "t5": "a number per\ndistance range",
+        "alibi": "fades with\ndistance"},
+    "It depends on the letters between them: those that begin words count (in fox, every “a”)": {
+        "carope": "rotates at\neach word", "fox": "fades at\neach “a”",
+        "cope": "a vector per\nword count", "cope_mlp": "a curve over\nword counts",
+        "cope_alibi": "fades with\nword count"},
 }
-figure, axes = plt.subplots(3, 5, figsize=(11, 7.3), sharex=True, sharey=True, layout="constrained")
-axes[0, 4].set_visible(False)
-for row, (what, names) in zip(axes, methods.items()):
-    row[0].set_ylabel(what)
-    for ax, name in zip(row, names):
-        added = effect(name, is_first)
-        most = added.nan_to_num().abs().max()
-        ax.imshow(added, "RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
-        ax.set(title=name, facecolor="0.9", yticks=starts, yticklabels=[])
-        ax.set_xticks(starts, [line[t] for t in starts], fontsize=7)
-figure.supxlabel("key j, the first letters of words marked; query i downwards", fontsize=10)
-figure.savefig("out/walk_methods.png", dpi=120)
+figure = plt.figure(figsize=(9, 6.6), layout="constrained")
+for part, (what, methods) in zip(figure.subfigures(3, 1), rows.items()):
+    part.suptitle(what, x=0.01, ha="left", fontsize=11, weight="bold")
+    axes = part.subplots(1, 5)
+    for ax, (name, shows) in zip(axes, methods.items()):
+        heeded = is_a if name == "fox" else begins_word
+        image = ax.imshow(effect(name, heeded), "RdBu_r", vmin=-3, vmax=3)
+        corner = dict(ha="right", va="top", transform=ax.transAxes)  # above the diagonal
+        ax.text(1, 1, name, weight="bold", fontsize=10, **corner)
+        ax.text(1, 0.88, shows, fontsize=9, **corner)
+        ax.set_xticks(range(len(line)), line, fontsize=7.5, family="monospace")
+        ax.set_yticks([])
+        ax.tick_params(length=0, pad=1)
+        ax.spines[:].set_visible(False)
+    axes[0].set_yticks(range(len(line)), line, fontsize=7.5, family="monospace")
+    for ax in axes[len(methods):]:  # the first row has room for a legend
+        ax.axis("off")
+        ax.text(0, 1, "Each line is a letter that\nlooks back (the query),\n"
+                "each column a letter that\nit sees (the key).", fontsize=9, va="top")
+        bar = part.colorbar(image, cax=ax.inset_axes([0, 0.3, 1, 0.07]), orientation="horizontal",
+                            ticks=[-3, 0, 3])
+        bar.set_label("added to the logit\n(red: attends more)", fontsize=9)
+figure.savefig("out/walk_methods.png", dpi=150)
 
 # %% [markdown]
 # ## 3. What happens beyond the trained length
 #
 # Five small models learn to predict the next byte of `model.py` itself, in pieces of 64 bytes.
-# Then they read pieces of 512 bytes. The picture shows the loss at each position.
-#
-# Beyond 64, RoPE gets worse, because the pairs of entries that rotate slowly reach angles that no
-# training example contained, and nothing has taught the model what logits at such angles mean. PoPE
-# meets new angles as well. ALiBi does not suffer, because it gives distant keys almost no weight.
-# CoPE's positions are counts that end at npos - 1, so it meets no new ones. These models are tiny,
-# have one seed each and read the file that they were trained on, so look at what happens at the
-# dashed line rather than at the order of the curves.
+# Then they read pieces of 512 bytes. The picture shows the loss at each position, and the dashed
+# line is where training ended.
 
 # %%
 text = torch.tensor(list(open(model.__file__, "rb").read()))
+starts = torch.linspace(0, len(text) - 513, 64).long()[:, None]
+long_pieces = text[starts + torch.arange(513)]  # (64, 513), spread evenly over the text
 
 def train(name, steps=300):
     """Returns a model of two layers after training on pieces of 64 bytes."""
@@ -151,32 +181,64 @@ def train(name, steps=300):
     optimizer = gpt.configure_optimizers(0.1, 3e-3, (0.9, 0.99), "cpu")
     for _ in range(steps):
         starts = torch.randint(len(text) - 64, (16, 1))
-        piece = text[starts + torch.arange(65)]  # (16, 65)
-        gpt(piece[:, :-1], piece[:, 1:])[1].backward()
+        pieces = text[starts + torch.arange(65)]  # (16, 65)
+        _, loss = gpt(pieces[:, :-1], pieces[:, 1:])
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         gpt.clamp_parameters()  # keeps pope's phase within its bounds
     return gpt.eval()
 
 @torch.no_grad()
-def loss_by_position(gpt, length=512):
-    """Returns the loss in nats at each position (length,), averaged over 64 pieces of the text."""
-    starts = torch.linspace(0, len(text) - length - 1, 64).long()[:, None]
-    piece = text[starts + torch.arange(length + 1)]
-    _, losses = gpt(piece[:, :-1], piece[:, 1:], reduction="none")
+def loss_by_position(gpt):
+    """Returns the loss in nats at each of 512 positions, averaged over the long pieces."""
+    _, losses = gpt(long_pieces[:, :-1], long_pieces[:, 1:], reduction="none")
     return losses.mean(0)
 
-figure, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")
-for name in ("nope", "rope", "pope", "alibi", "cope"):
-    losses = loss_by_position(train(name))
-    print(f"{name:6} loss at positions 32-63: {losses[32:64].mean():.2f}, at 448-511: "
-          f"{losses[448:].mean():.2f} nats")
+models = {name: train(name) for name in ("nope", "rope", "pope", "alibi", "cope")}
+figure, ax = plt.subplots(figsize=(8, 3.5), layout="constrained")
+for name, gpt in models.items():
+    losses = loss_by_position(gpt)
+    print(f"{name:6} loss at positions 32-63: {losses[32:64].mean():.2f}, at 64-95: "
+          f"{losses[64:96].mean():.2f}, at 448-511: {losses[448:].mean():.2f} nats")
     centers = torch.arange(16, 512, 32)
-    ax.plot(centers, losses.unflatten(0, (16, 32)).mean(1), label=name)  # means of 32 positions
-ax.axvline(64, color="gray", linestyle="--")  # the trained length
-ax.set(xlabel="position", ylabel="loss in nats")
-ax.legend()
+    means = losses.unflatten(0, (16, 32)).mean(1)  # of 32 positions each
+    ax.plot(centers, means, color=curves.COLORS.get(name, curves.GREY), label=name)
+ax.set(xlabel="position (each point is a mean over 32)", ylabel="loss in nats")
+curves.decorate(ax, trained=[64])
+curves.name_curves(ax)
 figure.savefig("out/walk_length.png", dpi=150)
+
+# %% [markdown]
+# Hardly anything happens right at the dashed line, because the distances there are only a little
+# longer than in training. Farther on, `rope` gets much worse. Its pairs of entries that rotate
+# slowly reach angles that no training example contained, and nothing has taught the model what
+# logits at such angles mean. `pope` meets new angles as well, and gets worse too.
+#
+# `alibi` and `cope` stay nearly level. In `cope`, positions are counts that end at npos - 1, so it
+# meets no new ones. In `alibi`, attention fades with distance, but not equally fast in all heads.
+# The next cell measures how much weight the last token of each piece puts on tokens more than 64
+# back. It is almost nothing in two of the four heads. The other two, whose slopes are only 1/64 and
+# 1/256, put more than a third and about three quarters of their weight there.
+#
+# These models are tiny, have one seed each and read the file that they were trained on, so compare
+# each curve with its own height before the dashed line. Which curve is the lowest there depends on
+# the seed, and on every change of `model.py`.
+
+# %%
+def weight_far_back(attn, x, q, k, v, unencoded_q, i, j, per_key):
+    """Returns the fraction of its weight that the last query puts on keys more than 64 tokens back,
+    (H,). Attention returns it if the values of these keys are 1 and all others are 0."""
+    is_far = (i[-1] - j > 64).float()
+    values = is_far[:, None].expand(*k.shape[:3], 1)  # (B, H, T, 1)
+    last = slice(-1, None)
+    y = attn.textbook(q[:, :, last], k, values, unencoded_q[:, :, last], i[last], j, per_key)
+    return y.mean((0, 2, 3))  # of y (B, H, 1, 1)
+
+far = attention.measure(models["alibi"], long_pieces[:, :-1], weight_far_back)
+for layer, fractions in far.items():
+    print(f"alibi, layer {layer + 1}: weight beyond 64 tokens, per head:",
+          *[f"{fraction:.0%}" for fraction in fractions.tolist()])
 
 # %% [markdown]
 # ## 4. CoPE counts words
@@ -216,4 +278,4 @@ class Slope(PE):
 PES["slope"] = Slope
 gpt = train("slope")
 print(f"slope: {loss_by_position(gpt)[448:].mean():.2f} nats at positions 448-511, with slopes",
-      gpt.h[0].attn.pes[0].m.flatten().tolist(), "in layer 1")
+      *[f"{m:.2f}" for m in gpt.h[0].attn.pes[0].m.flatten().tolist()], "in layer 1")

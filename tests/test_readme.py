@@ -187,7 +187,8 @@ def test_python_blocks(stream, tmp_path, monkeypatch):
     assert (found["y"][1, 2] - weights @ torch.from_numpy(v)).abs().max() < 1e-5
 
 def test_the_walk_runs(tmp_path, monkeypatch, capsys):
-    """From an empty folder, with fewer steps. CoPE counts words from the end of its sentence."""
+    """From an empty folder, with fewer steps. CoPE counts words from the end of its sentence, and
+    the flat heads of ALiBi see farther than the steep ones."""
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.setattr(model, "PES", dict(model.PES))  # the walk adds a method
     source, count = re.subn(r"\bsteps=\d+", "steps=2", Path("eval/walk.py").read_text("utf-8"))
@@ -196,5 +197,9 @@ def test_the_walk_runs(tmp_path, monkeypatch, capsys):
     exec(compile(source, "walk.py", "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out
     assert "can count words\n88877777777766655444433222211111100000\n" in printed
+    heads = re.findall(r"alibi, layer \d: .*: (\d+)% (\d+)% (\d+)% (\d+)%\n", printed)
+    assert len(heads) == 2
+    for steep, *_, flat in heads:
+        assert int(steep) < 1 and int(flat) > 60
     assert sorted(path.name for path in Path("out").iterdir()) == [
         "walk_length.png", "walk_methods.png"]
