@@ -14,7 +14,8 @@ from eval import report
 
 
 def test_tables(capsys, tmp_path):
-    """The tables with seeds are, to the letter, those that the report prints of eval/results.jsonl."""
+    """The tables with seeds are, to the letter, those that the report prints of
+    eval/results.jsonl."""
     report.print_tables(report.read(["eval/results.jsonl"]))
     printed = capsys.readouterr().out
     text = Path("eval/README.md").read_text("utf-8")
