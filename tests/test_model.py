@@ -189,25 +189,25 @@ def test_biases_are_float32_in_a_model_of_bfloat16(case):
     "pope,carope,expe,rope+learned+sinusoidal+exqpe", "cope+relative+t5+alibi+fox+rope",
     "cope_mlp+cope_alibi"])
 def test_one_graph_serves_many_lengths(pe):
-    """One graph for the first length, one for all others. Past eight graphs PyTorch gives up."""
+    """Past eight graphs PyTorch gives up."""
     torch._dynamo.reset()
-    net, graphs = build("nope", pe=pe, n_layer=pe.count(",") + 1, block_size=300).double(), []
+    sizes = dict(n_layer=pe.count(",") + 1, block_size=140, cope_mlp_width=4)
+    net, graphs = build("nope", pe=pe, **sizes).double(), []
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
-    compiled = torch.compile(net, backend=backend, fullgraph=True)
-    for T in (16, 41, 300):
+    compiled = torch.compile(net, backend=backend, fullgraph=True, dynamic=True)
+    for T in (41, 16, 140):
         idx = tokens(2, T)
         assert error(compiled(idx, idx)[0], full(net, idx)) < 1e-5
-    assert len(graphs) == 2
+    assert len(graphs) == 1
 
-@pytest.mark.parametrize("pe", ["fox", "cope+rope"])
-def test_compiled_decoding(pe):
+def test_compiled_decoding():
     """A few tokens at a time, which are too few for four chunks."""
     torch._dynamo.reset()
-    net, idx = build("nope", pe=pe, n_layer=1), tokens(2, 6)
+    net, idx = build("nope", pe="cope+fox+rope", n_layer=1), tokens(2, 6)
     compiled, cache = torch.compile(net, backend="eager"), net.new_cache()
     with torch.no_grad():
         got = [compiled(token, token, cache)[0] for token in idx.split([3, 1, 2], 1)]
@@ -296,21 +296,24 @@ def test_every_path_equals_the_textbook(case, cache, monkeypatch):
     if attn.bias_pes or net.cfg.hard_attention:
         assert error(attn.chunked(*args), want) < 1e-12
 
-@pytest.mark.parametrize("case, tables", [("cope+rope", 1), ("pope-no-delta", 1), ("pope", 1 + 2)])
-def test_compiled_code_computes_cosines_once(case, tables):
-    """For all layers, for q and k and for the backward pass. Only PoPE's delta gives the keys of
-    each of the two layers another table."""
+def test_compiled_code_computes_cosines_once(monkeypatch):
+    """The forward pass computes those of the table that all layers share, and, by the same code for
+    each layer, those that delta shifts. Without `stored` it would compute more. The C++ code is
+    written but not compiled, which would take a minute, so the model computes nothing here."""
+    from torch._inductor import async_compile, config, cpu_vec_isa
     from torch._inductor.utils import run_and_get_code
 
+    monkeypatch.setattr(async_compile.AsyncCompile, "cpp_pybinding", lambda *_: lambda *_: None)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)  # no vectors
     torch._dynamo.reset()
-    net, idx = build(case), tokens(1, 16)
+    net, idx = build("pope"), tokens(1, 16)
 
     def step():
         torch.compile(net)(idx, idx, return_logits=False)[1].backward()
 
-    _, codes = run_and_get_code(step)
-    assert len(codes) == 2
-    assert sum(code.count(".cos()") for code in codes) <= 2 * tables  # a vector, and its tail
+    with config.patch(force_disable_caches=True, compile_threads=1):
+        _, (forward, _) = run_and_get_code(step)
+    assert forward.count("std::cos(") == 2
 
 @pytest.mark.parametrize("autocast", [False, True])
 @torch.no_grad()
@@ -397,8 +400,8 @@ def test_carope_starts_as_rope(n_head):
     assert (full(rope, idx) - full(carope, idx)).abs().max() < 1e-4
 
 def test_carope_phase_does_not_drift_in_the_cache():
-    """Token by token for 8192 tokens, against one sum in float64."""
-    encoding, T, cache = build("carope", n_layer=1).h[0].attn.pes[0], 8192, {}
+    """Token by token for 4096 tokens, against one sum in float64."""
+    encoding, T, cache = build("carope", n_layer=1).h[0].attn.pes[0], 4096, {}
     x, q = torch.randn(1, T, 32), torch.ones(1, 4, T, 8)
     with torch.no_grad():
         for t in range(T):
@@ -564,7 +567,7 @@ def test_generate(case):
     counts = torch.bincount(drawn, minlength=19)[top.indices] / 400
     assert counts.sum() == 1 and (counts - top.values / top.values.sum()).abs().max() < 0.1
 
-@EVERY
+@pytest.mark.parametrize("case", ["rope", "learned", "fox", "cope+carope", "expe-once"])
 @pytest.mark.parametrize("context, prompt", [(5, 2), (8, 21), (1, 3)])
 def test_generate_with_a_context(case, context, prompt):
     """A window that grows to `context` tokens and then loses its first half, without a cache. On
