@@ -116,7 +116,7 @@ def test_rows_of_a_config(path):
 def commands(text):
     """The commands of a text, (script, words): indented or fenced lines that start python."""
     for line in re.sub(r"\\\n *", "", text).splitlines():
-        line = re.split(r"\s#| {3,}(?=\w)", line.strip())[0]  # without what explains it
+        line = re.split(r"\s#| {2,}(?=\w)", line.strip())[0]  # without what explains it
         for part in line.split("&&"):
             words = shlex.split(part) if re.match(r"\s*(python|torchrun) (-|\w+\.py)", part) else []
             for i, word in enumerate(words):

@@ -431,6 +431,7 @@ def check_rank(rank, world, meeting_point):
     torch.distributed.destroy_process_group()
 
 @needs_triton
+@pytest.mark.slow
 def test_accumulation_in_a_compiled_model_under_ddp(tmp_path):
     with interpreters(2) as executor:
         ranks = [executor.submit(check_rank, rank, 2, tmp_path / "meeting") for rank in range(2)]
@@ -552,12 +553,13 @@ def check_compiled(target, fn, args, options):
 
 @needs_triton
 @pytest.mark.parametrize("target, method, d, T, share", [
-    (90, "pope", 64, 1024, 0.0), (90, "cope", 64, 1, 0.0), (86, "pope+fox", 64, 1024, 0.1),
-    # 1000 is no multiple of a tile, or of 16
-    (80, "cope, separate", 64, 1000, 0.0), (80, "pope", 128, 1000, 0.0),
-    (90, "cope", 128, 1000, 0.0), (90, "cope", 64, 1000, 0.1),
-    (100, "pope", 64, 1024, 0.0), (100, "cope", 64, 1000, 0.1),
-    (120, "pope", 64, 1024, 0.0), (120, "cope", 64, 1000, 0.1)])
+    # each architecture and each method once; 1000 is no multiple of a tile, or of 16
+    (80, "cope, separate", 64, 1000, 0.0), (86, "pope+fox", 64, 1024, 0.1),
+    (90, "pope", 64, 1024, 0.0), (100, "cope", 64, 1000, 0.1), (120, "pope", 64, 1024, 0.0),
+    # other sizes and combinations
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        (80, "pope", 128, 1000, 0.0), (90, "cope", 64, 1, 0.0), (90, "cope", 128, 1000, 0.0),
+        (90, "cope", 64, 1000, 0.1), (100, "pope", 64, 1024, 0.0), (120, "cope", 64, 1000, 0.1)])])
 def test_compiles_for(target, method, d, T, share, monkeypatch):
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver

@@ -126,7 +126,7 @@ def test_shift_of_all_positions(case):
     for pe in net.first_instance.values():
         x = pe.embed(x, pos)
     for block in net.h:
-        x = block(x, pos, per_position)
+        x = block(x, pos, pos, per_position)
     assert error(net.lm_head(net.ln_f(x))[0], expected(net, idx[0], start=29)) < 2e-5
 
 @EVERY
@@ -189,25 +189,25 @@ def test_biases_are_float32_in_a_model_of_bfloat16(case):
     "pope,carope,expe,rope+learned+sinusoidal+exqpe", "cope+relative+t5+alibi+fox+rope",
     "cope_mlp+cope_alibi"])
 def test_one_graph_serves_many_lengths(pe):
-    """One graph for the first length, one for all others. Past eight graphs PyTorch gives up."""
+    """Past eight graphs PyTorch gives up."""
     torch._dynamo.reset()
-    net, graphs = build("nope", pe=pe, n_layer=pe.count(",") + 1, block_size=300).double(), []
+    sizes = dict(n_layer=pe.count(",") + 1, block_size=140, cope_mlp_width=4)
+    net, graphs = build("nope", pe=pe, **sizes).double(), []
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
-    compiled = torch.compile(net, backend=backend, fullgraph=True)
-    for T in (16, 41, 300):
+    compiled = torch.compile(net, backend=backend, fullgraph=True, dynamic=True)
+    for T in (41, 16, 140):
         idx = tokens(2, T)
         assert error(compiled(idx, idx)[0], full(net, idx)) < 1e-5
-    assert len(graphs) == 2
+    assert len(graphs) == 1
 
-@pytest.mark.parametrize("pe", ["fox", "cope+rope"])
-def test_compiled_decoding(pe):
+def test_compiled_decoding():
     """A few tokens at a time, which are too few for four chunks."""
     torch._dynamo.reset()
-    net, idx = build("nope", pe=pe, n_layer=1), tokens(2, 6)
+    net, idx = build("nope", pe="cope+fox+rope", n_layer=1), tokens(2, 6)
     compiled, cache = torch.compile(net, backend="eager"), net.new_cache()
     with torch.no_grad():
         got = [compiled(token, token, cache)[0] for token in idx.split([3, 1, 2], 1)]
@@ -269,7 +269,7 @@ def operands(net, idx, cache=False):
     """The arguments of `textbook` in the last layer. With a cache, all but five tokens are in it.
     """
     seen = []
-    hook = net.h[-1].attn.register_forward_pre_hook(lambda attn, args: seen.append(args[:3]))
+    hook = net.h[-1].attn.register_forward_pre_hook(lambda attn, args: seen.append(args))
     old = net.new_cache()
     with torch.no_grad():
         if cache:
@@ -278,8 +278,10 @@ def operands(net, idx, cache=False):
         else:
             net(idx)
     hook.remove()
+    x, pos, j, per_position, _ = seen[-1]
     with torch.no_grad():
-        return net.h[-1].attn.encode(*seen[-1], old[-1])
+        *encoded, per_key = net.h[-1].attn.encode(x, pos, per_position, old[-1])
+    return *encoded, pos[:, None], j, per_key
 
 @EVERY
 @pytest.mark.parametrize("cache", [False, True])
@@ -294,32 +296,50 @@ def test_every_path_equals_the_textbook(case, cache, monkeypatch):
     if attn.bias_pes or net.cfg.hard_attention:
         assert error(attn.chunked(*args), want) < 1e-12
 
-@pytest.mark.parametrize("case, tables", [("cope+rope", 1), ("pope-no-delta", 1), ("pope", 1 + 2)])
-def test_compiled_code_computes_cosines_once(case, tables):
-    """For all layers, for q and k and for the backward pass. Only PoPE's delta gives the keys of
-    each of the two layers another table."""
+def test_compiled_code_computes_cosines_once(monkeypatch):
+    """The forward pass computes those of the table that all layers share, and, by the same code for
+    each layer, those that delta shifts. Without `stored` it would compute more. The C++ code is
+    written but not compiled, which would take a minute, so the model computes nothing here."""
+    from torch._inductor import async_compile, config, cpu_vec_isa
     from torch._inductor.utils import run_and_get_code
 
+    monkeypatch.setattr(async_compile.AsyncCompile, "cpp_pybinding", lambda *_: lambda *_: None)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)  # no vectors
     torch._dynamo.reset()
-    net, idx = build(case), tokens(1, 16)
+    net, idx = build("pope"), tokens(1, 16)
 
     def step():
         torch.compile(net)(idx, idx, return_logits=False)[1].backward()
 
-    _, codes = run_and_get_code(step)
-    assert len(codes) == 2
-    assert sum(code.count(".cos()") for code in codes) <= 2 * tables  # a vector, and its tail
+    with config.patch(force_disable_caches=True, compile_threads=1):
+        _, (forward, _) = run_and_get_code(step)
+    assert forward.count("std::cos(") == 2
 
-def test_fox_keeps_its_digits_over_8192_tokens():
-    """The last 128 queries, against float64."""
-    fox, x = build("fox", n_layer=1).h[0].attn.pes[0], torch.randn(1, 8192, 32)
+@pytest.mark.parametrize("autocast", [False, True])
+@torch.no_grad()
+def test_sums_over_thousands_of_tokens(autocast):
+    """Against sums in float64. CARoPE's angles at up to 4096 tokens are off by 1.35e-4, nearly all
+    of it because they are rounded to float32, and FoX's biases of keys within 64 tokens, after 8192
+    tokens, by 7.6e-6. Autocast changes neither, because both multiply x by W in float32."""
+    carope = build("carope", n_layer=1, n_head=2, n_embd=128).h[0].attn.pes[0]
+    fox = gpt(pe="fox", n_layer=1, n_head=2, n_embd=128).h[0].attn.pes[0]
+    x = torch.randn(1, 8192, 128)
+    start = x[:, :4096]
+    q = torch.tensor([1.0, 0.0]).repeat_interleave(32).expand(1, 2, 4096, 64)  # (1, 0) in each pair
     i, j = torch.arange(8064, 8192)[:, None], torch.arange(8192)
-    with torch.no_grad():
-        got = fox.logit_bias(torch.zeros(1), None, i, j, fox.per_key(x, None, None, {}))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        cos, sin = carope.encode_qk(q, q, start, None, {})[0].double().chunk(2, -1)
+        bias = fox.logit_bias(torch.zeros(1), None, i, j, fox.per_key(x, None, None, {}))
+
+    f = 1 / (1 + F.softplus(start.double() @ carope.W.double() + carope.b))  # (1, T, H)
+    phi = (f.mT[..., None] ** torch.arange(32)).cumsum(2)
+    wrong = torch.atan2(sin * phi.cos() - cos * phi.sin(), cos * phi.cos() + sin * phi.sin())
+    assert wrong.abs().max() < 1.6e-4
+
     sums = F.logsigmoid(x.double() @ fox.W.double() + fox.b.double()).mT.cumsum(-1)
     want = sums[:, :, i[:, 0], None] - sums[:, :, None]
-    near = ((j <= i) & (i - j < 64)).expand_as(got)
-    assert (got - want)[near].abs().max() < 1e-5  # sums in float32: 6e-4
+    near = ((j <= i) & (i - j < 64)).expand_as(bias)
+    assert (bias - want)[near].abs().max() < 9e-6  # sums in float32: 6e-4
 
 def test_cope_keeps_its_digits_over_8192_tokens():
     g = torch.rand(1, 1, 1, 8192)
@@ -380,8 +400,8 @@ def test_carope_starts_as_rope(n_head):
     assert (full(rope, idx) - full(carope, idx)).abs().max() < 1e-4
 
 def test_carope_phase_does_not_drift_in_the_cache():
-    """Token by token for 8192 tokens, against one sum in float64."""
-    encoding, T, cache = build("carope", n_layer=1).h[0].attn.pes[0], 8192, {}
+    """Token by token for 4096 tokens, against one sum in float64."""
+    encoding, T, cache = build("carope", n_layer=1).h[0].attn.pes[0], 4096, {}
     x, q = torch.randn(1, T, 32), torch.ones(1, 4, T, 8)
     with torch.no_grad():
         for t in range(T):
@@ -421,13 +441,6 @@ def test_phases_are_float32_in_a_bfloat16_model(pe):
         phase = n * 10000 ** (-torch.arange(4).double() / 4)
         want = torch.cat((phase.cos() - phase.sin(), phase.sin() + phase.cos()))
     assert (k - want).abs().max() < 0.02
-
-def test_carope_phase_is_float32_under_autocast():
-    encoding = build("carope").h[0].attn.pes[0]
-    x, q = torch.randn(1, 2000, 32), torch.ones(1, 4, 2000, 8)
-    want = encoding.encode_qk(q, q, x, None, {})[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        assert (encoding.encode_qk(q, q, x, None, {})[0] - want).abs().max() < 1e-5
 
 @pytest.mark.parametrize("name, options, tables", [
     ("e", dict(pe="cope"), 1), ("e", dict(pe="cope", cope_shared=False), 2),
@@ -512,11 +525,34 @@ def test_what_a_model_returns():
     """By default, the logits of all tokens if there are targets, or else of the last token."""
     net, idx = build("rope"), tokens(2, 16)
     logits, loss = net(idx, idx)
-    assert net(idx, torch.full_like(idx, -1))[1] == 0  # no target at all
     none, same = net(idx, idx, return_logits=False)
     assert none is None and same == loss
     last, none = net(idx)
     assert none is None and torch.allclose(last, logits[:, -1:], atol=1e-5)
+
+def test_the_loss_and_its_reductions():
+    """Against a loop in float64. The gradient of the sum is that of the mean, times the number of
+    targets. Without targets, the mean is 0, and so is its gradient."""
+    net, idx = build("rope").double(), tokens(2, 16)
+    y = idx.roll(-1, 1)
+    y[0, 3:9] = y[1, 0] = -1
+    logits = full(net, idx).tolist()
+    want = torch.zeros(2, 16, dtype=torch.float64)
+    for row, t in (y != -1).nonzero().tolist():
+        total = sum(math.exp(logit) for logit in logits[row][t])
+        want[row, t] = math.log(total) - logits[row][t][y[row, t]]
+    n = 32 - 7
+    gradients = {}
+    for reduction, values in dict(none=want, sum=want.sum(), mean=want.sum() / n).items():
+        loss = net(idx, y, reduction=reduction)[1]
+        assert loss.shape == values.shape and error(loss, values) < 1e-12
+        gradients[reduction] = torch.autograd.grad(loss.sum(), list(net.parameters()))
+    assert (net(idx, y, reduction="none")[1][y == -1] == 0).all()
+    for of_none, of_sum, of_mean in zip(*gradients.values()):
+        assert error(of_none, of_sum) < 1e-12 and error(of_mean * n, of_sum) < 1e-12
+    loss = net(idx, torch.full_like(idx, -1))[1]
+    assert loss == 0
+    assert all((g == 0).all() for g in torch.autograd.grad(loss, list(net.parameters())))
 
 @pytest.mark.parametrize("case", ["rope", "carope", "cope+rope"])
 def test_generate(case):
@@ -531,7 +567,7 @@ def test_generate(case):
     counts = torch.bincount(drawn, minlength=19)[top.indices] / 400
     assert counts.sum() == 1 and (counts - top.values / top.values.sum()).abs().max() < 0.1
 
-@EVERY
+@pytest.mark.parametrize("case", ["rope", "learned", "fox", "cope+carope", "expe-once"])
 @pytest.mark.parametrize("context, prompt", [(5, 2), (8, 21), (1, 3)])
 def test_generate_with_a_context(case, context, prompt):
     """A window that grows to `context` tokens and then loses its first half, without a cache. On

@@ -146,26 +146,18 @@ def trained_tokens(cfg):
 def test_cost_in_the_readme(name):
     """A token costs 6 FLOPs a parameter that is not only looked up, and 12 L C T (PaLM, app. B)."""
     cfg = load(name)
+    size = parameters(cfg)
     looked_up = 0 if cfg.tie else cfg.vocab_size * cfg.n_embd
-    a_token = 6 * (parameters(cfg) - looked_up) + 12 * cfg.n_layer * cfg.n_embd * length(cfg)
+    a_token = 6 * (size - looked_up) + 12 * cfg.n_layer * cfg.n_embd * length(cfg)
     flops = a_token * trained_tokens(cfg)
 
     row = table()[name]
-    assert row["parameters, M"] == rounded(parameters(cfg) / 1e6, 4)
+    assert row["parameters, M"] == rounded(size / 1e6, 4)
     assert row["tokens, 10⁹"] == rounded(trained_tokens(cfg) / 1e9, 3)
     assert row["H100, hours"] == rounded(flops / (0.4 * 989e12) / 3600, 2)
 
-@pytest.mark.parametrize("name", FULL_SIZE)
-def test_memory_in_the_readme(name, monkeypatch):
-    """Memory is 16 bytes per parameter, what a forward pass keeps for the backward pass, and 6
-    bytes per logit for its gradient in float32 and in bfloat16. Fake tensors take none."""
-    cfg = load(name)
-    attention = F.scaled_dot_product_attention
-
-    def fused(q, k, v, mask, dropout, **options):
-        return attention(q, k, v, mask, **options)  # with dropout, a CPU would not fuse it
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
+def activations(cfg):
+    """Returns the bytes that a forward pass keeps for the backward pass. Fake tensors take none."""
     kept = {}
 
     def keep(tensor):
@@ -179,8 +171,25 @@ def test_memory_in_the_readme(name, monkeypatch):
             net(idx, idx)
     for weight in net.parameters():
         kept.pop(weight.untyped_storage()._cdata, None)
-    activations = sum(storage.nbytes() for storage in kept.values())
-    memory = 16 * parameters(cfg) + activations + 6 * idx.numel() * cfg.vocab_size
+    return sum(storage.nbytes() for storage in kept.values())
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_memory_in_the_readme(name, monkeypatch):
+    """Memory is 16 bytes per parameter, what a forward pass keeps for the backward pass, and 6
+    bytes per logit for its gradient in float32 and in bfloat16. Layers with the same methods keep
+    the same."""
+    cfg = load(name)
+    attention = F.scaled_dot_product_attention
+
+    def fused(q, k, v, mask, dropout, **options):
+        return attention(q, k, v, mask, **options)  # with dropout, a CPU would not fuse it
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
+    pattern = cfg.pe.count(",") + 1  # layers, after which the methods repeat
+    one, two = (activations(dataclasses.replace(cfg, n_layer=n * pattern)) for n in (1, 2))
+    kept = one + (cfg.n_layer // pattern - 1) * (two - one)
+    tokens = (cfg.micro_batch or cfg.batch_size) * length(cfg)
+    memory = 16 * parameters(cfg) + kept + 6 * tokens * cfg.vocab_size
     printed = table()[name]["memory, GB"]
     assert printed.endswith(f" ({cfg.micro_batch or cfg.batch_size})")
     assert float(printed.split()[0]) == pytest.approx(memory / 1e9, rel=0.05)

@@ -239,11 +239,14 @@ def test_everything_but_pictures_works_without_eval(stream, tmp_path):
             shutil.copytree(ROOT / name, tmp_path / name, ignore=lambda folder, names: [
                 each for each in names if not each.endswith(".py")])
     training = ["train.py", f"--data={stream}", "--out_dir=run", *TINY]
-    for words in ([*training, "--max_iters=1"], [*training, "--max_iters=2", "--resume"],
-                  ["sample.py", "run", "--max_new_tokens=3"],
-                  ["sample.py", "run", "--evaluate=val"],
-                  ["sample.py", "run", "--extrapolate=1,2", "--eval_tokens=512"]):
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True,
-                              text=True)
-        assert done.returncode == 0, done.stderr
+    commands = [[*training, "--max_iters=1"], [*training, "--max_iters=2", "--resume"],
+                ["sample.py", "run", "--max_new_tokens=3"],
+                ["sample.py", "run", "--evaluate=val"],
+                ["sample.py", "run", "--extrapolate=1,2", "--eval_tokens=512"]]
+    code = ("import runpy, sys\n"  # one process, because importing torch takes seconds
+            f"for sys.argv in {commands}:\n"
+            "    runpy.run_path(sys.argv[0], run_name='__main__')")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
     assert "  seeing the last 16" in done.stdout

@@ -184,7 +184,7 @@ def drawn_options(task, seed):
     for split in ("val", "test", "sparse", "dense"):
         if split in types:
             options[split] = n(0, 60)
-    return dict(options, train=n(100, 1500), seed=seed)
+    return dict(options, train=n(100, 500), seed=seed)
 
 DRAWN = [(task, drawn_options(task, seed), None) for task in SOLVERS for seed in range(5)]
 
@@ -210,9 +210,10 @@ def test_rows_are_right_and_not_in_train(tmp_path, task, options, digest):
     for name in ("train_000000.bin", "train_000000.loss"):
         assert files[name].startswith(smaller[name])
 
-@pytest.mark.parametrize("task, options, digest", SETS)
-def test_rows_that_are_too_long_are_not_written(monkeypatch, tmp_path, task, options, digest):
+@pytest.mark.parametrize("task, options", {task: options for task, options, _ in SETS}.items())
+def test_rows_that_are_too_long_are_not_written(monkeypatch, tmp_path, task, options):
     """A set of the default size may take a minute and a gigabyte."""
+    options = options | dict(train=100)
     script = importlib.import_module(f"data.{task}")
     script.prepare(tmp_path / "set", **options)
     targets = Split(tmp_path / "set", "train").row_length - 1

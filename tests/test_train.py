@@ -1,6 +1,8 @@
 """train.py: a run that is stopped, resumed or divided over processes is the same run, no way of
 ending it loses it, and its numbers are those that a sum by hand gives. What is refused before
 training is in test_bad_input.py."""
+import collections
+import dataclasses
 import itertools
 import math
 import multiprocessing
@@ -23,7 +25,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import SIGNALS, TINY, contents, fails, write_stream
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import sample
 import train
 from config import Mistake
 from data.shards import Split, Writer
@@ -162,6 +166,53 @@ def test_losses_by_hand(seed, request, tmp_path):
             found = [got["val/token_error"], got["val/sequence_error"]]
             assert found == pytest.approx(errors)
 
+@pytest.mark.parametrize("kind", ["stream", "rows"])
+@pytest.mark.parametrize("count, n, ranks", [
+    (7, 3, 1), (10, 4, 1), (2, 5, 1), (7, 2, 2), (3, 2, 4)])
+def test_scores_of_any_number_of_windows(kind, count, n, ranks, request):
+    """The windows that fill up the last batch, so that all have one size, do not count. The sums of
+    several processes are added up, and a process without a window adds nothing."""
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(block_size=16, vocab_size=29, n_layer=1, n_head=2, n_embd=16)).eval()
+    sizes = []
+    hook = net.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
+    split = Split(request.getfixturevalue(kind), "val")
+    starts = split.windows(16, count)
+    sums = 0
+    for rank in range(ranks):
+        sizes.clear()
+        own = starts[rank::ranks]
+        sums = sums + train.score_sums(net, split, own, 16, n)
+        assert len(sizes) == math.ceil(len(own) / n) and len(set(sizes)) <= 1
+    hook.remove()
+    found = train.scores(sums)
+    want = by_hand(net, *map(torch.from_numpy, split.read(starts, 16)))
+    names = ["loss", "token_error", "sequence_error"][: 3 if split.masks else 1]
+    assert list(found) == names
+    assert list(found.values()) == pytest.approx(want[: len(names)], rel=1e-6)
+
+def test_no_compiled_graph_is_dynamic(tmp_path, monkeypatch):
+    """Training and evaluation have one graph each, with the sizes of a whole batch, although an
+    evaluation of 9 windows leaves one for the last of its batches of 4."""
+    with Writer(tmp_path / "data", 29, "bytes") as writer:
+        for split in ("train", "val"):
+            writer.write(split, np.arange(9 * 16 + 1) % 29)
+    shapes = []
+
+    def backend(graph, inputs):
+        shapes.append([tuple(x.shape) if isinstance(x, torch.Tensor) else (x,) for x in inputs])
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    run(tmp_path / "data", tmp_path / "a", "--compile", "--pe=rope", "--n_layer=1",
+        "--eval_batches=0", "--eval_interval=1", "--max_iters=2")
+    assert len(shapes) == 2
+    for graph in shapes:
+        assert (4, 16) in graph
+        sizes = [size for shape in graph for size in shape]
+        assert all(type(size) is int for size in sizes), f"a symbol stands for a size: {shapes}"
+
 @pytest.mark.parametrize("ranks, micro_batch, clip", [(1, 3, 0.01), (2, 1, 100.0)])
 def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch, clip):
     """One step against PyTorch's AdamW on the gradients of the whole batch, whose rows have
@@ -184,6 +235,37 @@ def test_first_step_is_adamw(rows, tmp_path, ranks, micro_batch, clip):
     for got, want in zip(*moments, strict=True):
         assert torch.allclose(got["exp_avg"], want["exp_avg"], 1e-3, 1e-8)
         assert torch.allclose(got["exp_avg_sq"], want["exp_avg_sq"], 1e-3, 1e-12)
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of PyTorch by their names."""
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+def test_what_is_turned_off_costs_nothing(stream, tmp_path, monkeypatch):
+    """Without clipping, no gradient is multiplied, but a norm that is not finite still ends the
+    run. Without dropout, a step does not set the seed."""
+    seeds = []
+
+    def manual_seed(seed, real=torch.manual_seed):
+        seeds.append(seed)
+        return real(seed)
+
+    monkeypatch.setattr(torch, "manual_seed", manual_seed)
+    found = []
+    for flags in (["--grad_clip=0", "--dropout=0"], ["--grad_clip=1", "--dropout=0.1"]):
+        seeds.clear()
+        with Operations() as operations:
+            run(stream, tmp_path / flags[0], *flags, "--max_iters=3", "--seed=5")
+        found.append((operations.counts["_foreach_mul_"], len(seeds)))
+    assert found == [(0, 1), (3, 1 + 3)]
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda tensors: torch.tensor(math.inf))
+    with pytest.raises(Mistake, match="the gradient became inf before step 1, so"):
+        run(stream, tmp_path / "inf", "--grad_clip=0", "--max_iters=3", "--log_interval=1")
 
 def test_dropout_differs_by_step_and_process(tmp_path):
     """All tokens are equal and the learning rate is 0, so only dropout makes losses differ. Two
@@ -315,13 +397,12 @@ def test_windows(stream, tmp_path, monkeypatch):
     assert last["step"] == 4
 
 def test_a_mistake_under_torchrun_is_one_line(tmp_path):
-    """Of each process. The rest is what torchrun prints itself."""
+    """The rest is what torchrun prints itself."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               "--nproc_per_node=2", "train.py", *TINY, "--pe=zope", f"--out_dir={tmp_path}"]
+               "--nproc_per_node=1", "train.py", *TINY, "--pe=zope", f"--out_dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and 'train.py", line' not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if "train.py: error: pe='zope'" in line]
-    assert 1 <= len(lines) <= 2  # torchrun ends the others once one has failed
+    assert done.stderr.count("train.py: error: pe='zope'") == 1
 
 def enter_machine(folder):
     os.chdir(folder / os.environ["RANK"])
@@ -344,20 +425,24 @@ def test_processes_that_differ_are_refused(stream, tmp_path, monkeypatch, differ
         process.join(60)
         assert process.exitcode == 1
     text = (tmp_path / "printed").read_text()
+    assert not (tmp_path / "0" / "out").exists()
     assert text.count("Mistake: the processes have different options, data or checkpoints") == 2
 
 # numbers
 
-def test_speed_in_bfloat16(rows, tmp_path, monkeypatch, capsys):
-    """By a clock that advances a second each time it is read. An evaluation starts it anew. Tokens
-    per second and MFU count the 11 targets of a row of 12."""
+@pytest.mark.parametrize("checkpoint, ms", [  # of 2 steps, the step after an evaluation at 3, and
+    (0, [500, 1000, 500]),  # 2 steps
+    (5, [500, 1000, 1000])])  # the step after a checkpoint
+def test_speed_in_bfloat16(rows, tmp_path, monkeypatch, capsys, checkpoint, ms):
+    """By a clock that advances a second each time it is read. It starts anew after an evaluation,
+    and after a checkpoint. Tokens per second and MFU count the 11 targets of a row of 12."""
     clock = types.SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr(train, "time", clock)
     saved = run(rows, tmp_path / "a", "--max_iters=6", "--log_interval=2", "--eval_interval=3",
-                "--dtype=bfloat16", "--peak_tflops=1e-3")
+                "--dtype=bfloat16", "--peak_tflops=1e-3", f"--checkpoint_interval={checkpoint}")
     assert {p.dtype for p in saved["model"].values()} == {torch.float32}
     lines = [record for record in read_records(tmp_path / "a" / "log.jsonl") if "lr" in record]
-    assert [line["ms"] for line in lines] == [500, 1000, 500]  # of 2, 1 and 2 steps
+    assert [line["ms"] for line in lines] == ms
     assert lines[1]["tokens_per_s"] == 4 * 11
     net = GPT(GPTConfig(**model_options(saved)))
     assert lines[1]["mfu"] == pytest.approx(net.estimate_mfu(4, 1, 1e9, 11))
@@ -483,12 +568,19 @@ def test_what_may_change_on_resuming(stream, tmp_path):
 
 def test_a_run_that_still_saves_is_not_read(stream, tmp_path, monkeypatch):
     """The directory is locked before the checkpoint is read, so a job that is started again while
-    the one before still saves cannot continue from an older state."""
+    the one before still saves cannot continue from an older state. The lock stays when the process
+    that holds it has opened and closed the log once more."""
     out = tmp_path / "a"
     run(stream, out, "--max_iters=2")
+    lock = train.lock_run(out)
+    assert read_records(out / "log.jsonl")
+    words = [f"--data={stream}", f"--out_dir={out}", *TINY, "--max_iters=3", "--resume"]
+    (process,) = start(tmp_path / "printed", words)
+    process.join(60)
+    assert f"another process is training in {out}" in (tmp_path / "printed").read_text()
+    assert process.exitcode == 1
     reads = []
     monkeypatch.setattr(train, "read_checkpoint", reads.append)
-    lock = train.lock_run(out)
     with pytest.raises(Mistake, match="another process is training"):
         run(stream, out, "--max_iters=3", "--resume")
     assert not reads
@@ -500,6 +592,17 @@ def die_at_step_3():
 
     train.learning_rate = learning_rate
 
+def test_a_finished_run_is_resumed(stream, tmp_path):
+    """It evaluates again, perhaps other splits, but has nothing to save."""
+    out = tmp_path / "a"
+    run(stream, out, "--max_iters=2")
+    before = contents(out)["ckpt.pt"], os.stat(out / "ckpt.pt").st_mtime_ns
+    run(stream, out, "--max_iters=2", "--resume", "--eval_splits=val,train")
+    assert (contents(out)["ckpt.pt"], os.stat(out / "ckpt.pt").st_mtime_ns) == before
+    first, *_, again = losses(out)[1]
+    assert [record["step"] for record in losses(out)[1]] == [0, 2, 2]
+    assert "train/loss" in again and "train/loss" not in first
+
 def test_the_lowest_loss_is_named_at_the_end(stream, tmp_path, capsys):
     """Also if it was before the run was resumed."""
     flags = ["--learning_rate=3", "--eval_interval=1", "--resume"]
@@ -510,6 +613,104 @@ def test_the_lowest_loss_is_named_at_the_end(stream, tmp_path, capsys):
     assert best["step"] < 3
     assert capsys.readouterr().out.endswith(
         f"the lowest val/loss was {best['val/loss']:.4f}, at step {best['step']}\n")
+
+# what names a run
+
+@pytest.fixture
+def recipe(stream, tmp_path, monkeypatch):
+    """recipe(out, *words) trains with some.py for no step, and returns the recipe of the run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.py").write_text(f"max_iters = 0\nweight_decay = 0.2\ndata = {stream!r}\n"
+                                      "schedule = 'linear'\n")
+    sizes = [word for word in TINY if "schedule" not in word]
+
+    def recipe(out, *words):
+        train.main(["some.py", *sizes, *words, f"--out_dir={out}", "--eval_batches=1"])
+        return read_checkpoint(out)["recipe"]
+
+    return recipe
+
+def test_runs_of_one_recipe_differ_only_in_their_seed(recipe, stream, tmp_path):
+    first = recipe("a")
+    renamed = shutil.copytree(stream, tmp_path / "renamed")
+    for n, words in enumerate((["--seed=2"], [f"--data={renamed}"], ["--log_interval=3"],
+                               ["--micro_batch=1"], ["--weight_decay=0.2"])):
+        assert recipe(f"same{n}", *words) == first, words
+    found = {first}
+    other = write_stream(tmp_path / "other", fraction=0.5)
+    for n, words in enumerate((["--pe=rope"], ["--weight_decay=0.1"], ["--max_iters=1"],
+                               [f"--data={other}"], ["--init_from=a"])):
+        found.add(recipe(f"other{n}", *words))
+    assert len(found) == 6
+    with open("some.py", "a") as file:  # between two runs with the same command
+        file.write("base = 100\n")
+    edited = recipe("b")
+    assert edited not in found and recipe("c", "--base=100") == edited
+
+def test_a_new_option_changes_no_recipe(recipe, monkeypatch):
+    """As long as it has its default. An option that is gone does not matter either."""
+    first = recipe("a")
+    saved = read_checkpoint("a")
+    assert train.recipe(saved["config"], saved["meta"]) == first
+    new = dataclasses.make_dataclass("New", [("slope", float, 2.0)], bases=(train.TrainConfig,))
+    monkeypatch.setattr(train, "TrainConfig", new)
+    recipes = [train.recipe(saved["config"] | dict(slope=slope), saved["meta"])
+               for slope in (2.0, 3.0)]
+    assert train.recipe(saved["config"], saved["meta"]) == first
+    assert recipes[0] == first and recipes[1] != first
+
+def test_flags_are_what_differs_from_the_config_file(recipe, stream, tmp_path):
+    """Apart from the method, the seed and what does not change what a run learns."""
+    other = shutil.copytree(stream, tmp_path / "other")
+    words = ["some.py", "--pe=rope", "--seed=3", "--weight_decay=0.2", "--log_interval=3",
+             "--max_iters=7", "--base=100", f"--data={other}", "--out_dir=a", "--init_from=b"]
+    found = dict(data=str(other), init_from="b", base=100.0)
+    assert train.flags_of(words) == found | dict(max_iters=7)
+    assert train.flags_of([*words, "--schedule=constant"]) == found | dict(schedule="constant")
+
+def test_recipes_of_fine_tuned_runs(recipe):
+    """They are alike if their origins are, whatever the seeds and folders."""
+    recipe("a1", "--seed=1")
+    recipe("a2", "--seed=2")
+    recipe("b", "--weight_decay=0.1")
+    tuned = [recipe(f"from_{origin}_{seed}", f"--init_from={origin}", f"--seed={seed}")
+             for origin, seed in (("a1", 1), ("a1", 2), ("a2", 2), ("b", 1))]
+    assert tuned[0] == tuned[1] == tuned[2] != tuned[3]
+    # also one step further
+    assert recipe("c1", "--init_from=from_a1_1") == recipe("c2", "--init_from=from_a2_2")
+
+def test_a_resumed_run_keeps_its_flags_and_its_recipe(stream, tmp_path):
+    """Although the command leaves the options out."""
+    out = tmp_path / "a"
+    for words in ([*TINY, "--base=100", "--max_iters=1"], ["--resume", "--max_iters=2"]):
+        train.main([f"--data={stream}", f"--out_dir={out}", *words])
+        saved = read_checkpoint(str(out))
+        assert saved["flags"]["base"] == 100.0 and saved["step"] == int(words[-1][-1])
+        about = [record for record in read_records(out / "log.jsonl") if "config" in record][-1]
+        for name in ("flags", "recipe"):
+            assert about[name] == saved[name]
+    assert saved["recipe"] == train.recipe(saved["config"], saved["meta"])
+
+def test_a_run_of_the_version_before(stream, tmp_path):
+    """Its checkpoint and its log have neither flags nor a recipe. It is resumed and evaluated, and
+    gets the recipe of its options."""
+    out = tmp_path / "a"
+    saved = run(stream, out, "--max_iters=1")
+    recipe = saved.pop("recipe")
+    del saved["flags"]
+    torch.save(saved, out / "ckpt.pt")
+    log = read_records(out / "log.jsonl")
+    for record in log:
+        record.pop("flags", None)
+        record.pop("recipe", None)
+    (out / "log.jsonl").unlink()
+    train.append_records(out / "log.jsonl", *log)
+    sample.main([str(out), "--evaluate=val", "--device=cpu"])
+    saved = run(stream, out, "--max_iters=2", "--resume")
+    assert (saved["step"], saved["flags"], saved["recipe"]) == (2, {}, recipe)
+    sample.main([str(out), "--evaluate=val", "--device=cpu"])
+    for record in read_records(out / "results.jsonl"):
+        assert (record["flags"], record["recipe"]) == ({}, recipe)
 
 @pytest.mark.parametrize("more", ["--log_interval=1", "--checkpoint_interval=1", "--max_iters=2"])
 def test_a_loss_that_is_not_finite(stream, tmp_path, more):
