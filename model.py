@@ -131,9 +131,6 @@ class PE(nn.Module):
     the dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
     layer of `fox+rope` is {"k": encoded keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
     """
-    # True: kernels.attention supports its logit_bias, or its wide q and k (pope). A class does not
-    # inherit this, because it may override what the kernel computes
-    has_kernel = False
     limit = math.inf  # the longest input that it can encode
 
     def __init__(self, cfg, shared_from=None):
@@ -196,10 +193,6 @@ class PE(nn.Module):
 def overrides(cls, hook):
     """True if cls, the class of a method, overrides the hook of this name."""
     return getattr(cls, hook) is not getattr(PE, hook)
-
-def has_kernel(cls):
-    """True if the class of a method sets has_kernel itself. An inherited value does not count."""
-    return vars(cls).get("has_kernel", False)
 
 # --- a plain GPT ----------------------------------------------------------------------------------
 
@@ -307,15 +300,16 @@ class Attention(nn.Module):
         T, S = q.size(2), k.size(2)
         n_chunks = math.ceil(T / CHUNK)
         if torch.compiler.is_compiling():
-            # torch.compile unrolls this loop, so the number of chunks has to be the same for all
-            # lengths. With 4 chunks, 6 of 16 parts of the matrix are never computed
+            # With dynamic shapes, torch.compile has one graph for all lengths. It unrolls this
+            # loop, so the number of chunks must not depend on the length. With 4 chunks, 6 of 16
+            # parts of the matrix are never computed
             n_chunks = 4 if T >= 4 else 1
         results = []
         for chunk in range(n_chunks):
             rows = slice(T * chunk // n_chunks, T * (chunk + 1) // n_chunks)
             seen = slice(0, S - T + rows.stop)  # the keys up to the chunk's last query
             seen_per_key = []
-            # with a comprehension, torch.compile would compile every length anew
+            # with a comprehension, torch.compile would not keep the length dynamic
             for its_per_key in per_key:
                 seen_per_key.append(its_per_key[:, :, seen])
             results.append(self.textbook(q[:, :, rows], k[:, :, seen], v[:, :, seen],
@@ -525,8 +519,9 @@ class GPT(nn.Module):
         could overflow. top_k=0 samples from all tokens. Call model.eval() first, to turn dropout
         off.
 
-        The model sees at most the last `context` tokens, or all of them if context is None. Once it
-        has read that many, it starts again from the last half of them. The time per token therefore
+        The model sees at most the last `context` tokens, or all of them if context is None. When
+        the text grows past that, it reads about the last half of them again, with an empty cache,
+        and continues from there. The time per token therefore
         does not grow with the length of the text, and a method that gets worse beyond the trained
         length can write texts of any length."""
         cache = self.new_cache()
@@ -603,9 +598,9 @@ class GPT(nn.Module):
 
         if self.cfg.hard_attention:
             return "hard attention has no kernel"
-        if not all(has_kernel(type(pe)) for pe in attn.bias_pes):
+        if not all(type(pe) in WITH_KERNEL for pe in attn.bias_pes):
             return "its bias has no kernel"
-        with_kernel = [name for name in attn.names if has_kernel(PES[name])]
+        with_kernel = [name for name in attn.names if PES[name] in WITH_KERNEL]
         if not with_kernel:
             return "it needs no kernel"
         own_gates = "cope" in attn.names and self.cfg.cope_gates != "keys"
@@ -790,7 +785,6 @@ class PoPE(PE):
     found to improve stability, although 0 and -2 pi are the same angle. clamp_parameters moves
     delta back after each step. Clamping in the forward pass would freeze a delta that has crossed a
     bound, because the gradient of the clamp is zero there."""
-    has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -890,7 +884,6 @@ class ALiBi(PE):
     """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
     slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only that
     fraction of the heads, the first ones, have a slope, and the others ignore positions."""
-    has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -917,7 +910,6 @@ class FoX(PE):
     token l has in each head (FoX arXiv:2503.02130 section 3). It is like ALiBi with slopes that
     depend on content: each token's gate decides how much of the earlier context is kept. x is
     the attention's input. W and b start as in the authors' code, which makes f about 1/2."""
-    has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -959,7 +951,6 @@ class CoPE(PE):
     As in Listing 1, cope_gates="keys" reuses the layer's logits, which come from rotated q and k in
     `cope+rope`. The other two kinds of gates, and the product q.e, take q before rotation, because
     a rotated q times something that is not rotated would depend on absolute positions."""
-    has_kernel = True
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -1127,6 +1118,10 @@ PES = {                        # acts on        learns                        ca
     "expe": ExPE,              # input of q, k  nothing, or S and theta       2d     +0.36
     "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d     +0.42
 }
+
+# kernels.attention supports what these add to the logits, or PoPE's wide q and k. A subclass of one
+# of them may compute something else, so it is not in this set
+WITH_KERNEL = {PoPE, ALiBi, FoX, CoPE}
 
 # --- the checks -----------------------------------------------------------------------------------
 

@@ -45,9 +45,9 @@ SERVES = {  # option: for what it does something
 }
 
 def refuse_idle_options(args, what):
-    """Raises Mistake if a given option does nothing for `what`, which is a word of SERVES."""
+    """Raises Mistake if an option that was changed does nothing for `what`, a word of SERVES."""
     for name in SERVES:
-        if name in args.given and what not in SERVES[name]:
+        if name in args.changed and what not in SERVES[name]:
             value = getattr(args, name)
             raise Mistake(f"--{name}={value} does nothing for {what}; leave it out")
 
@@ -77,7 +77,7 @@ def arguments(words):
                       help="sample only from the k most probable tokens; 0: from all [0]")
     text.add_argument("--seed", type=config.integer, default=1337, help="of the samples [1337]")
     args = parser.parse_intermixed_args(words)
-    args.given = {name for name in SERVES if getattr(args, name) != parser.get_default(name)}
+    args.changed = {name for name in SERVES if getattr(args, name) != parser.get_default(name)}
     try:
         args.prompt.encode()
     except UnicodeEncodeError:  # the shell has passed other bytes on
@@ -105,7 +105,7 @@ def comma_separated(text):
     words = text.split(",")
     if "" in words:
         raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
-    return words
+    return list(dict.fromkeys(words))
 
 def multiples(text):
     """Returns the numbers in a text such as 1,2,4,8. The order does not matter."""
@@ -121,6 +121,10 @@ def multiples(text):
 def main(words):
     args = arguments(words)
     runs = [Run(name, args.device, args.data) for name in args.runs]
+    for run in runs:
+        if "block_size" in run.options:
+            raise Mistake(f"{run.name}: block_size does nothing here; only eval.tasks and "
+                          "eval.attention read as many tokens as it says")
     if args.evaluate:
         refuse_idle_options(args, "--evaluate")
         evaluate(runs, args.evaluate)
@@ -129,9 +133,9 @@ def main(words):
         extrapolate(runs, args.extrapolate, args.split, args.eval_tokens)
     else:
         for run in runs:
-            is_task = run.meta["loss"] == "mask"
-            refuse_idle_options(args, "a task" if is_task else "text")
-            if is_task:
+            refuse_idle_options(args, "a task" if run.is_task else "text")
+        for run in runs:
+            if run.is_task:
                 write_answers(run, args)
             else:
                 write_text(run, args)
@@ -150,11 +154,14 @@ class Run:
         self.device = pick_device(device)
         with config.refusals_are_mistakes():
             self.model, saved = GPT.from_checkpoint(self.folder, self.device, **self.options)
+        if "rope_trained" in self.options and self.model.cfg.rope_scaling != "yarn":
+            raise Mistake(f"{self.name}: rope_trained does nothing without rope_scaling=yarn")
         self.step = saved["step"]
         self.config = saved["config"]  # all options of the training
         self.flags = saved.get("flags", {})  # those that name it in tables; {} in older versions
         self.recipe = recipe_of(saved)
         self.meta = saved["meta"]  # meta.json of the data set that it was trained on
+        self.is_task = self.meta["loss"] == "mask"
         self.trained = trained_length(saved)  # tokens per sequence in training
         self.data = data or self.config["data"]
         self.reads_its_own = data is None
@@ -313,7 +320,8 @@ def extrapolate(runs, multiples, name, tokens):
     for run in runs:
         split = run.open_split(name)
         lengths = [round(multiple * run.trained) for multiple in multiples]
-        measured = measure(run, split, lengths, tokens)
+        texts = stretches(split, lengths, tokens)
+        measured = measure(run, split, lengths, texts)
         of_run = f"loss in nats (perplexity), on {run.data}"
         if heading != of_run:
             heading = of_run
@@ -326,10 +334,12 @@ def extrapolate(runs, multiples, name, tokens):
             print_row(title, cells, width)
         for multiple, length, losses in zip(multiples, lengths, measured):
             run.record(losses, data=run.data, split=split.split, fingerprint=split.fingerprint,
-                       length=length, multiple=multiple, tokens=min(tokens, split.tokens - 1))
+                       length=length, multiple=multiple,
+                       tokens=sum(stop - start for start, stop in texts))
 
-def measure(run, split, lengths, tokens):
-    """Returns a dict of two losses for each length. N is the trained length.
+def measure(run, split, lengths, texts):
+    """Returns a dict of two losses for each length, on texts, which are (start, stop) pairs. N is
+    the trained length.
 
     For `loss`, the text is cut into pieces of this length, and the model reads each of them from
     its beginning. `loss` is None if the model does not have so many positions. For `window_loss`,
@@ -339,7 +349,6 @@ def measure(run, split, lengths, tokens):
     as the model reads well, because a smaller fraction of the tokens is near the beginning of a
     piece and has little context. All lengths read the same text, so they have exactly the same
     targets."""
-    texts = stretches(split, lengths, tokens)
     windows = []  # a pair for each length: the windows of `loss`, and those of `window_loss`
     for length in lengths:
         pieces = [(begin, min(begin + length, stop))  # the last of a stretch may be shorter

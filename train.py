@@ -8,10 +8,10 @@ A run is defined by its options. It writes ckpt.pt and log.jsonl into its direct
 Ctrl-C or a closed terminal it saves a checkpoint and stops, and the same command with --resume
 continues it. A second Ctrl-C ends it at once.
 
-Batches and dropout depend only on the seed and the step, so a run that was stopped and resumed
-takes the same steps as an uninterrupted one. On GPUs, or with three or more processes, rounding may
-differ, because the order of additions is not fixed there. With another number of processes or
-another micro_batch, the dropout masks differ too.
+Batches depend only on the seed and the step. Dropout masks depend on the number of processes and on
+micro_batch, too. A run that was stopped and resumed with the same two takes the same steps as an
+uninterrupted one. On GPUs, or with three or more processes, rounding may differ, because the order
+of additions is not fixed there.
 """
 import json
 import math
@@ -68,7 +68,7 @@ class TrainConfig(GPTConfig):
     grad_clip: float = 1.0  # maximum norm of the gradient; 0: no clipping
     eval_interval: int = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
-    eval_splits: str = "val"  # comma-separated splits to evaluate; the first decides "best"
+    eval_splits: str = "val"  # comma-separated; a run says when the loss of the first was lowest
     checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
     log_interval: int = 10  # steps between log lines
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
@@ -84,7 +84,7 @@ MAY_CHANGE = {"config", "data", "out_dir", "resume", "micro_batch", "device", "c
               "eval_interval", "eval_batches", "eval_splits", "checkpoint_interval", "log_interval",
               "peak_tflops", "wandb_project"}
 
-# A fine-tuned model may differ in these from the one whose weights it starts from
+# A config file may say something else about these than the run that init_from names
 NOT_OF_WEIGHTS = {"dropout", "vocab_size", *TEST_TIME}
 
 def may_change(schedule):
@@ -392,7 +392,7 @@ def recipe(options, meta, start=None):
 
 def recipe_of(saved):
     """Returns the recipe of a checkpoint. One of an older version may not hold it."""
-    return saved.get("recipe") or recipe(saved["config"], saved["meta"])
+    return saved["recipe"] if "recipe" in saved else recipe(saved["config"], saved["meta"])
 
 # --- processes, devices and signals ---------------------------------------------------------------
 
@@ -481,8 +481,9 @@ class StopSignal:
                 signal.signal(number, self.hear)
 
     def hear(self, number, frame):
-        with suppress(OSError):  # the terminal may be closed
-            os.write(2, b"\nstopping after this step; Ctrl-C ends the run at once\n")
+        if os.environ.get("RANK", "0") == "0":
+            with suppress(OSError):  # the terminal may be closed
+                os.write(2, b"\nsaving and stopping; another Ctrl-C ends the run at once\n")
         self.number = number
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the run at once
 
@@ -605,6 +606,9 @@ def scores(sums):
     nats, targets, *errors = sums.tolist()
     if not targets:
         raise Mistake("there is no target to evaluate; evaluate more, or check the mask")
+    if not math.isfinite(nats):
+        raise Mistake(f"the loss of an evaluation became {nats}; train again with a lower "
+                      "--learning_rate")
     found = {"loss": nats / targets}
     if errors:
         wrong, wrong_rows, rows = errors
@@ -617,7 +621,8 @@ def scores(sums):
 class Log:
     """The reports of the process with rank 0. Each record is a line in the terminal and a line of
     log.jsonl, and goes to Weights & Biases if wandb_project is set. Steps that were taken after the
-    last checkpoint appear again once the run is resumed. Other processes report nothing."""
+    last checkpoint appear again once the run is resumed, and what was logged before a run starts
+    anew stays. Other processes report nothing."""
 
     def __init__(self, cfg, identity, processes, saved, lock):
         self.cfg = cfg
@@ -631,8 +636,6 @@ class Log:
             os.makedirs(cfg.out_dir)  # raises FileExistsError if another process has just done so
             lock = lock_run(cfg.out_dir)
         self.lock = lock  # held until this process ends
-        if not saved:
-            lock.truncate(0)
         append_records(self.path, dict(
             config=asdict(cfg), **identity, from_step=saved["step"] if saved else 0,
             device=processes.device.type, torch=torch.__version__))
@@ -677,7 +680,7 @@ class Log:
             self.say(f"stopped by a signal; the same command with --resume continues from {path}")
         else:
             self.say(f"done: {path}")
-        records = [record for record in read_records(self.path) if key in record]
+        records = [record for record in read_log(self.path) if key in record]
         if records:
             best = min(records, key=lambda record: record[key])
             self.say(f"the lowest {key} was {best[key]:.4f}, at step {best['step']}")
@@ -693,6 +696,12 @@ def append_records(path, *records):
     except OSError as error:
         raise OSError(f"{path} could not be written ({error.strerror}); once it can be, give the "
                       "same command again, and --resume to a training") from error
+
+def read_log(path):
+    """Returns the records of log.jsonl, from the last start of the run at step 0."""
+    records = read_records(path)
+    starts = [n for n, record in enumerate(records) if record.get("from_step") == 0]
+    return records[starts[-1] if starts else 0 :]
 
 def read_records(path):
     """Returns the dicts in a file of JSON lines. A line that is not complete is skipped."""

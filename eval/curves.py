@@ -15,6 +15,7 @@ import textwrap
 import torch
 
 import config
+import train
 from config import Mistake
 from sample import (
     EVAL_TOKENS,
@@ -25,7 +26,6 @@ from sample import (
     token_losses,
     with_options,
 )
-from train import read_records
 
 METRICS = {  # what a table or an axis says of a metric
     "loss": "loss, nats per token",
@@ -102,7 +102,7 @@ def parts_of_name(line):
 def read_log(folder):
     """Returns what identifies a run, as a dict with the fields of a result, and the records of its
     steps."""
-    records = read_records(os.path.join(folder, "log.jsonl"))
+    records = train.read_log(os.path.join(folder, "log.jsonl"))
     starts = [record for record in records if "recipe" in record]
     if not starts:
         raise Mistake(f"{folder}/log.jsonl does not say how the run was trained; if it is from an "

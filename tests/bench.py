@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import kernels  # noqa: E402
-from model import GPT, PES, GPTConfig, has_kernel  # noqa: E402
+from model import GPT, PES, WITH_KERNEL, GPTConfig  # noqa: E402
 
 # --- how a line is measured -----------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ def step_lines(bench, methods, compiled):
     mode = "compiled" if compiled else "eager"
     for pe in methods:
         bench.line("step", f"{pe}, {mode}", T, training_step, pe, False, compiled)
-        if has_kernel(PES[pe]):
+        if PES[pe] in WITH_KERNEL:
             bench.line("step", f"{pe}, {mode}, kernel", T, training_step, pe, True, compiled)
 
 # --- attention by itself --------------------------------------------------------------------------

@@ -586,6 +586,22 @@ def test_a_run_that_still_saves_is_not_read(stream, tmp_path, monkeypatch):
     assert not reads
     lock.close()
 
+def test_a_lost_checkpoint_does_not_take_the_log_along(stream, tmp_path, capsys):
+    """A run whose ckpt.pt is gone starts anew with --resume. The old log stays in the file, but the
+    lowest loss is that of the new run."""
+    out = tmp_path / "a"
+    run(stream, out, "--max_iters=4", "--eval_interval=2")
+    before = read_records(out / "log.jsonl")
+    (out / "ckpt.pt").unlink()
+    run(stream, out, "--max_iters=1", "--resume", "--seed=2")
+    assert read_records(out / "log.jsonl")[: len(before)] == before
+    assert [record["step"] for record in train.read_log(out / "log.jsonl") if "step" in record] == [
+        0, 1]
+    best = min(record["val/loss"] for record in train.read_log(out / "log.jsonl")
+               if "val/loss" in record)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"the lowest val/loss was {best:.4f}")
+
 def die_at_step_3():
     def learning_rate(step, cfg, real=train.learning_rate):
         return real(step, cfg) if step < 3 else os._exit(1)
