@@ -65,7 +65,6 @@ def main(words):
     for name in ("seeds", "jobs"):
         if getattr(args, name) < 1:
             raise Mistake(f"--{name}={getattr(args, name)} must be at least 1")
-    stop_signal = StopSignal()
     by_folder = {}
     for n in range(args.seeds):
         for name in args.only:
@@ -76,13 +75,14 @@ def main(words):
     for run in runs:
         run.look_at_what_is_there()
     warn_of_older_runs(runs)
+    stop_signal = StopSignal()
     work(runs, args.jobs, stop_signal)
     if stop_signal.number:
         raise Mistake("stopped; the same command resumes")
     show(runs)
     reasons = [f"{run.folder} failed: {run.reason}" for run in runs if run.reason]
     if reasons:
-        print("\n" + "\n".join(reasons))
+        print("\n".join(reasons))
         raise Mistake(f"{len(reasons)} of {len(runs)} runs failed; the same command tries again")
 
 # --- training and measuring -----------------------------------------------------------------------
@@ -92,6 +92,9 @@ class Run:
 
     def __init__(self, method, name, n):
         pe, *options = shlex.split(method)
+        for option in options:
+            if option.partition("=")[0] in ("--pe", "--seed", "--device", "--resume", "--out_dir"):
+                raise Mistake(f"{method!r}: the suite itself sets {option.partition('=')[0]}")
         path = f"config/{name}.py"
         self.experiment = EXPERIMENTS.get(name, Experiment())
         seed = self.experiment.seed
@@ -193,7 +196,7 @@ def work(runs, jobs, stop_signal):
         finished = sum(run.is_finished for run in runs)
         if finished != printed or sys.stdout.isatty():
             left = sum(run.seconds_left() for run in runs)
-            pace = 1 / jobs
+            pace = 1 / min(jobs, len(active) or 1)
             if at_first - left > 20:  # enough to measure the pace of this machine
                 pace = (time.monotonic() - begin) / (at_first - left)
             print(f"{finished} of {len(runs)} runs are finished, the others take about "
@@ -222,7 +225,10 @@ def show(runs):
           "see how much that matters, add one of their methods, such as rope.\n")
     plain = [line for line in lines
              if not line.get("beside") or not line["flags"] and not line["options"]]
-    report.draw_by_length(plain, "out/suite.png")
+    try:
+        report.draw_by_length(plain, "out/suite.png")
+    except Mistake as mistake:  # without matplotlib
+        print(f"no picture, because {mistake}")
 
 if __name__ == "__main__":
     config.run(main)

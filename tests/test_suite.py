@@ -38,8 +38,9 @@ def start(project, *words):
 def test_the_suite(project):
     """A mistake in one method is refused before anything is trained. A run that fails is named,
     with its reason, and does not stop the others. The same command repeats only that one."""
-    process = start(project, f"rope {TINY}", "rope --n_layr=1")
-    assert "--n_layr=1" in process.communicate()[1] and not (project / "out").exists()
+    for wrong in ("rope --n_layr=1", "rope --out_dir=foo"):
+        process = start(project, f"rope {TINY}", wrong)
+        assert wrong.split()[1][:9] in process.communicate()[1] and not (project / "out").exists()
     words = [f"rope {TINY}", f"cope {TINY} --learning_rate=1e38", "--seeds=2"]
     out, errors = start(project, *words).communicate()
     assert "out/recall_small_cope_seed1_" in out and "is not finite" not in out
