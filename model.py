@@ -126,10 +126,10 @@ class PE(nn.Module):
     computes all matrix products in bfloat16, so a hook that needs a precise one calls
     precise_product.
 
-    `encode_qk` and `per_key` get a dict named cache, which belongs to one method in one layer.
-    While tokens are generated, a hook finds in it what it stored in the previous calls. Otherwise
-    the dict is new and empty in each forward pass. It is kept inside the layer's cache, which in a
-    layer of `fox+rope` is {"k": encoded keys, "v": values, "fox": {"sums": ...}, "rope": {}}.
+    While tokens are generated, `encode_qk` and `per_key` find in the dict `cache` what they stored
+    there in the previous calls. It belongs to one method in one layer. Otherwise it is empty. (The
+    cache of a whole layer also holds keys and values. In a layer of `fox+rope` it is {"k": encoded
+    keys, "v": values, "fox": {"sums": ...}, "rope": {}}.)
     """
     limit = math.inf  # the longest input that it can encode
 
@@ -280,13 +280,13 @@ class Attention(nn.Module):
         weights = F.dropout(weights.to(v.dtype), self.cfg.dropout, self.training)
         return weights @ v  # (B, H, t, d)
 
-    def attend(self, q, k, v, *rest):
+    def attend(self, q, k, v, unencoded_q, i, j, per_key):
         """Calls the fastest equivalent of `textbook` that applies."""
         if self.use_triton and q.size(2) == k.size(2):  # kernels.py needs as many queries as keys
-            return self.triton(q, k, v, *rest)
+            return self.triton(q, k, v, unencoded_q, per_key)
         if self.has_fused:
             return self.fused(q, k, v)
-        return self.chunked(q, k, v, *rest)
+        return self.chunked(q, k, v, unencoded_q, i, j, per_key)
 
     def chunked(self, q, k, v, unencoded_q, i, j, per_key):
         """`textbook` on one chunk of queries at a time. The result is the same, because no query
@@ -335,7 +335,7 @@ class Attention(nn.Module):
             q, k, v, mask, dropout, is_causal=is_causal, scale=self.d**-0.5)
         return y[..., :d]
 
-    def triton(self, q, k, v, unencoded_q, i, j, per_key):
+    def triton(self, q, k, v, unencoded_q, per_key):
         """`textbook` in a Triton kernel, which does not store the logits either. The result is
         the same up to rounding, for biases that kernel_arguments can describe."""
         import kernels
@@ -926,10 +926,10 @@ class FoX(PE):
         return extend_cache(cache, "sums", sums)
 
     def logit_bias(self, q, logits, i, j, sums):
-        """The sum over l = j+1..i is the running sum at i minus the one at j. Running sums become
-        large in a long text, and float32 would round large numbers coarsely. So the sum at the
-        first of these queries is subtracted from all of them first, which makes those at nearby
-        keys small and does not change any difference."""
+        """Returns sums_i - sums_j, which is the sum over l = j+1..i. In a long text, both are
+        large, and float32 rounds large numbers coarsely. So the sum at the first of these queries
+        is subtracted from all sums before they are rounded. No difference changes, and the sums
+        at nearby keys become small."""
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
         sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
         return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
@@ -948,9 +948,10 @@ class CoPE(PE):
     as (d, npos) or (H, d, npos), and between two integers q_i.e is interpolated linearly (CoPE
     arXiv:2405.18719 eq. 3-8 and Listing 1; eq. 3 omits sqrt(d)).
 
-    As in Listing 1, cope_gates="keys" reuses the layer's logits, which come from rotated q and k in
-    `cope+rope`. The other two kinds of gates, and the product q.e, take q before rotation, because
-    a rotated q times something that is not rotated would depend on absolute positions."""
+    As in Listing 1, cope_gates="keys" takes the layer's logits for the gates. In `cope+rope`, these
+    are products of a rotated q and rotated keys. Everything else that q is multiplied with, which
+    is e and what the other two kinds of gates use, is not rotated. There q is not rotated either,
+    because the product would otherwise depend on absolute positions."""
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)

@@ -62,20 +62,21 @@ def arguments(words):
     add_run_options(parser)
     add_data_options(parser)
     parser.add_argument("--eval_tokens", type=config.integer, default=EVAL_TOKENS, metavar="N",
-                        help="extrapolate: tokens to read at each length [131072]")
+                        help="extrapolate: tokens to read at each length [%(default)s]")
     parser.add_argument("--num_samples", type=config.integer, default=2, metavar="N",
-                        help="texts, or rows of a task, to show [2]")
+                        help="texts, or rows of a task, to show [%(default)s]")
     text = parser.add_argument_group("text")
     text.add_argument("--prompt", default="", help="text to continue [a new document]")
     text.add_argument("--max_new_tokens", type=config.integer, default=300, metavar="N",
-                      help="length of each text [300]")
+                      help="length of each text [%(default)s]")
     text.add_argument("--context", type=config.integer, metavar="N",
                       help="tokens that the model sees at most; 0: all [the trained length]")
     text.add_argument("--temperature", type=float, default=0.8,
-                      help="0: always the most probable token [0.8]")
+                      help="0: always the most probable token [%(default)s]")
     text.add_argument("--top_k", type=config.integer, default=0, metavar="K",
-                      help="sample only from the k most probable tokens; 0: from all [0]")
-    text.add_argument("--seed", type=config.integer, default=1337, help="of the samples [1337]")
+                      help="sample only from the k most probable tokens; 0: from all [%(default)s]")
+    text.add_argument("--seed", type=config.integer, default=1337,
+                      help="of the samples [%(default)s]")
     args = parser.parse_intermixed_args(words)
     args.changed = {name for name in SERVES if getattr(args, name) != parser.get_default(name)}
     try:

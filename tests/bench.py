@@ -211,7 +211,13 @@ def measure_attention(bench, make, name, T):
 # Each of these returns an implementation for T tokens, with the arguments of Attention.textbook
 
 def triton(bench, layer, T):
-    return layer.textbook if bench.dry else layer.triton
+    if bench.dry:
+        return layer.textbook
+
+    def kernel(q, k, v, unencoded_q, i, j, per_key):
+        return layer.triton(q, k, v, unencoded_q, per_key)
+
+    return kernel
 
 def chunked(bench, layer, T):
     return layer.chunked
