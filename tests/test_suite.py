@@ -30,9 +30,13 @@ def project(tmp_path):
                 shutil.copy(path, tmp_path / folder)
     return tmp_path
 
+def as_in_a_terminal():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nohup and `&` ignore it
+
 def start(project, *words):
     return subprocess.Popen([sys.executable, "-m", "eval.suite", *words, "--only=recall_small"],
-                            cwd=project, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            cwd=project, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            preexec_fn=as_in_a_terminal)
 
 @pytest.mark.slow
 def test_the_suite(project):
