@@ -98,8 +98,8 @@ Within the tile of keys 0 .. 2 the gates sum to (2, 1.5, .75) from the right. Wi
 keys to the right, that makes 3.75, 3.25 and 2.5, which are the p of the table before the clamp.
 attention_backward_q walks the other way, so it takes the 2 of this tile off the total first. It
 stores the 1.75 and the dp_left of 0 for attention_backward_kv, which sees only this tile of keys.
-Runs 3 and 2 end here, and their ends (-2, 0) and (1, 3) are stored for dz. Run 0 ends at the query
-itself, and its end is stored after the walk.
+Runs 3 and 2 end here, so the pairs (lower, upper) at their last keys, (-2, 0) and (1, 3), are
+stored for dz. Run 0 ends at the query itself, and its pair is stored after the walk.
 
 Three parts. Once all rows of a tile of QUERIES queries have counted to npos - 1, the keys further
 left all have the bias z_i[npos - 1], and there CoPE is plain attention. Without CoPE, nothing is

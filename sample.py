@@ -26,8 +26,8 @@ from train import append_records, pick_device, recipe_of, score_sums, scores, to
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer text is read in segments of this length, to bound the memory
-STRETCHES = 16  # --extrapolate reads this many stretches of text, spread evenly over the split
-EVAL_TOKENS = 131072  # tokens in all stretches together
+SPANS = 16  # --extrapolate reads this many spans of text, spread evenly over the split
+EVAL_TOKENS = 131072  # tokens in all spans together
 
 # --- the command line -----------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ def extrapolate(runs, multiples, name, tokens):
     for run in runs:
         split = run.open_split(name)
         lengths = [round(multiple * run.trained) for multiple in multiples]
-        texts = stretches(split, lengths, tokens)
+        texts = spans(split, lengths, tokens)
         measured = measure(run, split, lengths, texts)
         of_run = f"loss in nats (perplexity), on {run.data}"
         if heading != of_run:
@@ -352,7 +352,7 @@ def measure(run, split, lengths, texts):
     targets."""
     windows = []  # a pair for each length: the windows of `loss`, and those of `window_loss`
     for length in lengths:
-        pieces = [(begin, min(begin + length, stop))  # the last of a stretch may be shorter
+        pieces = [(begin, min(begin + length, stop))  # the last of a span may be shorter
                   for start, stop in texts for begin in range(start, stop, length)]
         of_loss = windows_of(pieces, length) if length <= run.model.limit else None
         windows.append((of_loss, windows_of(pieces, run.trained)))
@@ -372,20 +372,20 @@ def print_row(name, cells, width):
     columns = "".join(f" {text:>18}" for text in cells)
     print(f"{name:{width}}{columns}", flush=True)
 
-def stretches(split, lengths, tokens):
+def spans(split, lengths, tokens):
     """Returns [(start, stop), ...] of the text to read, which depends only on the split and on
-    `tokens`. If the split has no more tokens than that, it is one stretch. Raises Mistake if one of
-    the lengths does not fit into a stretch."""
+    `tokens`. If the split has no more tokens than that, it is one span. Raises Mistake if one of
+    the lengths does not fit into a span."""
     require_text(split, "--extrapolate")
     count = 1
     size = split.tokens - 1  # the last token is only a target
     if tokens < size:
-        count = STRETCHES
-        size = tokens // STRETCHES
+        count = SPANS
+        size = tokens // SPANS
     for length in lengths:
         if not 1 <= length <= size:
             raise Mistake(f"a length of {length} tokens is not from 1 to {size}, which is the size "
-                          f"of a stretch of {split.folder}; use another multiple, or a larger "
+                          f"of a span of {split.folder}; use another multiple, or a larger "
                           "--eval_tokens if the split has more text")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
 
@@ -412,8 +412,8 @@ def windows_of(pieces, width):
 
 @torch.no_grad()
 def token_losses(run, split, windows):
-    """Returns {(begin, end): the loss in nats of each token's target, (end - begin,)} for these
-    windows of the split, given as pairs (begin, end)."""
+    """Returns a dict that maps each window (begin, end) of the split to the losses in nats of its
+    tokens' targets, a tensor (end - begin,)."""
     of_length = {}  # {length: windows}, because those of one length can be read together
     for begin, end in sorted(windows):
         of_length.setdefault(end - begin, []).append((begin, end))

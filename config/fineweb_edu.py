@@ -8,11 +8,11 @@ experiment from a paper, but a starting point for your own.
         --extrapolate=1,2,4,8 --split=test --eval_tokens=10000000
 
     flags            parameters, M   memory, GB
-    (none: PoPE)     123.6           21
+    (none: PoPE)     123.6           22
     --pe=rope        123.6           18
-    --pe=carope      123.7           21
+    --pe=carope      123.7           20
     --pe=alibi       123.6           26
-    --pe=fox         123.7           27
+    --pe=fox         123.7           26
     --pe=cope+rope   123.6           65
 
 Our choices. The model is that of pope_124m.py. As in carope_124m.py, a step has half a million

@@ -59,7 +59,7 @@ Our choices. There are no biases and the embeddings are tied. The paper mentions
 change to GPT that it names is RMSNorm, and both choices are compatible with the 124M parameters
 that it reports. The paper does not say which ten sonnets it reads.
 
-Memory at micro_batch=16 is about 21 GB for PoPE and 18 GB for RoPE, so a 24 GB GPU needs
+Memory at micro_batch=16 is about 22 GB for PoPE and 18 GB for RoPE, so a 24 GB GPU needs
 micro_batch=8.
 """
 data = "openwebtext"

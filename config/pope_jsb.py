@@ -1,6 +1,5 @@
 """
-PoPE Table 2, Bach's chorales (JSB): NLL on the test split, in nats per note. A smaller run for a
-laptop is in config/README.md.
+PoPE Table 2, Bach's chorales (JSB): NLL on the test split, in nats per note.
 
     python -m data.jsb
     python train.py config/pope_jsb.py

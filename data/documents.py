@@ -34,8 +34,8 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
     one on (a corpus that is streamed is downloaded again), but does not tokenize them again.
 
     documents: an iterable of (split, text), one split after the other.
-    separator: end-of-text goes "before" or "after" each document. If it is None, it goes nowhere,
-        and the documents of a split are the pieces of one text.
+    separator: end-of-text goes "before" or "after" each document. If separator is None, no
+        end-of-text is written, and the documents of a split are the pieces of one text.
     sizes: {split: tokens}. If this is given, the documents fill these splits one after the other,
         whatever split they came with. A split ends with the document that brings it to its size,
         and a split of the size None takes all that are left.

@@ -18,8 +18,8 @@ the first. A row of train has as many whole examples as fit, and then padding, w
 has one example, so that its sequence error is the fraction of wrong answers.
 
 splits   train, val (1% of the stories); k1, k2, ...: the examples of val that ask about the last k
-         sentences, if there are at least ten (Figure 9). meta.json has the number of stories by
-         their number of sentences and by their number of words (Figure 8)
+         sentences, if there are at least ten (Figure 9). meta.json counts the examples
+         by their number of sentences and by their number of words (Figure 8)
 
 If you give your own stories, <|endoftext|> separates the stories of a file. In a file without it,
 each paragraph is a story. The tokenizer must be that of the model to fine-tune. No story is used

@@ -142,8 +142,8 @@ def save(figure, path):
 
 def colors_of(lines):
     """Returns {pe: colour} for all panels of a picture. The methods in COLORS always have theirs.
-    If the colours that are left suffice, the other methods get them. Otherwise, and in rows that
-    are there only for comparison, they are grey."""
+    If the colours that are left suffice, the other methods get them. Otherwise they are grey. Rows
+    that are there only for comparison are always drawn in grey."""
     used = dict.fromkeys(line["pe"] for line in lines if not line.get("beside"))
     others = [pe for pe in used if pe not in COLORS]
     free = [color for pe, color in COLORS.items() if pe not in used]
@@ -214,8 +214,8 @@ def label_axis(ax, metric):
 # --- the two pictures -----------------------------------------------------------------------------
 
 def draw_training(args):
-    """Draws each quantity in the runs' log.jsonl over steps. Of a step that appears twice, because
-    a run was resumed, the last record counts."""
+    """Draws each quantity in the runs' log.jsonl over steps. If a step appears twice because a
+    run was resumed, its last record counts."""
     lines = {}  # {(folder, step): line}
     metrics = {}  # the names of all quantities, as a dict that keeps their order
     for folder in dict.fromkeys(os.path.normpath(folder) for folder in args.runs):

@@ -176,8 +176,8 @@ def headings(columns):
     return found
 
 def cell(values, metric, runs):
-    """Returns the mean (the lowest to the highest), and how many of the row's runs it covers, if
-    that is not all."""
+    """Returns the text of a cell: the mean, the lowest and the highest value in brackets if they
+    differ, and the number of runs if some of the row's runs have no value."""
     if not values:
         return "–"
     decimals = 1 if metric.endswith("_error") else 3

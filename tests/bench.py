@@ -168,7 +168,7 @@ def output_and_gradients(f, operands, do):
     return o, *torch.autograd.grad(o, operands, do.to(o), allow_unused=True)
 
 def error(attend, layer, operands):
-    """Returns the largest relative rms error, of o and of all gradients, if only 16 queries of one
+    """Returns the largest relative rms error among o and all gradients. Only 16 queries of one
     sequence have a loss. They are not the last ones, so that a missing mask shows."""
     one = [x[:1].detach().requires_grad_() for x in operands]
     stop = one[0].size(2) * 3 // 4 + 1

@@ -85,9 +85,9 @@ def rope(q, k, pos, cfg):
     """Su et al. 2021, section 3.2.2: theta_c = base^(-2c/d), c = 0..d/2-1, rotate by t theta_c.
     With cfg.rope_fraction, all this is done to the first dimensions, as to a head of that width
     (GPT-NeoX's rotary_pct), and the others stay as they are.
-    At test time, linear: positions t / s (Chen et al. 2023). ntk: a base of base * s^(d/(d-2)).
-    yarn: per frequency, by the rotations r that it makes within the trained length (Peng et al.
-    2023, definitions 1 to 3)."""
+    With cfg.rope_scaling, linear divides the positions by s (Chen et al. 2023), ntk raises the base
+    to base * s^(d/(d-2)), and yarn changes each frequency by the rotations r that it makes within
+    the trained length (Peng et al. 2023, definitions 1 to 3)."""
     s = cfg.rope_factor
     L = cfg.rope_trained or cfg.block_size
     mode = cfg.rope_scaling

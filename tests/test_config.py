@@ -106,7 +106,7 @@ def test_help_prints_every_option_with_its_comment(capsys, monkeypatch):
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_rows_of_a_config(path):
-    """The flags with which a row of a table in its docstring begins make a model."""
+    """If a row of a table in a config's docstring begins with flags, they make a model."""
     for paragraph in open(path).read().split("\n\n"):
         heading, *rows = paragraph.splitlines() or [""]
         for row in rows if heading.split()[:1] == ["flags"] else []:

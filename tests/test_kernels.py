@@ -532,7 +532,7 @@ def check_compiled(target, fn, args, options):
     fn.device_caches.clear()
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
         knobs.compilation.always_compile = True  # what comes from the cache brings no log,
-        knobs.nvidia.dump_ptxas_log = True  # and only the assembler's tells what was spilled
+        knobs.nvidia.dump_ptxas_log = True  # and only the assembler's log says what was spilled
         compiled = fn.warmup(*args, grid=(1,), **options)
     log = log.getvalue()
     registers = int(re.search(r"Used (\d+) registers", log)[1])

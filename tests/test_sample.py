@@ -65,14 +65,14 @@ def numbers(run, metric="loss"):
 # losses
 
 @pytest.mark.parametrize("eval_tokens, spans, multiples", [
-    # 16 stretches, with a shorter window at the end at 1.5x
+    # 16 spans of 32 tokens; at 1.5x, the last piece of each is shorter
     (512, [(i * 567 // 15, i * 567 // 15 + 32) for i in range(16)], (0.5, 1, 1.5, 2)),
     # all of the split, in segments, with a shorter window at the end
     (131072, [(0, 599)], (1, 2.5, 4)),
 ])
 def test_extrapolation(runs, stream, monkeypatch, capsys, eval_tokens, spans, multiples):
     """Every multiple has the same targets. The windows of window_loss overlap by half."""
-    monkeypatch.setattr(sample, "SEGMENT", 20)  # so that 32 and 64 tokens use the cache
+    monkeypatch.setattr(sample, "SEGMENT", 20)  # so that all lengths above 20 tokens use the cache
     names = [str(runs / name) for name in ("pope", "learned", "expe@expe_scale=0.5")]
     asked = ",".join(map(str, multiples))
     sample.main([*names, f"--eval_tokens={eval_tokens}", f"--extrapolate={asked}", "--device=cpu"])
@@ -174,8 +174,8 @@ def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
 # what is kept, and trained models
 
 def test_each_number_is_kept_with_all_that_made_it(runs, rows, tmp_path, monkeypatch):
-    """A number on other data names them. An interruption in the next split costs no number, and a
-    line that a full disk cut short costs no other."""
+    """A number on other data names them. If a later split is interrupted, the numbers from
+    before are kept. A line that a full disk has cut short does not make the others unreadable."""
     run = runs / "task"
     (run / "results.jsonl").write_text('{"run": "cut by a full d')
     other = str(shutil.copytree(rows, tmp_path / "other"))

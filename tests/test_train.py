@@ -192,8 +192,8 @@ def test_scores_of_any_number_of_windows(kind, count, n, ranks, request):
     assert list(found.values()) == pytest.approx(want[: len(names)], rel=1e-6)
 
 def test_no_compiled_graph_is_dynamic(tmp_path, monkeypatch):
-    """Training and evaluation have one graph each, with the sizes of a whole batch, although an
-    evaluation of 9 windows leaves one for the last of its batches of 4."""
+    """Training and evaluation are each compiled once, for the sizes of a whole batch, although 9
+    windows in batches of 4 leave one window for the last batch."""
     with Writer(tmp_path / "data", 29, "bytes") as writer:
         for split in ("train", "val"):
             writer.write(split, np.arange(9 * 16 + 1) % 29)
