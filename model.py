@@ -521,9 +521,9 @@ class GPT(nn.Module):
 
         The model sees at most the last `context` tokens, or all of them if context is None. When
         the text grows past that, it reads about the last half of them again, with an empty cache,
-        and continues from there. The time per token therefore
-        does not grow with the length of the text, and a method that gets worse beyond the trained
-        length can write texts of any length."""
+        and continues from there. The time per token therefore does not grow with the length of the
+        text, and a method that gets worse beyond the trained length can write texts of any length.
+        """
         cache = self.new_cache()
         begin = 0  # the first token that the model sees
         new = idx  # the tokens that it has not read yet
