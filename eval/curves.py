@@ -74,19 +74,15 @@ def grouped(lines, *fields):
 def add_labels(lines):
     """Gives each line of a table or a panel a `label`, which is the name of its row or its curve.
     Lines share it if they differ only in the seed. It consists of pe, the options that were changed
-    at test time, and as many of the flags as tell it apart from the others, as in
+    at test time, and the flags, without those that all lines have, as in
     "pope --pope_delta=uniform" or "rope@rope_scaling=ntk,rope_factor=8"."""
     groups = list(grouped(lines, "beside", "pe", "options", "recipe", "step").values())
     names = [parts_of_name(group[0]) for group in groups]
     shared = set.intersection(*map(set, names))  # what all have says nothing
-    names = [name[:1] + [part for part in name[1:] if part not in shared] for name in names]
-    for group, name in zip(groups, names):
-        others = [other for other in names if other != name]
-        n = 1
-        while n < len(name) and any(other[:n] == name[:n] for other in others):
-            n += 1
+    for group, (pe, *others) in zip(groups, names):
+        label = " ".join([pe, *(part for part in others if part not in shared)])
         for line in group:
-            line["label"] = " ".join(name[:n])
+            line["label"] = label
     # the same flags, but other steps, or a config file that was edited between two runs
     for field in ("step", "recipe"):
         for same in grouped(lines, "beside", "label").values():
@@ -95,7 +91,7 @@ def add_labels(lines):
                     line["label"] += f" ({field} {line[field]})"
 
 def parts_of_name(line):
-    """Returns the words of which a label may consist, the most important first."""
+    """Returns the words of which a label may consist, of which the first is always part of it."""
     name = [with_options(line["pe"], line["options"]), os.path.basename(line["config"])]
     return name + [f"--{flag}={value}" for flag, value in line["flags"].items()]
 

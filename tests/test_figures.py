@@ -273,7 +273,7 @@ def tables(capsys):
 
 def test_a_report_averages_what_is_alike(tmp_path, capsys):
     """Runs are averaged if their recipe, their step and their options at test time are equal,
-    whatever their flags. The label says how they differ from others with the same pe."""
+    whatever their flags. The label has the flags that some of the others lack."""
     measured(tmp_path / "a", (1.0, {}), recipe=1, flags=dict(init_from="x", lr=2))
     measured(tmp_path / "b", (4.0, {}), recipe=1, flags=dict(init_from="y", lr=2), seed=2)
     for name, change in dict(
@@ -286,7 +286,7 @@ def test_a_report_averages_what_is_alike(tmp_path, capsys):
     (rows,) = tables(capsys).values()
     assert rows.pop("row") == ["seeds", "val"]
     assert rows == {
-        "`pope --init_from=x`": ["2", "2.500 (1.000–4.000)"], "`pope --k=1`": ["1", "2.000"],
+        "`pope --init_from=x --lr=2`": ["2", "2.500 (1.000–4.000)"], "`pope --k=1`": ["1", "2.000"],
         "`pope (step 9)`": ["1", "2.000"], "`pope (step 10)`": ["1", "2.000"],
         "`pope@rope_factor=8,base=3`": ["1", "2.000"],
         "`rope (recipe 3)`": ["1", "2.000"], "`rope (recipe 5)`": ["1", "2.000"]}
