@@ -40,7 +40,7 @@ def test_the_last_column_of_the_methods():
 
 BESIDE_PAPERS = [  # config, its splits and metric, and how many rows the README has
     ("cope_flip_flop", ("val", "sparse"), "token_error", 4),
-    ("cope_flip_flop_small", ("val", "sparse"), "token_error", 6),
+    ("cope_flip_flop_small", ("val", "sparse"), "token_error", 7),
     ("cope_selective_copy_small", ("val", "dense", "sparse"), "sequence_error", 3),
     ("cope_counting_small", ("test", "pass100", "pass10"), "token_error", 5),
     ("pope_indirect_small", ("test",), "token_error", 2),
@@ -55,14 +55,11 @@ def test_numbers_beside_the_papers(experiment, splits, metric, rows):
              and "counting@steps=60" not in line["data"]]  # a trial with other initial values
     text = Path("eval/README.md").read_text("utf-8")
     table = text[text.index(f"../config/{experiment}.py") :].split("\n\n")[0].splitlines()[:rows]
-    for line in lines:  # other flags make the model smaller or larger
-        flags = [f"--{flag}={value}" for flag, value in line["flags"].items()
-                 if flag.startswith("cope_")]
-        line["row"] = " ".join([line["pe"], *flags])
-    assert len({line["row"] for line in lines}) == rows
+    curves.add_labels(lines)
+    assert len({line["label"] for line in lines}) == rows
     for row in table:
         *_, name, _, cells, seeds = row.rstrip("| ").split(" | ")
-        found = [[line["value"] for line in lines if line["row"] == name.strip("`")
+        found = [[line["value"] for line in lines if line["label"] == name.strip("`")
                   and line["split"] == split] for split in splits]
         assert cells == " / ".join(report.cell(values, metric, len(values)) for values in found)
         assert {len(values) for values in found} == {int(seeds)}
