@@ -74,7 +74,7 @@ def grouped(lines, *fields):
 def add_labels(lines):
     """Gives each line of a table or a panel a `label`, which is the name of its row or its curve.
     Lines share it if they differ only in the seed. It consists of pe, the options that were changed
-    at test time, and the flags, without those that all lines have, as in
+    at test time, the config file and the flags, without those that all lines have, as in
     "pope --pope_delta=uniform" or "rope@rope_scaling=ntk,rope_factor=8"."""
     groups = list(grouped(lines, "beside", "pe", "options", "recipe", "step").values())
     names = [parts_of_name(group[0]) for group in groups]
