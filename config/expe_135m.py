@@ -35,9 +35,10 @@ shares keys among heads, because the paper gives only one number of heads. The M
 which gives 135M parameters with separate input and output embeddings. The positions are written
 after the block's norm, because the norm would change them. Table 4 runs without examples, because
 the paper does not give their number, and we take "ARC" to mean ARC-challenge. For both kinds of
-ARC, the paper cites another benchmark, ConceptARC. The paper's
-reason for ExQPE is that bfloat16 rounds ExPE's numbers, but with l = 96, all of 8192 positions stay
-distinct with either.
+ARC, the paper cites another benchmark, ConceptARC.
+
+The paper's reason for ExQPE is that bfloat16 rounds ExPE's numbers. With l = 96, as here, all of
+8192 positions stay distinct with either method.
 
 Memory at micro_batch=32 is about 16 GB.
 """

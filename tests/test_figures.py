@@ -286,7 +286,8 @@ def test_a_report_averages_what_is_alike(tmp_path, capsys):
     (rows,) = tables(capsys).values()
     assert rows.pop("row") == ["seeds", "val"]
     assert rows == {
-        "`pope --init_from=x --lr=2`": ["2", "2.500 (1.000–4.000)"], "`pope --k=1`": ["1", "2.000"],
+        "`pope --init_from=x --lr=2`": ["2", "2.500 (1.000–4.000)"],
+        "`pope --k=1`": ["1", "2.000"],
         "`pope (step 9)`": ["1", "2.000"], "`pope (step 10)`": ["1", "2.000"],
         "`pope@rope_factor=8,base=3`": ["1", "2.000"],
         "`rope (recipe 3)`": ["1", "2.000"], "`rope (recipe 5)`": ["1", "2.000"]}
