@@ -50,7 +50,7 @@ def test_the_suite(project):
     assert "out/recall_small_cope_seed1_" in out and "is not finite" not in out
     assert "failed: train.py: error: the " in out and "2 of 4 runs failed" in errors
     (row,) = [line for line in out.splitlines() if line.startswith("| **")]
-    assert row.startswith("| **rope --n_embd=16** | 2 | ")
+    assert row.startswith("| **rope --n_embd=16 --max_iters=2** | 2 | ")
     assert "| `alibi` | 5 | 0.0 | 0.0 | 0.0 | 0.0 | 1.2 (0.0–3.0) |" in out
     assert (project / "out" / "suite.png").exists()
     (folder,) = project.glob("out/recall_small_rope_seed0*")
