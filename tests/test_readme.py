@@ -55,18 +55,19 @@ def test_numbers_beside_the_papers(experiment, splits, metric):
              if line["experiment"] == experiment and line["metric"] == metric
              and "counting@steps=60" not in line["data"]]  # a trial with other initial values
     curves.add_labels(lines)
+    measured = curves.grouped(lines, "label", "split")
     text = Path("eval/README.md").read_text("utf-8")
     table = text[text.index(f"(../config/{experiment}.py)") :].split("\n\n")[0]
     rows = [row for row in table.split("(../config/")[1].splitlines() if " | " in row]
     names = []
     for row in rows:
         *_, name, _, cells, seeds = row.rstrip("| ").split(" | ")
-        names.append(name.strip("`"))
-        found = [[line["value"] for line in lines if line["label"] == names[-1]
-                  and line["split"] == split] for split in splits]
+        name = name.strip("`")
+        names.append(name)
+        found = [[line["value"] for line in measured[name, split]] for split in splits]
         assert cells == " / ".join(report.cell(values, metric, len(values)) for values in found)
         assert {len(values) for values in found} == {int(seeds)}
-    assert sorted(names) == sorted({line["label"] for line in lines})
+    assert sorted(names) == sorted({label for label, _ in measured})
 
 def test_what_separates_methods():
     """The ratios that eval/README.md states for each experiment, in the order of its columns."""
