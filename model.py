@@ -15,8 +15,7 @@ methods. In this picture of one forward pass, the hooks are in capitals:
                 x, k, v -> PER_KEY -> all that LOGIT_BIAS must know about each key
                 softmax(q.k / sqrt(d) + LOGIT_BIAS + causal mask) v -> c_proj
 
-Two more hooks are not in the picture: `clamp_parameters` acts after each step of the optimizer, and
-`kernel_arguments` describes LOGIT_BIAS to kernels.py. No hook does anything unless a method
+One more hook is not in the picture: `kernel_arguments` describes LOGIT_BIAS to kernels.py. No hook does anything unless a method
 overrides it, so pe="nope" is a plain GPT. With pe="cope+rope", four of the hooks in the picture
 act: RoPE overrides PER_POSITION and ENCODE_QK, which together rotate q and k, and CoPE overrides
 PER_KEY and LOGIT_BIAS, which turn counts of keys into a bias.
@@ -86,7 +85,7 @@ class GPTConfig:
     cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q is dotted with in the gates
     # cope, cope_mlp
     cope_npos: int = 64  # number of positions; p is clamped to npos - 1
-    cope_scale_z: bool = False  # divide q.e by sqrt(d), as the released code does; 0.04 nats worse
+    cope_scale_z: bool = False  # divide q.e by sqrt(d), as the released code does
     # cope
     cope_shared: bool = True  # one table for the model, rather than one per layer
     cope_per_head: bool = False  # one table per head, rather than one for all of them
@@ -120,7 +119,9 @@ class PE(nn.Module):
 
     An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
     it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
-    gives it, and does not decay.
+    gives it, and does not decay. If it has to stay within bounds, name them in `bounds`, and do not
+    clamp it in a hook: the gradient of a clamp is zero outside of the bounds, so a value that has
+    crossed one would never come back.
 
     Parameters may be bfloat16, so a hook that computes in float32 has to cast them. Autocast
     computes all matrix products in bfloat16, so a hook that needs a precise one calls
@@ -132,6 +133,7 @@ class PE(nn.Module):
     keys, "v": values, "fox": {"sums": ...}, "rope": {}}.)
     """
     limit = math.inf  # the longest input that it can encode
+    bounds = {}  # {name of a parameter: (lowest, highest)}, which hold after each training step
 
     def __init__(self, cfg, shared_from=None):
         super().__init__()
@@ -187,8 +189,12 @@ class PE(nn.Module):
         gate_q and gate_k if its gates do not reuse the logits. q and per_key are those of
         logit_bias, for all T tokens. Only methods whose logit_bias has a kernel need it."""
 
+    @torch.no_grad()
     def clamp_parameters(self):
         """Moves parameters back into their bounds, after each step of the optimizer."""
+        for name, (lowest, highest) in self.bounds.items():
+            if getattr(self, name) is not None:  # an option may have left it out
+                getattr(self, name).clamp_(lowest, highest)
 
 def overrides(cls, hook):
     """True if cls, the class of a method, overrides the hook of this name."""
@@ -782,9 +788,8 @@ class PoPE(PE):
     [mu cos, mu sin] of width 2d (eq. 6, 7, 9).
 
     delta (H, d) is learned and stays in [-2 pi, 0]. The paper clamps it to these bounds, which it
-    found to improve stability, although 0 and -2 pi are the same angle. clamp_parameters moves
-    delta back after each step. Clamping in the forward pass would freeze a delta that has crossed a
-    bound, because the gradient of the clamp is zero there."""
+    found to improve stability, although 0 and -2 pi are the same angle."""
+    bounds = {"delta": (-2 * math.pi, 0.0)}
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -817,11 +822,6 @@ class PoPE(PE):
         elif self.cfg.pope_mu == "relu":
             mu = F.relu(mu)
         return (torch.cat((mu, mu), -1) * unit_vectors).to(x.dtype)
-
-    @torch.no_grad()
-    def clamp_parameters(self):
-        if self.delta is not None:
-            self.delta.clamp_(-2 * math.pi, 0)
 
 class Relative(PE):
     """`relative`: adds a learned vector per distance to the keys, so that the logit is
@@ -1100,24 +1100,23 @@ class ExQPE(ExPE):
         n = torch.div((i - c).long(), self.l, rounding_mode="floor") + 1
         return self.expe_theta * c + self.expe_theta2 * n.to(c.dtype)
 
-# cache: numbers per token and head (*: d more with sep-keys). at 8x: by how many nats our models'
-# loss on text rises between the trained length and eight times that length (eval/README.md)
-PES = {                        # acts on        learns                        cache  at 8x
-    "nope": NoPE,              # nothing        nothing                       2d     +0.29
-    "learned": Learned,        # embeddings     a vector per position         2d     impossible
-    "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d     +1.57
-    "rope": RoPE,              # q, k           nothing                       2d     +0.97
-    "carope": CARoPE,          # q, k           frequencies, by content       2d     +0.36
-    "pope": PoPE,              # q, k           a phase per head, dimension   3d     +0.26
-    "relative": Relative,      # logits         a vector per distance         2d     +0.43
-    "t5": T5,                  # logits         a number per head and bucket  2d     +0.44
-    "alibi": ALiBi,            # logits         nothing                       2d     -0.03
-    "fox": FoX,                # logits         a forget gate per head        2d+1   -0.02
-    "cope": CoPE,              # logits         a vector per count            2d*    -0.01
-    "cope_mlp": CoPE_MLP,      # logits         an MLP of the count           2d*    not measured
-    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*    -0.02
-    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d     +0.36
-    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d     +0.42
+# cache: numbers per token and head (*: d more with sep-keys)
+PES = {                        # acts on        learns                        cache
+    "nope": NoPE,              # nothing        nothing                       2d
+    "learned": Learned,        # embeddings     a vector per position         2d
+    "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d
+    "rope": RoPE,              # q, k           nothing                       2d
+    "carope": CARoPE,          # q, k           frequencies, by content       2d
+    "pope": PoPE,              # q, k           a phase per head, dimension   3d
+    "relative": Relative,      # logits         a vector per distance         2d
+    "t5": T5,                  # logits         a number per head and bucket  2d
+    "alibi": ALiBi,            # logits         nothing                       2d
+    "fox": FoX,                # logits         a forget gate per head        2d+1
+    "cope": CoPE,              # logits         a vector per count            2d*
+    "cope_mlp": CoPE_MLP,      # logits         an MLP of the count           2d*
+    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*
+    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d
+    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d
 }
 
 # kernels.attention supports what these add to the logits, or PoPE's wide q and k. A subclass of one
