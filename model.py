@@ -34,7 +34,7 @@ Options that make no sense are refused by assertions, which `python -O` would le
 """
 import math
 import os
-import zipfile
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args, get_origin
 
@@ -105,8 +105,7 @@ class GPTConfig:
     expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the trained length
 
 # The options that GPT.from_checkpoint may change, because they make sense for a trained model
-TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped",
-             "block_size")
+TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped")
 
 class PE(nn.Module):
     """The base of all methods. A method overrides the hooks through which it acts.
@@ -132,6 +131,7 @@ class PE(nn.Module):
     cache of a whole layer also holds keys and values. In a layer of `fox+rope` it is {"k": encoded
     keys, "v": values, "fox": {"sums": ...}, "rope": {}}.)
     """
+    reads = ()  # the options that only it and some other methods read, for refuse_idle_options
     limit = math.inf  # the longest input that it can encode
     bounds = {}  # {name of a parameter: (lowest, highest)}, which hold after each training step
 
@@ -442,31 +442,33 @@ class GPT(nn.Module):
         """Returns the model that train.py saved in the run directory `run`, in evaluation mode, and
         the whole checkpoint, a dict that read_checkpoint describes. `changes` are options of
         TEST_TIME to use instead of those of the training, such as rope_scaling="ntk",
-        rope_factor=4.0. Raises AssertionError for any other option or a wrong value, and ValueError
-        if the checkpoint is damaged or its weights do not fit these options."""
+        rope_factor=4.0. Raises AssertionError for any other option or a wrong value, and OSError if
+        the checkpoint is damaged or its weights do not fit these options."""
         for name in changes:
             assert name in TEST_TIME, (
                 f"{name} cannot be changed after training; only {', '.join(TEST_TIME)} can")
         saved = read_checkpoint(run)
         options = model_options(saved)
+        refuse_idle_options(options["pe"], changes)
         options.update(changes)
         model = cls(GPTConfig(**options))
         model.load_weights(saved["model"], run)
         return model.to(device).eval(), saved
 
     def load_weights(self, weights, run):
-        """Copies weights, the state_dict of a run directory, into the model. Raises ValueError if
-        they belong to another architecture."""
+        """Copies weights, the state_dict of a run directory, into the model. Raises OSError if they
+        belong to another architecture."""
+        unfit = f"the weights of {run} do not fit a model with pe={self.cfg.pe!r}"
         try:
             self.load_state_dict(weights)
         except RuntimeError as error:
             first = str(error).split("\n")[1].strip()
-            raise ValueError(f"{run} holds another architecture: {first}") from error
+            raise OSError(f"{unfit}: {first}") from error
         # A tensor that several layers share has several names, and of the copies under these names
         # only the last survives loading. So the copies in the checkpoint must be equal
         for name, tensor in self.state_dict().items():
             if not torch.equal(tensor.cpu(), weights[name].cpu()):
-                raise ValueError(f"{run} holds separate copies of {name}, which this model shares")
+                raise OSError(f"{unfit}: its layers share {name}, of which the run has several")
 
     def forward(self, idx, targets=None, cache=None, return_logits=True, reduction="mean"):
         """Returns logits and loss.
@@ -639,6 +641,7 @@ class Sinusoidal(PE):
     """`sinusoidal`: multiplies the token embeddings by sqrt(C), and adds sin(i theta_c) to
     dimension 2c and cos(i theta_c) to dimension 2c + 1, where theta_c = base^(-2c/C) (Vaswani
     arXiv:1706.03762 sections 3.4 and 3.5)."""
+    reads = ("base", "sinusoidal_scale")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -685,6 +688,7 @@ class RoPE(PE):
                  interpolated linearly in that number (deployed code often does so in the pair's
                  index c). yarn also scales cos and sin, which sharpens the softmax
     """
+    reads = ("base", "rope_fraction", "rope_scaling", "rope_factor", "rope_trained")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -756,6 +760,7 @@ class CARoPE(PE):
 
     The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
     constant b: with W = 0 it gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
+    reads = ("base",)
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -789,6 +794,7 @@ class PoPE(PE):
 
     delta (H, d) is learned and stays in [-2 pi, 0]. The paper clamps it to these bounds, which it
     found to improve stability, although 0 and -2 pi are the same angle."""
+    reads = ("base", "pope_mu", "pope_delta")
     bounds = {"delta": (-2 * math.pi, 0.0)}
 
     def __init__(self, cfg, shared_from=None):
@@ -827,6 +833,7 @@ class Relative(PE):
     """`relative`: adds a learned vector per distance to the keys, so that the logit is
     q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4). As in CoPE's paper, the values get
     no such vectors. All heads and layers share a."""
+    reads = ("relative_capped",)
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -848,6 +855,7 @@ class T5(PE):
     """`t5`: adds to the logit a learned number per head and bucket of distances (T5
     arXiv:1910.10683 section 2.1). Half of the buckets hold one distance each, and the widths of the
     others grow exponentially. All layers share one table."""
+    reads = ("t5_buckets", "t5_max_distance")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -884,6 +892,7 @@ class ALiBi(PE):
     """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
     slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only that
     fraction of the heads, the first ones, have a slope, and the others ignore positions."""
+    reads = ("alibi_fraction",)
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -952,6 +961,7 @@ class CoPE(PE):
     are products of a rotated q and rotated keys. Everything else that q is multiplied with, which
     is e and what the other two kinds of gates use, is not rotated. There q is not rotated either,
     because the product would otherwise depend on absolute positions."""
+    reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_shared", "cope_per_head")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -1013,6 +1023,7 @@ class CoPE_MLP(CoPE):
     """`cope_mlp`: CoPE with an MLP of N hidden units in place of the table, so that the bias is
     q_i . W2^T gelu(W1 p_ij / npos + b1) (CoPE appendix C). The paper gives only N. GELU, the clamp
     of p and the division by npos are our choices."""
+    reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_mlp_width")
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width
         self.W1 = nn.Parameter(torch.randn(N))
@@ -1030,6 +1041,7 @@ class CoPE_MLP(CoPE):
 class CoPE_ALiBi(CoPE):
     """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's unclamped position as
     the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
+    reads = ("cope_gates", "cope_slopes", "cope_m0")
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -1048,6 +1060,8 @@ class ExPE(PE):
     """`expe`: overwrites the first l dimensions of the input of the q, k projections. Dimension c
     becomes S + theta (i + c), c = 0..l-1 (ExPE arXiv:2509.19569 eq. 1-3, Figure 1). Every block
     does so after its norm, because the norm would change the values. Blocks share S and theta."""
+    reads = (
+        "expe_l", "expe_S", "expe_theta", "expe_once", "expe_same", "expe_learned", "expe_scale")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -1089,6 +1103,8 @@ class ExQPE(ExPE):
     positions 0..i are congruent to c modulo l. Only one dimension changes from one position to the
     next, so its step theta_2 can be large enough for low precision (ExPE section 2.3). Eq. 5 is
     garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
+    reads = (
+        "expe_l", "expe_S", "expe_theta", "expe_theta2", "expe_once", "expe_learned", "expe_scale")
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
         theta2 = self.initial(cfg.expe_theta2)
@@ -1157,40 +1173,32 @@ def check_options(cfg, pattern):
         both = {"expe", "exqpe"} <= set(names)
         assert not both, f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions"
 
-    def is_used(cls):
-        return any(issubclass(PES[name], cls) for name in used)
-
-    scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
-    assert not scales or is_used(RoPE), (
-        f"rope_scaling={cfg.rope_scaling} and rope_factor={cfg.rope_factor} do nothing, because "
-        f"pe={cfg.pe!r} has no rope")
-    assert cfg.expe_scale == 1 or is_used(ExPE), (
-        f"expe_scale={cfg.expe_scale} does nothing, because pe={cfg.pe!r} has no expe")
-    assert not cfg.relative_capped or is_used(Relative), (
-        f"relative_capped does nothing, because pe={cfg.pe!r} has no relative")
+def refuse_idle_options(pe, given):
+    """Refuses an option among the names `given` that does nothing, because none of the methods in
+    pe reads it. Otherwise somebody might take its row for another one."""
+    methods = [cls for name, cls in PES.items() if name in re.split("[+,]", pe)]
+    idle = {option for cls in PES.values() for option in cls.reads}
+    idle -= {option for cls in methods for option in cls.reads}
+    for option in given:
+        assert option not in idle, f"{option} does nothing for pe={pe!r}; leave it out"
 
 # --- trained models -------------------------------------------------------------------------------
 
 def read_checkpoint(run):
     """Returns what train.py has saved in run/ckpt.pt, with all tensors on the CPU. It is a dict of
-    model and optimizer (their state_dicts), step, config (all options of the run), flags and recipe
-    (see train.py), meta (meta.json of its data set) and wandb (its id at Weights & Biases, or
-    None). Raises FileNotFoundError if there is no such file, and ValueError if it is damaged or not
+    model and optimizer (their state_dicts), step, config (all options of the run), flags and
+    settings (see identify in train.py), meta (meta.json of its data set) and wandb (its id at
+    Weights & Biases, or None). Raises OSError if there is no such file, or if it is damaged or not
     from train.py."""
     path = os.path.join(run, "ckpt.pt")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{run!r} is not a directory with a ckpt.pt")
-    with open(path, "rb") as file:  # opened only once, because a run may replace it meanwhile
-        try:
-            damaged_part = zipfile.ZipFile(file).testzip()  # torch.load skips checksums
-            file.seek(0)
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # its type depends on which bytes are wrong
-            raise ValueError(f"{path} is damaged ({type(error).__name__})") from error
-    if damaged_part:
-        raise ValueError(f"{path} is damaged (in {damaged_part})")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # its type depends on which bytes are missing or wrong
+        raise OSError(f"{path} is damaged ({type(error).__name__})") from error
     if not {"model", "optimizer", "step", "config", "meta"} <= set(saved):
-        raise ValueError(f"{path} is not a checkpoint of this train.py")
+        raise OSError(f"{path} is not a checkpoint of this train.py")
     return saved
 
 def model_options(saved):
@@ -1198,8 +1206,8 @@ def model_options(saved):
     GPTConfig since it was saved have their defaults."""
     options = asdict(GPTConfig())
     options.update({name: saved["config"][name] for name in options if name in saved["config"]})
-    # YaRN has to know the trained length, and block_size may be changed after training. A run that
-    # was trained with YaRN keeps the length that YaRN used then
+    # YaRN has to know the trained length, and a run that starts from these weights may have another
+    # block_size. A run that was trained with YaRN keeps the length that YaRN used then
     if options["rope_scaling"] != "yarn":
         options["rope_trained"] = trained_length(saved)
     elif not options["rope_trained"]:

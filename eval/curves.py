@@ -4,11 +4,12 @@ Draws curves of one or more runs (this needs matplotlib):
     python -m eval.curves training RUN ...            every quantity in log.jsonl, over steps
     python -m eval.curves loss_by_position RUN ...    the loss far beyond the trained length
 
-Runs with the same recipe, which differ only in the seed, form one curve, which is their mean, in a
-band from the lowest to the highest. The pictures are out/training.png and out/loss_by_position.png.
+Runs that differ only in the seed form one curve, which is their mean, in a band from the lowest to
+the highest. The pictures are out/training.png and out/loss_by_position.png.
 """
 import math
 import os
+import re
 import statistics
 import textwrap
 
@@ -46,7 +47,8 @@ def main(words):
     parser = config.Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("training", description=__doc__)
-    training.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
+    training.add_argument("runs", nargs="+", type=config.text, metavar="RUN",
+                          help="run directory")
     training.set_defaults(draw=draw_training)
     loss = commands.add_parser("loss_by_position", description=__doc__)
     add_run_options(loss)
@@ -55,7 +57,7 @@ def main(words):
                       help=f"tokens to read in all segments together [{EVAL_TOKENS}]")
     loss.set_defaults(draw=draw_loss_by_position)
     for name, command in commands.choices.items():
-        command.add_argument("--out", default=f"out/{name}.png", metavar="FILE",
+        command.add_argument("--out", type=config.text, default=f"out/{name}.png", metavar="FILE",
                              help=f"the picture to write [out/{name}.png]")
     args = parser.parse_args(words)
     args.draw(args)
@@ -76,36 +78,37 @@ def add_labels(lines):
     Lines share it if they differ only in the seed. It consists of pe, the options that were changed
     at test time, the config file and the flags, without those that all lines have, as in
     "pope --pope_delta=uniform" or "rope@rope_scaling=ntk,rope_factor=8"."""
-    groups = list(grouped(lines, "beside", "pe", "options", "recipe", "step").values())
-    names = [parts_of_name(group[0]) for group in groups]
+    names = [parts_of_name(line) for line in lines]
     shared = set.intersection(*map(set, names))  # what all have says nothing
-    for group, (pe, *others) in zip(groups, names):
-        label = " ".join([pe, *(part for part in others if part not in shared)])
-        for line in group:
-            line["label"] = label
-    # the same flags, but other steps, or a config file that was edited between two runs
-    for field in ("step", "recipe"):
+    for line, (pe, *others) in zip(lines, names):
+        line["label"] = " ".join([pe, *(part for part in others if part not in shared)])
+    # other steps, or a config file that was edited between two runs
+    for field in ("step", "settings"):
         for same in grouped(lines, "beside", "label").values():
-            if len({line[field] for line in same}) > 1:
+            if len({line[field] for line in same} - {None}) > 1:
                 for line in same:
                     line["label"] += f" ({field} {line[field]})"
 
 def parts_of_name(line):
     """Returns the words of which a label may consist, of which the first is always part of it."""
     name = [with_options(line["pe"], line["options"]), os.path.basename(line["config"])]
-    return name + [f"--{flag}={value}" for flag, value in line["flags"].items()]
+    for flag, value in line["flags"].items():
+        if flag == "init_from":  # which may have several seeds, too
+            value = re.sub(r"_seed\d+$", "", value)
+        name.append(f"--{flag}={value}")
+    return name
 
 def read_log(folder):
     """Returns what identifies a run, as a dict with the fields of a result, and the records of its
     steps."""
-    records = train.read_log(os.path.join(folder, "log.jsonl"))
-    starts = [record for record in records if "recipe" in record]
-    if not starts:
-        raise Mistake(f"{folder}/log.jsonl does not say how the run was trained; if it is from an "
-                      "older version, resume the run with train.py, which adds it")
-    start = starts[-1]
+    path = os.path.join(folder, "log.jsonl")
+    if not os.path.exists(path):
+        raise Mistake(f"{folder} is not a run directory, because it has no log.jsonl")
+    records = train.read_log(path)
+    start = [record for record in records if "config" in record][-1]
     about = {"run": folder, "config": start["config"]["config"], "pe": start["config"]["pe"],
-             "flags": start["flags"], "recipe": start["recipe"], "options": {}, "step": None}
+             "flags": start.get("flags", {}), "settings": start.get("settings"), "options": {},
+             "seed": start["config"]["seed"], "step": None}
     return about, [record for record in records if "step" in record]
 
 # --- parts that all pictures share ----------------------------------------------------------------
@@ -148,17 +151,17 @@ def colors_of(lines):
     return {**COLORS, **dict(zip(others, free))}
 
 def draw_curves(ax, lines, x, y, colors):
-    """Draws line[y] against line[x], with a curve for each label. A point is drawn only if all runs
+    """Draws line[y] against line[x], with a curve for each label. A point is drawn only if all seeds
     of its curve have it. `trained`, if a line has it, is marked, and `beside` makes a curve grey.
     Call name_curves when all curves of the figure are drawn."""
     curves = grouped([line for line in lines if y in line], "label", "pe", "beside")
     styles = {}  # {colour: how many curves have it}
     for (label, pe, beside), curve in curves.items():
-        points = {}  # {x: {run: y}}
+        points = {}  # {x: {seed: y}}
         for line in curve:
-            points.setdefault(line[x], {})[line["run"]] = line[y]
-        runs = max(points.values(), key=len).keys()
-        at = sorted(value for value in points if points[value].keys() == runs)
+            points.setdefault(line[x], {})[line["seed"]] = line[y]
+        seeds = max(points.values(), key=len).keys()
+        at = sorted(value for value in points if points[value].keys() == seeds)
         mean = [statistics.fmean(points[value].values()) for value in at]
         low = [min(points[value].values()) for value in at]
         high = [max(points[value].values()) for value in at]
