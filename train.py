@@ -53,7 +53,7 @@ class TrainConfig(GPTConfig):
     data: str = "stdlib"  # a data set prepared by data/NAME.py, or the path of a folder of shards
     out_dir: str = ""  # run directory; empty: out/<config>_<pe>, followed by the other flags
     resume: bool = False  # resume the run in the run directory, if there is one
-    init_from: str = ""  # fine-tuning: the run directory with the first weights and model options
+    init_from: str = ""  # fine-tuning: a run directory, whose weights and model options it takes
     seed: int = 1337  # of weights, batches and dropout
     batch_size: int = 16  # sequences per step, over all processes and micro-batches
     micro_batch: int = 0  # sequences per forward pass; 0: all sequences of the process
@@ -259,19 +259,19 @@ def refuse_nonsense(cfg, from_flags):
 def open_run(cfg):
     """Returns the checkpoint in the run directory, or None, and the lock of the directory, or None
     if the run has no log yet."""
-    lock = None
-    has_log = os.path.exists(os.path.join(cfg.out_dir, "log.jsonl"))
-    if has_log and os.environ.get("RANK", "0") == "0":
-        lock = lock_run(cfg.out_dir)  # first, so that nobody saves a newer checkpoint meanwhile
-    if not os.path.exists(os.path.join(cfg.out_dir, "ckpt.pt")):
-        if os.path.exists(os.path.join(cfg.out_dir, "results.jsonl")):
-            raise Mistake(f"{cfg.out_dir} holds the results of a run whose ckpt.pt is gone; delete "
-                          "the directory, or write elsewhere with --out_dir=...")
-        return None, lock
-    if not cfg.resume:
+    def has(name):
+        return os.path.exists(os.path.join(cfg.out_dir, name))
+
+    if has("ckpt.pt") and not cfg.resume:
         raise Mistake(f"{cfg.out_dir} already holds a run; resume it with --resume, or write "
                       "elsewhere with --out_dir=...")
-    return read_checkpoint(cfg.out_dir), lock
+    if has("results.jsonl") and not has("ckpt.pt"):
+        raise Mistake(f"{cfg.out_dir} holds the results of a run whose ckpt.pt is gone; delete the "
+                      "directory, or write elsewhere with --out_dir=...")
+    lock = None
+    if has("log.jsonl") and os.environ.get("RANK", "0") == "0":
+        lock = lock_run(cfg.out_dir)  # so that nobody saves a newer checkpoint meanwhile
+    return read_checkpoint(cfg.out_dir) if has("ckpt.pt") else None, lock
 
 def lock_run(run):
     """Locks run/log.jsonl until this process ends, because two processes in one directory would
