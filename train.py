@@ -620,7 +620,10 @@ class Log:
             return
         append_records(self.path, dict(step=step, **values))
         words = [f"step {step}/{self.cfg.max_iters}"]
-        words += [f"{name} {value:.5g}" for name, value in values.items()]
+        for name, value in values.items():
+            if name == "loss":
+                name = "loss of one batch"
+            words.append(f"{name} {value:.5g}")
         if seconds_left is not None:
             words.append(f"left {timedelta(seconds=round(seconds_left))}")
         self.say("  ".join(words))

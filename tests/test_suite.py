@@ -42,33 +42,37 @@ def start(project, *words):
 def test_the_suite(project):
     """A mistake in one method is refused before anything is trained. A run that fails is named,
     with its reason, and does not stop the others. The same command repeats only that one."""
-    for wrong in ("rope --n_layr=1", "rope --out_dir=foo"):
+    for wrong in ("rope --n_layr=1", "rope --out_dir=foo", "rope --cope_npos=3"):
         process = start(project, f"rope {TINY}", wrong)
-        assert wrong.split()[1][:9] in process.communicate()[1] and not (project / "out").exists()
+        assert wrong.split("=")[0][7:] in process.communicate()[1]
+        assert not (project / "out").exists()
     words = [f"rope {TINY}", f"cope {TINY} --learning_rate=1e38", "--seeds=2"]
     out, errors = start(project, *words).communicate()
-    assert "out/recall_small_cope_seed1_" in out and "is not finite" not in out
+    assert "out/recall_small_cope_" in out and "is not finite" not in out
     assert "failed: train.py: error: the " in out and "2 of 4 runs failed" in errors
     (row,) = [line for line in out.splitlines() if line.startswith("| **")]
     assert row.startswith("| **rope --n_embd=16 --max_iters=2** | 2 | ")
     assert "| `alibi` | 5 | 0.0 | 0.0 | 0.0 | 0.0 | 1.2 (0.0–3.0) |" in out
+    assert ", sorted by x16\n" in out
+    assert "out/recall_small_rope_n_embd=16_max_iters=2_seed0: 0.008M parameters" in out
     assert (project / "out" / "suite.png").exists()
-    (folder,) = project.glob("out/recall_small_rope_seed0*")
-    assert [line["split"] for line in read_records(folder / "results.jsonl")
-            if line["metric"] == "loss"] == ["val", "x2", "x4", "x8", "x16"]
+    (folder,) = project.glob("out/recall_small_rope_*_seed0")
+    records = read_records(folder / "results.jsonl")
+    assert [record["split"] for record in records] == ["val", "x2", "x4", "x8", "x16"]
     before = (folder / "ckpt.pt").stat().st_mtime_ns, (folder / "results.jsonl").read_text()
     os.utime(project / "model.py")
     out, _ = start(project, *words).communicate()
     assert before == ((folder / "ckpt.pt").stat().st_mtime_ns,
                       (folder / "results.jsonl").read_text())
-    assert "model.py has changed since these runs were trained" in out and str(folder.name) in out
+    assert "model.py has changed since the checkpoints" in out and str(folder.name) in out
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_suite(project, number):
-    """The runs save and stop, before the suite ends, and the same command resumes them."""
+    """The runs save and stop, before the suite ends, and the same command resumes them. Of a run
+    that is half trained, it says if model.py has changed meanwhile."""
     words = ["rope --max_iters=2000 --eval_interval=1000", "--jobs=1"]
-    folder = project / "out" / "recall_small_rope_seed0_max_iters=2000_eval_interval=1000"
+    folder = project / "out" / "recall_small_rope_max_iters=2000_seed0"
     reached = []
     for _ in range(2):
         process = start(project, *words)
@@ -77,9 +81,29 @@ def test_an_interrupted_suite(project, number):
             time.sleep(0.1)
             assert process.poll() is None
         process.send_signal(number)
-        assert "stopped; the same command resumes" in process.communicate()[1]
+        out, errors = process.communicate()
+        assert "stopped; the same command resumes" in errors
+        assert ("has changed since" in out) == bool(reached)
         reached.append(read_checkpoint(folder)["step"])
+        os.utime(project / "model.py")
     assert 0 < reached[0] < reached[1] < 2000
+
+def line(pe, seed, value, **more):
+    return dict(pe=pe, label=pe, seed=seed, value=value, metric="loss", split="val", multiple=None,
+                data="d", tokens=None, window=None, fingerprint=1) | more
+
+def test_where_a_row_stands():
+    """The published methods a, b and c have a spread of 0.1 between seeds."""
+    published = [line(pe, seed, mean + 0.1 * (-1) ** seed / 2**0.5, beside=True)
+                 for pe, mean in (("a", 1.0), ("b", 2.0), ("c", 4.0)) for seed in (0, 1)]
+    found = suite.where_it_stands([*published, line("own", 0, 2.2)])
+    assert found == ("val (a spread is 0.1): own is 2.0 spreads worse than b and 12.0 spreads "
+                     "worse than a.")
+    close = [each | dict(value=1.0 + each["value"] / 20 * (each["pe"] == "a")
+                         + 0.1 * each["seed"]) for each in published]
+    assert "One seed says little here" in suite.where_it_stands([*close, line("own", 0, 1.0)])
+    assert suite.where_it_stands([line("own", 0, 1.0)]) == (
+        "val: there is too little to compare with.")
 
 def test_what_is_measured():
     """Every experiment's config exists, and what it measures has a split or is a list of
