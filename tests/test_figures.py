@@ -1,5 +1,6 @@
-"""Tests the tables and pictures of eval/. Their numbers are compared with float64 loops and with
-plain forward passes, and what is drawn or printed with the numbers."""
+"""Tests the tables and pictures of eval/, apart from those of the lesson. Their numbers are
+compared with float64 loops and with plain forward passes, and what is drawn or printed with the
+numbers."""
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,60 +119,6 @@ def test_learned_rotation():
     for c in range(4):
         want = (f**c).mean(0) * 10000 ** (c / 4)
         assert got[0][:, c].numpy() == pytest.approx(want, rel=1e-4)
-
-@pytest.fixture(scope="module")
-def walk():
-    """The names that the walk's second section defines before it draws."""
-    source = Path("eval/walk.py").read_text("utf-8")
-    names = dict(vars(model), torch=torch, math=math)
-    exec(source[source.index("# ## 2.") : source.index("figure = plt.figure")], names)
-    return names
-
-def test_what_each_method_depends_on(walk):
-    """The headings of the walk's first picture are true. What depends only on the distance is the
-    same along each diagonal, and only the last row changes with the letters that are heeded."""
-    heeded = torch.tensor([True, False, True, False, False, False, True, True, *[False] * 3])
-    others = heeded.flip(0)
-    assert len(walk["rows"]) == 3
-    for n, methods in enumerate(walk["rows"].values()):
-        for name in methods:
-            effect = walk["effect"](name, heeded)
-            assert (effect.isnan() == torch.ones(11, 11).triu(1).bool()).all(), name
-            diagonals = [effect.diagonal(-distance) for distance in range(11)]
-            is_relative = all(torch.allclose(y, y[0], atol=1e-5) for y in diagonals)
-            assert is_relative == (n == 1), name
-            changes = not torch.equal(effect.tril(), walk["effect"](name, others).tril())
-            assert changes == (n == 2), name
-
-def test_what_counts_in_the_walk(walk):
-    """In a panel of cope's kinds and of fox, keys have the same colour if as many heeded letters
-    lie between them and the query. cope counts the key too."""
-    heeded = torch.tensor([True, False, True, False, False, False, True, True, *[False] * 3])
-    seen = torch.ones(11, 11).tril().bool()
-    until = heeded.cumsum(0)
-    for name in ("fox", "cope", "cope_mlp", "cope_alibi"):
-        count = until[:, None] - until
-        if name != "fox":
-            count = count + heeded.long()
-        effect = walk["effect"](name, heeded)
-        groups = [effect[seen & (count == c)] for c in count[seen].unique()]
-        for group in groups:
-            assert torch.allclose(group, group[0], atol=0.03), name
-        means = torch.stack([group.mean() for group in groups]).sort().values
-        assert means.diff().min() > 0.05, name
-
-def test_panels_of_the_walk_differ(walk):
-    """All methods have a panel, and no two panels look alike. The most similar ones are those of
-    expe and exqpe, whose correlation is 0.96. Panels in opposite colours count as different."""
-    effects = {}
-    for methods in walk["rows"].values():
-        for name in methods:
-            heeded = walk["is_a"] if name == "fox" else walk["begins_word"]
-            effects[name] = walk["effect"](name, heeded)
-    assert set(effects) == set(model.PES) - {"nope"}
-    seen = ~effects["rope"].isnan()
-    similarity = torch.stack([effect[seen] for effect in effects.values()]).corrcoef()
-    assert similarity.fill_diagonal_(0).max() < 0.97
 
 # --- trained runs ---------------------------------------------------------------------------------
 
