@@ -147,9 +147,10 @@ parts.draw_methods()
 
 ## 4. Rotation: what content sets, and what position sets
 
-RoPE, PoPE and CARoPE turn pairs of entries of q and k. A pair is a point in the plane. Here it is
-for two keys with different contents (dark and pale), at the positions 0 to 6, of which 0 has the
-thick line. The panels below show the product of each key with the same query, over the distance.
+RoPE (rotary), PoPE (polar) and CARoPE (context-aware rotary) turn pairs of entries of q and k. A
+pair is a point in the plane. The picture shows it for two keys with different contents (dark and
+pale), at the positions 0 to 6, of which 0 has the thick line. The panels below have the product of
+each key with the same query, over the distance.
 """
 
 # %%
@@ -295,21 +296,22 @@ parts.print_costs(methods)
 
 # %% [markdown]
 """
-The second number is often a little larger, because at 1x the first bytes of a text are predicted
-from very few others. A byte sees 1 to 128 bytes there, and nearly always 65 to 128 in the last
-comparison.
+The second number is a little larger than the first, because at 1x the first bytes of each text are
+predicted from very few others. There a byte sees 1 to 128 bytes, whereas it nearly always sees 65
+to 128 in the long texts that are limited to the last 128.
 
-No method gains from distant text, but there was hardly anything to gain. RoPE models that are
-trained on 1024 bytes at a time, with the same small budget, predict these bytes hardly better with
-all of the text in view than with the last 128 bytes. So the numbers do not say how well a method
-can use distant text. They say how much a method is harmed by seeing it.
+None of these methods gains from distant text, but there was hardly anything to gain. RoPE models
+that are trained on 1024 bytes at a time, with the same small budget, predict these bytes hardly
+better with all of the text in view than with the last 128 bytes. So the numbers do not say how well
+a method can use distant text. They say how much a method is harmed by seeing it.
 
 ## 7. CoPE counts
 
-In CoPE, a position is a count. The gate sigmoid(q_i.k_j / √d) says how much query i counts key j,
-and the position p of a key is the sum of the gates from this key to the query. A learned table e
-gives the bias: z = q_i.e has an entry for each integer, and between two integers it is
-interpolated. Here is the row of query 5, with gates chosen by hand and z = (0, 2, 1, 3).
+In CoPE (contextual), a position is a count. The gate sigmoid(q_i.k_j / √d) says how much query i
+counts key j, and the position p of a key is the sum of the gates from this key to the query. A
+learned table e gives the bias: z = q_i.e has an entry for each integer, and between two integers
+the bias is interpolated. Here is the row of query 5. Its gates are chosen by hand, and z is
+(0, 2, 1, 3).
 """
 
 # %%

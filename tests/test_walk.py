@@ -166,3 +166,12 @@ def test_stopped_pairs_stop():
         distance = (pos[:, None] - pos).clamp(0, far)
         want = logits[:, :, distance, 0]
         assert torch.allclose(found.tril(), want.tril(), atol=1e-4)
+
+def test_the_row_in_the_docstring_of_cope():
+    """It is that of the page, where p is not clamped yet."""
+    rows = {name: values.split("  summed")[0].split("  z at")[0].split()
+            for name, values in re.findall(r"^ {8}(gate|p|bias) +(.*)$", model.CoPE.__doc__, re.M)}
+    page = dict(re.findall(r"^    (gate|p|bias) +([\d. ]+)$", PAGE, re.M))
+    for name, values in rows.items():
+        want = [min(float(value), 3.0) for value in page[name].split()]
+        assert [float(value) for value in values] == want and len(values) == 6
