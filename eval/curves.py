@@ -46,6 +46,7 @@ STYLES = ("-", "--", ":", "-.")  # of several curves of one method
 LONGEST = 8  # loss_by_position reads segments of this many times the trained length
 POINTS = 32  # and averages their positions in this many groups, because single ones are noisy
 MOST_CURVES = 24  # in a panel; more could not be told apart
+HIGHEST = 1.05  # where the topmost name beside a panel may end, if 1 is the panel's height
 
 def main(words):
     parser = config.Parser(__doc__)
@@ -151,8 +152,9 @@ def colors_of(lines):
 def draw_curves(ax, lines, x, y, colors):
     """Draws line[y] against line[x], with a curve for each label. A point is drawn only if all runs
     of its curve have it. Curves of one colour differ in their style. `trained`, if a line has it,
-    is marked, and `beside` makes a curve thin. Of more than MOST_CURVES curves, those are left out
-    that end highest. Call name_curves when all curves of the figure are drawn."""
+    is marked, and `beside` makes a curve thin. Of more than MOST_CURVES curves, those that are not
+    beside others are drawn first, and then those that end lowest. Call name_curves when all curves
+    of the figure are drawn."""
     curves = []  # of (is it beside, the height of its end, label, colour, {x: its values})
     for (label, pe, beside), curve in grouped(
             [line for line in lines if y in line], "label", "pe", "beside").items():
@@ -163,11 +165,13 @@ def draw_curves(ax, lines, x, y, colors):
         values = {at: list(points[at].values()) for at in sorted(points)
                   if points[at].keys() == runs}
         end = statistics.fmean(values[max(values)])
+        if math.isnan(end):  # the run diverged, and nan has no place in an order
+            end = math.inf
         curves.append((bool(beside), end, label, colors[pe], values))
     if len(curves) > MOST_CURVES:
-        lowest = sorted(curves, key=lambda curve: curve[:2])[:MOST_CURVES]  # nan is never lower
+        chosen = sorted(curves, key=lambda curve: curve[:2])[:MOST_CURVES]
         print(f"drew only {MOST_CURVES} of {len(curves)} curves, those that end lowest")
-        curves = [curve for curve in curves if curve in lowest]
+        curves = [curve for curve in curves if curve in chosen]
 
     styles = {}  # {colour: how many curves have it}
     for beside, _, label, color, values in curves:
@@ -192,7 +196,7 @@ def name_curves(*axes):
     for ax in axes:
         line_height = 12 * figure.dpi / 72 / ax.bbox.height  # in fractions of the panel, like all
         to_panel = ax.transData - ax.transAxes
-        ends = []  # (height, x, name, curve)
+        ends = []  # (height, x, number, name, curve)
         for n, curve in enumerate(ax.get_legend_handles_labels()[0]):
             points = [point for point in curve.get_xydata() if math.isfinite(point[1])]
             if points:  # a run may have diverged
@@ -213,11 +217,9 @@ def name_curves(*axes):
         for legend in row:
             legend.set_in_layout(True)
 
-HIGHEST = 1.05  # where the topmost name may end, if 1 is the height of the panel
-
 def write_names(ax, ends, room):
-    """Writes names beside a panel. ends are (height, x, .., name, curve), from the lowest to the
-    highest, and room is what each name needs. All heights are fractions of the panel's."""
+    """Writes names beside a panel. ends are (height, x, number, name, curve), from the lowest to
+    the highest, and room is what each name needs. All lengths are fractions of the panel's."""
     at = [end[0] for end in ends]  # the middle of each name
     for n in range(1, len(at)):  # from below, each name gives way to the one below it
         at[n] = max(at[n], at[n - 1] + (room[n - 1] + room[n]) / 2)

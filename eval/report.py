@@ -35,7 +35,7 @@ TITLES = {  # of panels; others have the name of their config file
     "addition_small": "adding numbers",
 }
 
-UNITS = {  # how data sets begin, what the lengths in their panels count, and tokens for each of these
+UNITS = {  # how a data set begins: what the lengths in its panel count, and tokens per such unit
     "stdlib": ("byte", 1),
     "strings@task=copy": ("letter", 2),  # each letter comes again in the answer
 }
@@ -217,7 +217,7 @@ def draw_by_length(lines, path, rows=None, windows=()):
         drawn += [{**line, "label": f"{line['label']}, in windows of {line['trained']}"}
                   for line in panel if line["metric"] == "window_loss" and line["label"] in windows]
         unit, tokens = unit_of(key[2])
-        drawn = [{**line, "length": line["length"] / tokens, "trained": line["trained"] / tokens}
+        drawn = [{**line, "length": line["length"] // tokens, "trained": line["trained"] // tokens}
                  for line in drawn]
         curves.draw_curves(ax, drawn, "length", "value", colors)
         curves.label_axis(ax, drawn[0]["metric"], unit)
@@ -226,7 +226,7 @@ def draw_by_length(lines, path, rows=None, windows=()):
             title += f" ({key[2]}, data {key[4]})"
         lengths = sorted({line["length"] for line in drawn})
         ax.set_xscale("log", base=2)
-        ax.set_xticks(lengths, [f"{length:g}" for length in lengths], rotation=90 if len(lengths) > 6 else 0)
+        ax.set_xticks(lengths, lengths, rotation=90 if len(lengths) > 6 else 0)
         ax.minorticks_off()
         ax.set_title(title, loc="left")
         ax.set_xlabel(f"length, {unit}s; dashed: as trained")
@@ -234,7 +234,7 @@ def draw_by_length(lines, path, rows=None, windows=()):
     curves.save(figure, path)
 
 def unit_of(data):
-    """Returns what the lengths of a data set count, and how many tokens each of these takes."""
+    """Returns what the lengths of a data set count, and how many tokens such a unit takes."""
     for name, unit in UNITS.items():
         if data.startswith(name) and "tokenizer=" not in data:
             return unit

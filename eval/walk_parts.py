@@ -129,7 +129,7 @@ LINE = "a giraffe ate a bun"
 BEGINS_WORD = torch.tensor([t == 0 or LINE[t - 1] == " " for t in range(len(LINE))])
 IS_A = torch.tensor([letter == "a" for letter in LINE])
 D = 32  # the width of the only head
-ANSWERS = {  # to what the effect depends on: {method: what its panel shows}
+ANSWERS = {  # {what the effect depends on: {method: what its panel shows}}
     "The effect depends on where query and key are": {
         "learned": "a vector\nper position", "sinusoidal": "waves over\npositions",
         "expe": "the position\nas a number", "exqpe": "this number\nin big steps"},
