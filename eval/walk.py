@@ -148,7 +148,7 @@ parts.draw_methods()
 
 ## 4. Rotation: what content sets, and what position sets
 
-RoPE (rotary), PoPE (polar) and CARoPE (context-aware rotary) turn pairs of entries of q and k. A
+RoPE (rotary), PoPE (polar) and CARoPE (context-aware rotary) rotate pairs of entries of q and k. A
 pair is a point in the plane. The picture shows it for two keys with different contents (dark and
 pale), at the positions 0 to 6, of which 0 has the thick line. The panels below have the product of
 each key with the same query, over the distance.
@@ -157,13 +157,13 @@ each key with the same query, over the distance.
 # %%
 @torch.no_grad()
 def pair(name, content, pos):
-    """Returns the pair of a key with this content, at the positions pos: (T, 2). It turns by 1/3
-    radian, or 19 degrees, per position."""
+    """Returns the pair of a key with this content, at the positions pos: (T, 2). It is rotated by
+    1/3 radian, or 19 degrees, per position."""
     d = 2 if name == "pope" else 4  # PoPE makes a pair of each entry, and thus uses content[0] only
     pe = PES[name](GPTConfig(n_head=1, n_embd=d, base=9.0))
     x = torch.ones(1, len(pos), d)  # the tokens, which only CARoPE looks at
     if name == "carope":
-        pe.W[0] = 3.0  # most tokens turn little,
+        pe.W[0] = 3.0  # most tokens rotate little,
         x[:, 2::3] = -1.0  # and every third one much
     k = torch.zeros(1, 1, len(pos), d)
     k[..., 1::2] = torch.tensor(content)[: d // 2]  # entries 1 and 3 are a pair
@@ -187,13 +187,13 @@ for i, j in ((5, 2), (1005, 1002), (5, 1)):
 
 # %% [markdown]
 """
-- **RoPE:** content sets the length and the angle at position 0. From there, each position turns the
-  pair by the same angle θ. Over the distance, the product is a wave, and content shifts it.
-- **PoPE:** content sets only the length, which is the softplus of one entry, and position alone
-  sets the angle. So content can make a wave higher, but not shift it. All waves have a crest at
+- **RoPE:** content sets the length and the angle at position 0. From there, each position rotates
+  the pair by the same angle θ. Over the distance, the product is a wave, and content shifts it.
+- **PoPE:** content sets only the length, which is the softplus of one entry, and position sets the
+  whole angle. So content can make a wave higher, but not shift it. All waves have a crest at
   distance 0, until training moves the crests (by the parameter δ, which no content enters).
-- **CARoPE:** like RoPE, but each token decides how far it turns itself and all tokens after it. So
-  the product depends on which tokens lie between query and key.
+- **CARoPE:** like RoPE, but each token decides how far it rotates itself and all tokens after it.
+  So the product depends on which tokens lie between query and key.
 
 A logit is a sum of such products, one for each pair, and each pair has its own θ.
 
@@ -201,9 +201,9 @@ A logit is a sum of such products, one for each pair, and each pair has its own 
 
 A small RoPE model learns from segments of 64 bytes, and then reads 512. Its heads have eight pairs.
 Below, each dial is the circle of one pair. Within 64 bytes, pairs 0 to 2 make at least one full
-turn, so they have met every angle. The others have met only the grey part of theirs. In 512 bytes,
-they also turn to the coloured angles, for which no training example has taught the model what a
-logit means.
+rotation, so they have met every angle. The others have met only the grey part of their circles. In
+512 bytes, they also reach the coloured angles, for which no training example has taught the model
+what a logit means.
 """
 
 # %%
@@ -212,11 +212,11 @@ parts.draw_dials({"rope": {}, **scalings})
 
 # %% [markdown]
 """
-The other rows are remedies that scale the frequencies of a trained model. `linear` slows all pairs
-down to an eighth. Then no angle is new, but neighbours look almost alike. `ntk` slows the last pair
-down to an eighth, the first one not at all, and those in between by degrees. `yarn` slows a pair
-down to an eighth if it makes at most one turn within the trained length, and not at all if it makes
-32 or more. Here even pair 0 makes only 10, so `yarn` slows all of them down.
+The other rows are remedies that scale the frequencies of a trained model. `linear` divides them all
+by eight. Then no angle is new, but neighbours look almost alike. `ntk` divides that of the last
+pair by eight, leaves that of the first one, and those in between change by degrees. `yarn` divides
+a frequency by eight if the pair makes at most one rotation within the trained length, and leaves it
+if the pair makes 32 or more. Here even pair 0 makes only 10, so `yarn` changes all of them.
 
 Are the new angles to blame, or only the length of the text? To find out, we let some pairs of the
 trained model stop: at distances above 63, they stay at the angle of 63. Then we look at the loss
@@ -228,16 +228,16 @@ class Stopped(RoPE):
     pairs = []  # those that stop
 
     def logit_bias(self, q, logits, i, j, k):
-        """Replaces the part of the logits that comes from the pairs that stop. k is rotated, and q
-        is not."""
-        def turned(x, pos):
+        """Replaces the part of the logits that comes from the pairs that stop. k is rotated
+        already, and q is not."""
+        def rotated(x, pos):
             return rotate_pairs(x, *self.per_position(x, pos))
 
         mine = torch.zeros(2, self.d // 2)
         mine[:, self.pairs] = 1.0
         mine = mine.flatten()  # entries c and c + d/2 are a pair
-        now = scaled_dot_products(turned(q, i[:, 0]) * mine, k, self.d)
-        at_63 = scaled_dot_products(turned(q, torch.tensor([63])) * mine, turned(k, -j), self.d)
+        now = scaled_dot_products(rotated(q, i[:, 0]) * mine, k, self.d)
+        at_63 = scaled_dot_products(rotated(q, torch.tensor([63])) * mine, rotated(k, -j), self.d)
         return torch.where(i - j > 63, at_63 - now, 0.0)
 
 PES["stopped"] = Stopped
@@ -249,7 +249,7 @@ for speed, pairs in (("fast", [0, 1, 2]), ("slow", [3, 4, 5, 6, 7])):
 scaled = {"rope": stopped["rope"]}
 for name, options in scalings.items():
     scaled[name] = parts.losses_of(parts.changed(gpt, **options))
-parts.draw_losses({"Some pairs stop at the angle of 63": stopped, "All pairs turn on": scaled})
+parts.draw_losses({"Some pairs stop at the angle of 63": stopped, "All pairs rotate on": scaled})
 
 # %% [markdown]
 """

@@ -218,9 +218,9 @@ def draw_methods():
 # --- one pair of entries --------------------------------------------------------------------------
 
 SETS = {
-    "rope": "Content: length and first angle\nPosition: how far it turns from there",
+    "rope": "Content: length and first angle\nPosition: the rotation from there",
     "pope": "Content: only the length\nPosition: the whole angle",
-    "carope": "Content: length and first angle, and\nat each token how far all later ones turn",
+    "carope": "Content: length and first angle, and\nat each token the rotation from there",
 }
 
 def draw_pairs(points, products):
@@ -254,15 +254,15 @@ def draw_pairs(points, products):
         wave.set_xlabel("distance of the key", fontsize=9.5)
     axes[1, 0].set_ylabel("q.k of this pair", fontsize=9.5)
     show(figure, 4, "pairs", "one pair of entries of two keys at positions 0 to 6, as RoPE, PoPE "
-         "and CARoPE turn it, and below its product with a query over the distance.")
+         "and CARoPE rotate it, and below its product with a query over the distance.")
 
 # --- the angles of RoPE ---------------------------------------------------------------------------
 
 DIALS = {  # what a row shows
     "rope": "pairs 3 to 7 meet\nnew angles",
-    "linear": "nothing is new, but a\ntoken turns all pairs\nan eighth as far",
-    "ntk": "pair 0 as fast as ever,\npair 7 an eighth, the\nothers in between",
-    "yarn": "slow pairs an eighth,\nas in linear, fast ones\nless slowed down",
+    "linear": "nothing is new, but a\ntoken rotates all pairs\nan eighth as far",
+    "ntk": "pair 0 as far as ever,\npair 7 an eighth, the\nothers in between",
+    "yarn": "slow pairs an eighth,\nas in linear, fast ones\na little farther",
 }
 KNOWN, NEW = "0.75", curves.OTHER_COLORS[0]
 
@@ -291,15 +291,13 @@ def draw_dials(options):
                     va="center")
             ax.set(aspect="equal", xlim=(-1.1, 1.1), ylim=(-1.5, 1.1))
     for c, (ax, degrees) in enumerate(zip(axes[0][1:], trained)):
-        turns = degrees / 360
-        ax.set_title(f"pair {c}\n{turns:.1f}" if turns >= 0.1 else f"pair {c}\n{turns:.1g}",
-                     fontsize=9.5)
-    axes[0][0].text(0, 1.16, f"turns within {TRAINED} bytes:", fontsize=9.5)
+        ax.set_title(f"pair {c}\n{degrees / 360:.2g}", fontsize=9.5)
+    axes[0][0].text(0, 1.16, f"rotations in {TRAINED} bytes:", fontsize=9.5)
     legend = {f"angles within {TRAINED} bytes, as in training": KNOWN,
               f"new angles within {LONGER} bytes": NEW}
     figure.legend([Patch(facecolor=color) for color in legend.values()], legend.keys(),
                   loc="lower left", bbox_to_anchor=(0.19, 0), ncols=2, frameon=False, fontsize=10)
-    figure.text(0.005, 0.022, "°: turn per token", fontsize=10)
+    figure.text(0.005, 0.022, "°: angle per token", fontsize=10)
     show(figure, 5, "dials", f"which angles each pair of RoPE has met within the trained length of "
          f"{TRAINED} bytes, and which are new at {LONGER}, also after scaling the frequencies.")
 
@@ -318,7 +316,7 @@ def draw_losses(panels):
     axes[0].set_ylabel("loss, nats per byte")
     curves.name_curves(*axes)
     show(figure, 5, "stopped", "the loss of a small RoPE model at each position of a longer text, "
-         "if some of its pairs stop turning, and if its frequencies are scaled.")
+         "if some of its pairs stop, and if its frequencies are scaled.")
 
 # --- the loss beyond the trained length -----------------------------------------------------------
 

@@ -399,8 +399,9 @@ def test_names_of_curves_do_not_overlap():
     styles = [text.arrow_patch.get_linestyle() for text in ax.texts]
     assert [n for n, style in enumerate(styles) if style in (":", "dotted")] == [10]
 
-@pytest.mark.parametrize("n, name", [(23, "curve"), (13, "a name that needs two of the lines of a panel"),
-                                     (60, "curve --learning_rate=0.001 --warmup_iters=100")])
+@pytest.mark.parametrize("n, name", [
+    (23, "curve"), (13, "a name that needs two of the lines of a panel"),
+    (60, "curve --learning_rate=0.001 --warmup_iters=100")])
 def test_many_names_are_a_legend(n, name, capsys):
     """It is below the panel and within the figure, which grows. Of very many curves, those are
     drawn that end lowest."""

@@ -24,20 +24,6 @@ def test_tables(capsys, tmp_path):
     for table in tables:
         assert table in printed
 
-def test_the_last_column_of_the_methods():
-    """In model.py, the table PES says by how much each method's loss rises with length."""
-    lines = [line for line in report.read(["eval/results.jsonl"])
-             if line["experiment"] == "quickstart" and line["metric"] == "loss"
-             and not line["options"] and not line["flags"]]
-    source = Path("model.py").read_text("utf-8")
-    stated = re.findall(r'^    "(\w+)": .* ([+-]\d\.\d\d)$', source, re.M)
-    assert len(stated) == len(model.PES) - 2  # learned, which has no other length, and cope_mlp
-    for pe, rise in stated:
-        means = [statistics.fmean(line["value"] for line in lines
-                                  if (line["pe"], line["multiple"]) == (pe, multiple))
-                 for multiple in (1, 8)]
-        assert f"{means[1] - means[0]:+.2f}" == rise, pe
-
 BESIDE_PAPERS = [  # config, its splits and metric
     ("cope_flip_flop", ("val", "sparse"), "token_error"),
     ("cope_flip_flop_small", ("val", "sparse"), "token_error"),

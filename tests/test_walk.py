@@ -85,7 +85,7 @@ def test_the_walk_prints_what_the_page_says(in_a_script, tmp_path, capsys):
     assert len(results) > 30
     for line in results:
         if not line.startswith(DECIDED_BY_TRAINING):
-            assert f"\n    {line}\n" in PAGE, f"render eval/walk.md again, because it lacks {line!r}"
+            assert f"\n    {line}\n" in PAGE, f"render eval/walk.md again: it lacks {line!r}"
 
 def test_help_trains_nothing(in_a_script, monkeypatch, capsys):
     monkeypatch.setattr(model.GPT, "forward", None)
