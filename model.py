@@ -15,8 +15,7 @@ methods. In this picture of one forward pass, the hooks are in capitals:
                 x, k, v -> PER_KEY -> all that LOGIT_BIAS must know about each key
                 softmax(q.k / sqrt(d) + LOGIT_BIAS + causal mask) v -> c_proj
 
-Two more hooks are not in the picture: `clamp_parameters` acts after each step of the optimizer, and
-`kernel_arguments` describes LOGIT_BIAS to kernels.py. No hook does anything unless a method
+One more hook is not in the picture: `kernel_arguments` describes LOGIT_BIAS to kernels.py. No hook does anything unless a method
 overrides it, so pe="nope" is a plain GPT. With pe="cope+rope", four of the hooks in the picture
 act: RoPE overrides PER_POSITION and ENCODE_QK, which together rotate q and k, and CoPE overrides
 PER_KEY and LOGIT_BIAS, which turn counts of keys into a bias.
@@ -35,7 +34,7 @@ Options that make no sense are refused by assertions, which `python -O` would le
 """
 import math
 import os
-import zipfile
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args, get_origin
 
@@ -86,7 +85,7 @@ class GPTConfig:
     cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q is dotted with in the gates
     # cope, cope_mlp
     cope_npos: int = 64  # number of positions; p is clamped to npos - 1
-    cope_scale_z: bool = False  # divide q.e by sqrt(d), as the released code does; 0.04 nats worse
+    cope_scale_z: bool = False  # divide q.e by sqrt(d), as the released code does
     # cope
     cope_shared: bool = True  # one table for the model, rather than one per layer
     cope_per_head: bool = False  # one table per head, rather than one for all of them
@@ -106,8 +105,7 @@ class GPTConfig:
     expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the trained length
 
 # The options that GPT.from_checkpoint may change, because they make sense for a trained model
-TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped",
-             "block_size")
+TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped")
 
 class PE(nn.Module):
     """The base of all methods. A method overrides the hooks through which it acts.
@@ -118,7 +116,9 @@ class PE(nn.Module):
 
     An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
     it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
-    gives it, and does not decay.
+    gives it, and does not decay. If it has to stay within bounds, name them in `bounds`, and do not
+    clamp it in a hook: the gradient of a clamp is zero outside of the bounds, so a value that has
+    crossed one would never come back.
 
     Parameters may be bfloat16, so a hook that computes in float32 has to cast them. Autocast
     computes all matrix products in bfloat16, so a hook that needs a precise one calls
@@ -129,7 +129,9 @@ class PE(nn.Module):
     cache of a whole layer also holds keys and values. In a layer of `fox+rope` it is {"k": encoded
     keys, "v": values, "fox": {"sums": ...}, "rope": {}}.)
     """
+    reads = ()  # the options that only it and some other methods read, for refuse_idle_options
     limit = math.inf  # the longest input that it can encode
+    bounds = {}  # {name of a parameter: (lowest, highest)}, which hold after each training step
 
     def __init__(self, cfg, shared_from=None):
         super().__init__()
@@ -185,8 +187,12 @@ class PE(nn.Module):
         gate_q and gate_k if its gates do not reuse the logits. q and per_key are those of
         logit_bias, for all T tokens. Only methods whose logit_bias has a kernel need it."""
 
+    @torch.no_grad()
     def clamp_parameters(self):
         """Moves parameters back into their bounds, after each step of the optimizer."""
+        for name, (lowest, highest) in self.bounds.items():
+            if getattr(self, name) is not None:  # an option may have left it out
+                getattr(self, name).clamp_(lowest, highest)
 
 def overrides(cls, hook):
     """True if cls, the class of a method, overrides the hook of this name."""
@@ -436,31 +442,33 @@ class GPT(nn.Module):
         """Returns the model that train.py saved in the run directory `run`, in evaluation mode, and
         the whole checkpoint, a dict that read_checkpoint describes. `changes` are options of
         TEST_TIME to use instead of those of the training, such as rope_scaling="ntk",
-        rope_factor=4.0. Raises AssertionError for any other option or a wrong value, and ValueError
-        if the checkpoint is damaged or its weights do not fit these options."""
+        rope_factor=4.0. Raises AssertionError for any other option or a wrong value, and OSError if
+        the checkpoint is damaged or its weights do not fit these options."""
         for name in changes:
             assert name in TEST_TIME, (
                 f"{name} cannot be changed after training; only {', '.join(TEST_TIME)} can")
         saved = read_checkpoint(run)
         options = model_options(saved)
+        refuse_idle_options(options["pe"], changes)
         options.update(changes)
         model = cls(GPTConfig(**options))
         model.load_weights(saved["model"], run)
         return model.to(device).eval(), saved
 
     def load_weights(self, weights, run):
-        """Copies weights, the state_dict of a run directory, into the model. Raises ValueError if
-        they belong to another architecture."""
+        """Copies weights, the state_dict of a run directory, into the model. Raises OSError if they
+        belong to another architecture."""
+        unfit = f"the weights of {run} do not fit a model with pe={self.cfg.pe!r}"
         try:
             self.load_state_dict(weights)
         except RuntimeError as error:
             first = str(error).split("\n")[1].strip()
-            raise ValueError(f"{run} holds another architecture: {first}") from error
+            raise OSError(f"{unfit}: {first}") from error
         # A tensor that several layers share has several names, and of the copies under these names
         # only the last survives loading. So the copies in the checkpoint must be equal
         for name, tensor in self.state_dict().items():
             if not torch.equal(tensor.cpu(), weights[name].cpu()):
-                raise ValueError(f"{run} holds separate copies of {name}, which this model shares")
+                raise OSError(f"{unfit}: its layers share {name}, of which the run has several")
 
     def forward(self, idx, targets=None, cache=None, return_logits=True, reduction="mean"):
         """Returns logits and loss.
@@ -633,6 +641,7 @@ class Sinusoidal(PE):
     """`sinusoidal`: multiplies the token embeddings by sqrt(C), and adds sin(i theta_c) to
     dimension 2c and cos(i theta_c) to dimension 2c + 1, where theta_c = base^(-2c/C) (Vaswani
     arXiv:1706.03762 sections 3.4 and 3.5)."""
+    reads = ("base", "sinusoidal_scale")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -679,6 +688,7 @@ class RoPE(PE):
                  (deployed code often does so in c). It also scales cos and sin, which sharpens the
                  softmax
     """
+    reads = ("base", "rope_fraction", "rope_scaling", "rope_factor", "rope_trained")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -751,6 +761,7 @@ class CARoPE(PE):
 
     The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
     constant b: with W = 0 it gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
+    reads = ("base",)
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -784,9 +795,9 @@ class PoPE(PE):
     [mu cos, mu sin] of width 2d (eq. 6, 7, 9).
 
     delta (H, d) is learned and stays in [-2 pi, 0]. The paper clamps it to these bounds, which it
-    found to improve stability, although 0 and -2 pi are the same angle. clamp_parameters moves
-    delta back after each step. Clamping in the forward pass would freeze a delta that has crossed a
-    bound, because the gradient of the clamp is zero there."""
+    found to improve stability, although 0 and -2 pi are the same angle."""
+    reads = ("base", "pope_mu", "pope_delta")
+    bounds = {"delta": (-2 * math.pi, 0.0)}
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -820,15 +831,11 @@ class PoPE(PE):
             mu = F.relu(mu)
         return (torch.cat((mu, mu), -1) * unit_vectors).to(x.dtype)
 
-    @torch.no_grad()
-    def clamp_parameters(self):
-        if self.delta is not None:
-            self.delta.clamp_(-2 * math.pi, 0)
-
 class Relative(PE):
     """`relative`: adds a learned vector per distance to the keys, so that the logit is
     q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4). As in CoPE's paper, the values get
     no such vectors. All heads and layers share a."""
+    reads = ("relative_capped",)
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -850,6 +857,7 @@ class T5(PE):
     """`t5`: adds to the logit a learned number per head and bucket of distances (T5
     arXiv:1910.10683 section 2.1). Half of the buckets hold one distance each, and the widths of the
     others grow exponentially. All layers share one table."""
+    reads = ("t5_buckets", "t5_max_distance")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -886,6 +894,7 @@ class ALiBi(PE):
     """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
     slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only that
     fraction of the heads, the first ones, have a slope, and the others ignore positions."""
+    reads = ("alibi_fraction",)
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -964,6 +973,7 @@ class CoPE(PE):
     are products of a rotated q and rotated keys. All other products are with vectors that are not
     rotated (e, and the gates' own keys or values). They use the q that is not rotated either,
     because they would otherwise depend on absolute positions."""
+    reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_shared", "cope_per_head")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -1025,6 +1035,7 @@ class CoPE_MLP(CoPE):
     """`cope_mlp`: CoPE with an MLP of N hidden units in place of the table, so that the bias is
     q_i . W2^T gelu(W1 p_ij / npos + b1) (CoPE appendix C). The paper gives only N. GELU, the clamp
     of p and the division by npos are our choices."""
+    reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_mlp_width")
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width
         self.W1 = nn.Parameter(torch.randn(N))
@@ -1042,6 +1053,7 @@ class CoPE_MLP(CoPE):
 class CoPE_ALiBi(CoPE):
     """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's unclamped position as
     the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
+    reads = ("cope_gates", "cope_slopes", "cope_m0")
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -1061,6 +1073,8 @@ class ExPE(PE):
     projections to q and k. Dimension c becomes S + theta (i + c), c = 0..l-1 (ExPE
     arXiv:2509.19569 eq. 1-3, Figure 1). Every block does so after its norm, because the norm would
     change the values. Blocks share S and theta."""
+    reads = (
+        "expe_l", "expe_S", "expe_theta", "expe_once", "expe_same", "expe_learned", "expe_scale")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -1102,6 +1116,8 @@ class ExQPE(ExPE):
     positions 0..i are congruent to c modulo l. Only one dimension changes from one position to the
     next, so its step theta_2 can be large enough for low precision (ExPE section 2.3). Eq. 5 is
     garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
+    reads = (
+        "expe_l", "expe_S", "expe_theta", "expe_theta2", "expe_once", "expe_learned", "expe_scale")
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
         theta2 = self.initial(cfg.expe_theta2)
@@ -1113,24 +1129,23 @@ class ExQPE(ExPE):
         n = torch.div((i - c).long(), self.l, rounding_mode="floor") + 1
         return self.expe_theta * c + self.expe_theta2 * n.to(c.dtype)
 
-# cache: numbers per token and head (*: d more with sep-keys). at 8x: by how many nats our models'
-# loss on text rises between the trained length and eight times that length (eval/README.md)
-PES = {                        # acts on        learns                        cache  at 8x
-    "nope": NoPE,              # nothing        nothing                       2d     +0.29
-    "learned": Learned,        # embeddings     a vector per position         2d     impossible
-    "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d     +1.57
-    "rope": RoPE,              # q, k           nothing                       2d     +0.97
-    "carope": CARoPE,          # q, k           frequencies, by content       2d     +0.36
-    "pope": PoPE,              # q, k           a phase per head, dimension   3d     +0.26
-    "relative": Relative,      # logits         a vector per distance         2d     +0.43
-    "t5": T5,                  # logits         a number per head and bucket  2d     +0.44
-    "alibi": ALiBi,            # logits         nothing                       2d     -0.03
-    "fox": FoX,                # logits         a forget gate per head        2d+1   -0.02
-    "cope": CoPE,              # logits         a vector per count            2d*    -0.01
-    "cope_mlp": CoPE_MLP,      # logits         an MLP of the count           2d*    not measured
-    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*    -0.02
-    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d     +0.36
-    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d     +0.42
+# cache: numbers per token and head (*: d more with sep-keys)
+PES = {                        # acts on        learns                        cache
+    "nope": NoPE,              # nothing        nothing                       2d
+    "learned": Learned,        # embeddings     a vector per position         2d
+    "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d
+    "rope": RoPE,              # q, k           nothing                       2d
+    "carope": CARoPE,          # q, k           frequencies, by content       2d
+    "pope": PoPE,              # q, k           a phase per head, dimension   3d
+    "relative": Relative,      # logits         a vector per distance         2d
+    "t5": T5,                  # logits         a number per head and bucket  2d
+    "alibi": ALiBi,            # logits         nothing                       2d
+    "fox": FoX,                # logits         a forget gate per head        2d+1
+    "cope": CoPE,              # logits         a vector per count            2d*
+    "cope_mlp": CoPE_MLP,      # logits         an MLP of the count           2d*
+    "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*
+    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d
+    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d
 }
 
 # kernels.attention supports what these add to the logits, or PoPE's wide q and k. A subclass of one
@@ -1171,40 +1186,32 @@ def check_options(cfg, pattern):
         both = {"expe", "exqpe"} <= set(names)
         assert not both, f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions"
 
-    def is_used(cls):
-        return any(issubclass(PES[name], cls) for name in used)
-
-    scales = cfg.rope_scaling != "none" or cfg.rope_factor != 1
-    assert not scales or is_used(RoPE), (
-        f"rope_scaling={cfg.rope_scaling} and rope_factor={cfg.rope_factor} do nothing, because "
-        f"pe={cfg.pe!r} has no rope")
-    assert cfg.expe_scale == 1 or is_used(ExPE), (
-        f"expe_scale={cfg.expe_scale} does nothing, because pe={cfg.pe!r} has no expe")
-    assert not cfg.relative_capped or is_used(Relative), (
-        f"relative_capped does nothing, because pe={cfg.pe!r} has no relative")
+def refuse_idle_options(pe, given):
+    """Refuses an option among the names `given` that does nothing, because none of the methods in
+    pe reads it. Otherwise somebody might take its row for another one."""
+    methods = [cls for name, cls in PES.items() if name in re.split("[+,]", pe)]
+    idle = {option for cls in PES.values() for option in cls.reads}
+    idle -= {option for cls in methods for option in cls.reads}
+    for option in given:
+        assert option not in idle, f"{option} does nothing for pe={pe!r}; leave it out"
 
 # --- trained models -------------------------------------------------------------------------------
 
 def read_checkpoint(run):
     """Returns what train.py has saved in run/ckpt.pt, with all tensors on the CPU. It is a dict of
-    model and optimizer (their state_dicts), step, config (all options of the run), flags and recipe
-    (see train.py), meta (meta.json of its data set) and wandb (its id at Weights & Biases, or
-    None). Raises FileNotFoundError if there is no such file, and ValueError if it is damaged or not
+    model and optimizer (their state_dicts), step, config (all options of the run), flags and
+    settings (see identify in train.py), meta (meta.json of its data set) and wandb (its id at
+    Weights & Biases, or None). Raises OSError if there is no such file, or if it is damaged or not
     from train.py."""
     path = os.path.join(run, "ckpt.pt")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{run!r} is not a directory with a ckpt.pt")
-    with open(path, "rb") as file:  # opened only once, because a run may replace it meanwhile
-        try:
-            damaged_part = zipfile.ZipFile(file).testzip()  # torch.load skips checksums
-            file.seek(0)
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # its type depends on which bytes are wrong
-            raise ValueError(f"{path} is damaged ({type(error).__name__})") from error
-    if damaged_part:
-        raise ValueError(f"{path} is damaged (in {damaged_part})")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # its type depends on which bytes are missing or wrong
+        raise OSError(f"{path} is damaged ({type(error).__name__})") from error
     if not {"model", "optimizer", "step", "config", "meta"} <= set(saved):
-        raise ValueError(f"{path} is not a checkpoint of this train.py")
+        raise OSError(f"{path} is not a checkpoint of this train.py")
     return saved
 
 def model_options(saved):
@@ -1212,8 +1219,8 @@ def model_options(saved):
     GPTConfig since it was saved have their defaults."""
     options = asdict(GPTConfig())
     options.update({name: saved["config"][name] for name in options if name in saved["config"]})
-    # YaRN has to know the trained length, and block_size may be changed after training. A run that
-    # was trained with YaRN keeps the length that YaRN used then
+    # YaRN has to know the trained length, and a run that starts from these weights may have another
+    # block_size. A run that was trained with YaRN keeps the length that YaRN used then
     if options["rope_scaling"] != "yarn":
         options["rope_trained"] = trained_length(saved)
     elif not options["rope_trained"]:

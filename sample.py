@@ -13,6 +13,7 @@ that numbers from different machines can be compared.
 import argparse
 import math
 import os
+import sys
 
 import torch
 
@@ -22,7 +23,7 @@ from data import locate
 from data.shards import Split
 from data.tokenizer import tokenizer
 from model import GPT, TEST_TIME, GPTConfig, trained_length
-from train import append_records, pick_device, recipe_of, score_sums, scores, to_device
+from train import append_records, pick_device, score_sums, scores, to_device, tokenizer_name
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer text is read in segments of this length, to bound the memory
@@ -31,25 +32,19 @@ EVAL_TOKENS = 131072  # tokens in all spans together
 
 # --- the command line -----------------------------------------------------------------------------
 
-SERVES = {  # option: for what it does something
-    "data": ("a task", "--evaluate", "--extrapolate"),
-    "split": ("a task", "--extrapolate"),
-    "eval_tokens": ("--extrapolate",),
-    "num_samples": ("text", "a task"),
-    "prompt": ("text",),
-    "max_new_tokens": ("text",),
-    "context": ("text",),
-    "temperature": ("text",),
-    "top_k": ("text",),
-    "seed": ("text",),
-}
-
-def refuse_idle_options(args, what):
-    """Raises Mistake if an option that was changed does nothing for `what`, a word of SERVES."""
-    for name in SERVES:
-        if name in args.changed and what not in SERVES[name]:
-            value = getattr(args, name)
-            raise Mistake(f"--{name}={value} does nothing for {what}; leave it out")
+def main(words):
+    args = arguments(words)
+    runs = [Run(name, args.device, args.data) for name in args.runs]
+    if args.evaluate:
+        evaluate(runs, args.evaluate)
+    elif args.extrapolate:
+        extrapolate(runs, args.extrapolate, args.split, args.eval_tokens, args.window)
+    else:
+        for run in runs:
+            if run.is_task:
+                write_answers(run, args)
+            else:
+                write_text(run, args)
 
 def arguments(words):
     """Returns the options of a command line."""
@@ -61,44 +56,39 @@ def arguments(words):
                         help="lengths to evaluate at, as multiples of the trained length: 0.5,1,2")
     add_run_options(parser)
     add_data_options(parser)
-    parser.add_argument("--eval_tokens", type=config.integer, default=EVAL_TOKENS, metavar="N",
-                        help="extrapolate: tokens to read at each length [%(default)s]")
-    parser.add_argument("--num_samples", type=config.integer, default=2, metavar="N",
-                        help="texts, or rows of a task, to show [%(default)s]")
-    text = parser.add_argument_group("text")
+    lengths = parser.add_argument_group("--extrapolate")
+    lengths.add_argument("--eval_tokens", type=config.integer, default=EVAL_TOKENS, metavar="N",
+                         help="tokens to read at each length [%(default)s]")
+    lengths.add_argument("--window", type=config.integer, metavar="N",
+                         help="compare with the loss if a token sees at most the last N [the "
+                              "trained length]")
+    text = parser.add_argument_group("text, or answers to a task")
+    text.add_argument("--num_samples", type=config.integer, default=2, metavar="N",
+                      help="texts, or rows of a task, to show [%(default)s]")
     text.add_argument("--prompt", default="", help="text to continue [a new document]")
     text.add_argument("--max_new_tokens", type=config.integer, default=300, metavar="N",
                       help="length of each text [%(default)s]")
     text.add_argument("--context", type=config.integer, metavar="N",
                       help="tokens that the model sees at most; 0: all [the trained length]")
-    text.add_argument("--temperature", type=float, default=0.8,
+    text.add_argument("--temperature", type=config.number, default=0.8,
                       help="0: always the most probable token [%(default)s]")
     text.add_argument("--top_k", type=config.integer, default=0, metavar="K",
                       help="sample only from the k most probable tokens; 0: from all [%(default)s]")
     text.add_argument("--seed", type=config.integer, default=1337,
                       help="of the samples [%(default)s]")
-    args = parser.parse_intermixed_args(words)
-    args.changed = {name for name in SERVES if getattr(args, name) != parser.get_default(name)}
-    try:
-        args.prompt.encode()
-    except UnicodeEncodeError:  # the shell has passed other bytes on
-        raise Mistake("--prompt is not UTF-8; check the settings of the terminal") from None
-    for name in ("eval_tokens", "num_samples", "max_new_tokens", "context", "temperature", "top_k",
-                 "seed"):
-        value = getattr(args, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise Mistake(f"--{name}={value} must be finite and not negative")
-    return args
+    return parser.parse_intermixed_args(words)
 
 def add_run_options(parser):
     """Adds the options that say which runs to read, and on which device."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory, or RUN@key=value")
+    parser.add_argument("runs", nargs="+", type=config.text, metavar="RUN",
+                        help="run directory, or RUN@key=value")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto",
                         help="auto: the fastest available [auto]")
 
 def add_data_options(parser):
     """Adds the options that say on which data the runs are evaluated."""
-    parser.add_argument("--data", help="a data set or folder to read [the run's own]")
+    parser.add_argument("--data", type=config.text,
+                        help="a data set or folder to read [the run's own]")
     parser.add_argument("--split",
                         help="a split of the data set [the first that training evaluated]")
 
@@ -119,28 +109,6 @@ def multiples(text):
             f"{text!r} is not a list of numbers above 0, such as 1,2,4")
     return numbers
 
-def main(words):
-    args = arguments(words)
-    runs = [Run(name, args.device, args.data) for name in args.runs]
-    for run in runs:
-        if "block_size" in run.options:
-            raise Mistake(f"{run.name}: block_size does nothing here; only eval.tasks and "
-                          "eval.attention read as many tokens as it says")
-    if args.evaluate:
-        refuse_idle_options(args, "--evaluate")
-        evaluate(runs, args.evaluate)
-    elif args.extrapolate:
-        refuse_idle_options(args, "--extrapolate")
-        extrapolate(runs, args.extrapolate, args.split, args.eval_tokens)
-    else:
-        for run in runs:
-            refuse_idle_options(args, "a task" if run.is_task else "text")
-        for run in runs:
-            if run.is_task:
-                write_answers(run, args)
-            else:
-                write_text(run, args)
-
 # --- a trained model ------------------------------------------------------------------------------
 
 class Run:
@@ -153,14 +121,11 @@ class Run:
         self.options = self.read_changes(name, changes)
         self.name = with_options(self.folder, self.options)
         self.device = pick_device(device)
-        with config.refusals_are_mistakes():
-            self.model, saved = GPT.from_checkpoint(self.folder, self.device, **self.options)
-        if "rope_trained" in self.options and self.model.cfg.rope_scaling != "yarn":
-            raise Mistake(f"{self.name}: rope_trained does nothing without rope_scaling=yarn")
+        self.model, saved = GPT.from_checkpoint(self.folder, self.device, **self.options)
         self.step = saved["step"]
         self.config = saved["config"]  # all options of the training
-        self.flags = saved.get("flags", {})  # those that name it in tables; {} in older versions
-        self.recipe = recipe_of(saved)
+        self.flags = saved.get("flags", {})  # those that name it in tables
+        self.settings = saved.get("settings")  # a checksum of its config file, see train.identify
         self.meta = saved["meta"]  # meta.json of the data set that it was trained on
         self.is_task = self.meta["loss"] == "mask"
         self.trained = trained_length(saved)  # tokens per sequence in training
@@ -186,8 +151,8 @@ class Run:
         written again, because it may then hold other text than before."""
         split = Split(locate(self.data), name or self.config["eval_splits"].split(",")[0])
         if split.meta["tokenizer"] != self.meta["tokenizer"]:
-            raise Mistake(f"{split.folder} was tokenized with {split.meta['tokenizer']!r}, but "
-                          f"{self.name} was trained with {self.meta['tokenizer']!r}; prepare the "
+            raise Mistake(f"{split.folder} was tokenized with {tokenizer_name(split.meta)}, but "
+                          f"{self.name} was trained with {tokenizer_name(self.meta)}; prepare the "
                           "data again with the tokenizer of the run")
         if self.reads_its_own and not split.is_same_set(self.meta):
             raise Mistake(f"{split.folder} has changed since {self.name} was trained on it; to "
@@ -202,12 +167,12 @@ class Run:
     def about(self):
         """Returns what identifies the run in a table or picture, as a dict."""
         return {"run": self.folder, "config": self.config["config"], "pe": self.model.cfg.pe,
-                "flags": self.flags, "seed": self.config["seed"], "step": self.step,
-                "recipe": self.recipe, "options": self.options, "trained": self.trained}
+                "flags": self.flags, "settings": self.settings, "seed": self.config["seed"],
+                "step": self.step, "options": self.options, "trained": self.trained}
 
     def record(self, values, **measured):
-        """Appends a record to RUN/results.jsonl for each of the values, {metric: number}, that is
-        not None. `measured` says what was measured:
+        """Appends a record to RUN/results.jsonl. It holds the values, {metric: number}, apart from
+        those that are None, and `measured`, which says what was measured:
 
             data         the data set, or the task
             split        its split
@@ -215,12 +180,16 @@ class Run:
             length       tokens per sequence
             multiple     of --extrapolate: length / trained length
             tokens       of --extrapolate: how many tokens were read
+            window       of --extrapolate: how many tokens a token sees for window_loss
         """
-        about = {**self.about(), "multiple": None, "tokens": None, **measured,
-                 "torch": torch.__version__, "device": self.device.type}
-        append_records(os.path.join(self.folder, "results.jsonl"), *(
-            {**about, "metric": metric, "value": value}
-            for metric, value in values.items() if value is not None))
+        values = {metric: value for metric, value in values.items() if value is not None}
+        path = os.path.join(self.folder, "results.jsonl")
+        try:
+            append_records(path, {**self.about(), **measured, "torch": torch.__version__,
+                                  "device": self.device.type, "values": values})
+        except OSError as error:  # it may be somebody else's directory
+            print(f"{path} could not be written ({error.strerror}), so this is only printed",
+                  file=sys.stderr)
 
 def with_options(name, options):
     """Returns a name such as out/quickstart_rope@rope_scaling=ntk,rope_factor=8."""
@@ -239,9 +208,8 @@ def write_text(run, args):
     context = run.trained if args.context is None else args.context
     for i in range(args.num_samples):
         torch.manual_seed(args.seed + i)
-        with config.refusals_are_mistakes():  # learned positions end at block_size
-            tokens = run.model.generate(
-                idx, args.max_new_tokens, args.temperature, args.top_k, context)[0].tolist()
+        tokens = run.model.generate(
+            idx, args.max_new_tokens, args.temperature, args.top_k, context)[0].tolist()
         if not args.prompt:
             tokens = tokens[1:]  # the separator is not part of the text
         print(f"--- {run.name}, sample {i + 1}")
@@ -258,8 +226,7 @@ def write_answers(run, args):
         between = " "
     starts = split.windows(length, args.num_samples)
     x, y = to_device(run.device, *split.read(starts, length))
-    with config.refusals_are_mistakes():  # learned positions end at block_size
-        predicted = run.model(x, y)[0].argmax(-1)
+    predicted = run.model(x, y)[0].argmax(-1)
     print(f"{run.name}, {split.split} split; answers are [right] or [wrong, not right]")
     rows = zip(x.tolist(), y.tolist(), predicted.tolist())
     for i, (tokens, targets, answers) in enumerate(rows, 1):
@@ -314,33 +281,35 @@ def batches(items, length):
 
 # --- longer texts than in training ----------------------------------------------------------------
 
-def extrapolate(runs, multiples, name, tokens):
-    """Prints and records the two losses of `measure` for each multiple of the trained length."""
+def extrapolate(runs, multiples, name, tokens, window=None):
+    """Prints and records the two losses of `measure` for each multiple of the trained length. The
+    window is that of window_loss, or None for the trained length."""
     width = max(24, *(len(run.name) for run in runs))
     heading = None
     for run in runs:
         split = run.open_split(name)
         lengths = [round(multiple * run.trained) for multiple in multiples]
         texts = spans(split, lengths, tokens)
-        measured = measure(run, split, lengths, texts)
+        of_window = window or run.trained
+        measured = measure(run, split, lengths, texts, of_window)
         of_run = f"loss in nats (perplexity), on {run.data}"
         if heading != of_run:
             heading = of_run
             print(heading)
             print_row("", [f"{multiple:g}x" for multiple in multiples], width)
         for title, metric in ((run.name, "loss"),
-                              (f"  seeing the last {run.trained}", "window_loss")):
+                              (f"  seeing the last {of_window}", "window_loss")):
             cells = [f"ends at {run.model.limit}" if losses[metric] is None
                      else loss_and_perplexity(losses[metric]) for losses in measured]
             print_row(title, cells, width)
         for multiple, length, losses in zip(multiples, lengths, measured):
             run.record(losses, data=run.data, split=split.split, fingerprint=split.fingerprint,
-                       length=length, multiple=multiple,
+                       length=length, multiple=multiple, window=of_window,
                        tokens=sum(stop - start for start, stop in texts))
 
-def measure(run, split, lengths, texts):
+def measure(run, split, lengths, texts, window):
     """Returns a dict of two losses for each length, on texts, which are (start, stop) pairs. N is
-    the trained length.
+    the window, which is usually the trained length.
 
     For `loss`, the text is cut into pieces of this length, and the model reads each of them from
     its beginning. `loss` is None if the model does not have so many positions. For `window_loss`,
@@ -355,7 +324,7 @@ def measure(run, split, lengths, texts):
         pieces = [(begin, min(begin + length, stop))  # the last of a span may be shorter
                   for start, stop in texts for begin in range(start, stop, length)]
         of_loss = windows_of(pieces, length) if length <= run.model.limit else None
-        windows.append((of_loss, windows_of(pieces, run.trained)))
+        windows.append((of_loss, windows_of(pieces, window)))
     # many windows occur more than once, but each is read only once
     needed = set()
     for of_loss, of_window_loss in windows:

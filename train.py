@@ -4,9 +4,9 @@ Trains a GPT on one device, or on many under torchrun:
     python train.py config/quickstart.py [--option=value ...]         --help shows all options
     torchrun --standalone --nproc_per_node=8 train.py config/...      the same batches, divided up
 
-A run is defined by its options. It writes ckpt.pt and log.jsonl into its directory. On SIGTERM,
-Ctrl-C or a closed terminal it saves a checkpoint and stops, and the same command with --resume
-continues it. A second Ctrl-C ends it at once.
+A run is defined by its options and writes ckpt.pt and log.jsonl into its directory, which is named
+after the options. On SIGTERM, Ctrl-C or a closed terminal it saves a checkpoint and stops, and the
+same command with --resume continues it. A second Ctrl-C ends it at once.
 
 Batches depend only on the seed and the step. Dropout masks depend on the number of processes and on
 micro_batch, too. A run that was stopped and resumed with the same two takes the same steps as an
@@ -21,8 +21,8 @@ import signal
 import sys
 import time
 import zlib
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -33,8 +33,8 @@ import torch.distributed as dist
 import config
 from config import Mistake
 from data import locate, write_if_missing
-from data.shards import Split, fingerprint, whole_file
-from model import GPT, TEST_TIME, GPTConfig, model_options, read_checkpoint
+from data.shards import Split, whole_file
+from model import GPT, GPTConfig, model_options, read_checkpoint, refuse_idle_options
 
 try:
     import fcntl
@@ -51,9 +51,9 @@ class TrainConfig(GPTConfig):
     vocab_size: int = 0  # number of token ids; 0: as many as the data set has
     config: str = ""  # a file of options, named without a flag
     data: str = "stdlib"  # a data set prepared by data/NAME.py, or the path of a folder of shards
-    out_dir: str = ""  # run directory; empty: out/<config>_<pe>, with data and seed if not default
+    out_dir: str = ""  # run directory; empty: out/<config>_<pe>, followed by the other flags
     resume: bool = False  # resume the run in the run directory, if there is one
-    init_from: str = ""  # fine-tuning: run directory with weights and model options; needs out_dir
+    init_from: str = ""  # fine-tuning: a run directory, whose weights and model options it takes
     seed: int = 1337  # of weights, batches and dropout
     batch_size: int = 16  # sequences per step, over all processes and micro-batches
     micro_batch: int = 0  # sequences per forward pass; 0: all sequences of the process
@@ -62,6 +62,7 @@ class TrainConfig(GPTConfig):
     min_lr: float = 0.0  # cosine and linear reach this at max_iters
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # constant ignores min_lr
     warmup_iters: int = 0  # steps of linear warm-up
+    decay_iters: int = 0  # cosine and linear fall during the last so many steps; 0: from warm-up on
     weight_decay: float = 0.1  # on the weights of linear and embedding layers
     beta1: float = 0.9  # AdamW: decay rate of the running mean of the gradient
     beta2: float = 0.95  # AdamW: decay rate of the running mean of the squared gradient
@@ -69,8 +70,8 @@ class TrainConfig(GPTConfig):
     eval_interval: int = 500  # steps between evaluations
     eval_batches: int = 64  # batches of batch_size sequences per split; 0: the whole split
     eval_splits: str = "val"  # comma-separated; a run says when the loss of the first was lowest
-    checkpoint_interval: int = 0  # steps between checkpoints; 0: eval_interval
-    log_interval: int = 10  # steps between log lines
+    checkpoint_interval: int = 0  # steps between checkpoints; 0: only one before each evaluation
+    log_interval: int = 10  # steps between log lines, which show the loss of one batch
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: the fastest available
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if a CUDA GPU has it
     compile: bool = False  # torch.compile: a slow start, but faster steps
@@ -84,17 +85,11 @@ MAY_CHANGE = {"config", "data", "out_dir", "resume", "micro_batch", "device", "c
               "eval_interval", "eval_batches", "eval_splits", "checkpoint_interval", "log_interval",
               "peak_tflops", "wandb_project"}
 
-# A config file may say something else about these than the run that init_from names
-NOT_OF_WEIGHTS = {"dropout", "vocab_size", *TEST_TIME}
-
-def may_change(schedule):
-    """Returns the names of the options that a resumed run with this schedule may change."""
-    if schedule == "constant":  # the other schedules depend on the number of steps
-        return MAY_CHANGE | {"max_iters"}
-    return MAY_CHANGE
+# It may change these if the learning rate of the steps that it has taken stays the same
+SCHEDULE = {"learning_rate", "min_lr", "schedule", "max_iters", "warmup_iters", "decay_iters"}
 
 def main(words):
-    cfg, saved, origin, lock = read_options(words)
+    cfg, identity, saved, origin, lock = read_options(words)
     stop_signal = StopSignal()
     processes = Processes(cfg)
     rank, world, device = processes.rank, processes.world, processes.device
@@ -104,10 +99,11 @@ def main(words):
     refuse_what_does_not_fit(cfg, saved, origin, train)
     step = saved["step"] if saved else 0
     processes.must_agree_on(asdict(cfg), train.meta, step)
-    identity = identify(words, cfg, train.meta, saved, origin)
     raw_model, optimizer = set_up(cfg, saved, origin, device)
     x, y, n_targets = get_batch(train, step, cfg, processes)
     log = Log(cfg, identity, processes, saved, lock)
+    if cfg.resume and not saved:
+        log.say(f"--resume found no run in {cfg.out_dir}, so this starts one")
     log.say(f"{raw_model.get_num_params() / 1e6:.2f}M parameters, pe={cfg.pe}, data={cfg.data}, "
             f"{world} x {device.type}, {cfg.dtype}, {cfg.out_dir}, from step {step}")
     log.say(raw_model.use_kernels(getattr(torch, cfg.dtype), cfg.kernels))
@@ -130,23 +126,22 @@ def main(words):
         # Save the weights after `step` steps, and then evaluate them, which can take long
         last = step >= cfg.max_iters
         stop = processes.max(stop_signal.number)
-        is_due = step > 0 and step % (cfg.checkpoint_interval or cfg.eval_interval) == 0
-        must_save = (last or stop or is_due) and step != saved_step
         must_evaluate = (last or step % cfg.eval_interval == 0) and not stop
-        if must_save:
+        is_due = step > 0 and cfg.checkpoint_interval and step % cfg.checkpoint_interval == 0
+        must_save = stop or is_due or must_evaluate and (step > 0 or last)
+        if must_save and step != saved_step:
             refuse_nan(step, loss=processes.sum(loss), gradient=norm,
                        weights=torch.nn.utils.get_total_norm(raw_model.parameters()))
             if rank == 0:
-                save(cfg.out_dir, model=raw_model.state_dict(), optimizer=optimizer.state_dict(),
-                     step=step, config=asdict(cfg), meta=train.meta, wandb=log.wandb_id, **identity)
+                with whole_file(os.path.join(cfg.out_dir, "ckpt.pt")) as file:
+                    torch.save(dict(model=raw_model.state_dict(), optimizer=optimizer.state_dict(),
+                                    step=step, config=asdict(cfg), meta=train.meta,
+                                    wandb=log.wandb_id, **identity), file)
             saved_step = step
         if must_evaluate:
             # without DDP, in which all processes must make the same number of forward passes
-            with autocast:
-                results = evaluate(local_model, evals, cfg, processes, stop_signal)
-            if results is None:  # a signal came, so save this step and stop
-                continue
-            log.record(step, results)
+            with stop_signal.at_once(), autocast:
+                log.record(step, evaluate(local_model, evals, cfg, processes))
         if must_save or must_evaluate:
             clock, clock_step = time.perf_counter(), step
         if last or stop:
@@ -193,66 +188,90 @@ def main(words):
             values.update(speed(raw_model, cfg, x.size(1), world, seconds))
             log.record(step, values, seconds_left=(cfg.max_iters - step) * seconds)
 
-    stop = processes.max(stop_signal.number)  # it may have come during the last evaluation
-    log.say_the_end(step, f"{evals[0].split}/loss", stop)
+    log.say_the_end(f"{evals[0].split}/loss", stop)
     processes.end()
-    if stop:  # ends this process as the signal would have done, so that a shell loop ends too
-        signal.signal(stop, signal.SIG_DFL)
-        signal.raise_signal(stop)
+    if stop:
+        end_by(stop)
 
 # --- before the first step ------------------------------------------------------------------------
 
 def read_options(words):
-    """Returns the options of a command line, the checkpoint to resume from, that of the run which
-    init_from names, and the lock of the run directory. Each of the last three is None if there is
-    none. The options are read twice: first to find the run directory, and then with the options of
-    that run, or the model options of init_from, as defaults."""
+    """Returns the options of a command line, what identifies the run in tables (`identify`), the
+    checkpoint to resume from, that of the run which init_from names, and the lock of the run
+    directory. Each of the last three is None if there is none."""
     if not words:
         raise Mistake("nothing to train; try python train.py config/quickstart.py, or --help")
-    cfg = config.load(TrainConfig, words)
-    if cfg.init_from and not cfg.out_dir:
-        raise Mistake(f"--init_from={cfg.init_from} needs a directory for the new run; name it "
-                      "with --out_dir=...")
-    out_dir = cfg.out_dir or default_directory(cfg)
-    has_checkpoint = os.path.exists(os.path.join(out_dir, "ckpt.pt"))
-    if has_checkpoint and not cfg.resume:
-        raise Mistake(f"{out_dir} already holds a run; resume it with --resume, or write elsewhere "
-                      "with --out_dir=...")
-    if not has_checkpoint and os.path.exists(os.path.join(out_dir, "results.jsonl")):
-        raise Mistake(f"{out_dir} holds the results of a run whose ckpt.pt is gone; delete the "
-                      "directory, or write elsewhere with --out_dir=...")
-    saved = origin = lock = None
-    defaults = {}
-    if os.path.isdir(out_dir) and os.environ.get("RANK", "0") == "0":
-        lock = lock_run(out_dir)  # first, so that nobody saves a newer checkpoint meanwhile
-    with config.refusals_are_mistakes():
-        if has_checkpoint:
-            saved = read_checkpoint(out_dir)
-            defaults = saved["config"]
-        elif cfg.init_from:
-            origin = read_checkpoint(cfg.init_from)
-            defaults = model_options(origin)
-            refuse_contradictions(cfg, words, defaults)
-    names = {field.name for field in fields(TrainConfig)}
-    defaults = {name: value for name, value in defaults.items() if name in names}
-    cfg = config.load(TrainConfig, words, **defaults)
-    cfg.out_dir = out_dir
+    from_file, from_flags = config.read(TrainConfig, words)
+    cfg = TrainConfig(**{**from_file, **from_flags})
+    origin = None
     if cfg.init_from:
-        cfg.init_from = os.path.normpath(cfg.init_from)  # it is compared when the run is resumed
-    refuse_nonsense(cfg)
-    return cfg, saved, origin, lock
+        cfg.init_from = from_flags["init_from"] = os.path.normpath(cfg.init_from)
+        origin = read_checkpoint(cfg.init_from)
+        of_origin = model_options(origin)
+        for name in {"block_size", "dropout"} & from_file.keys():  # the weights fit any of these
+            del of_origin[name]
+        cfg = TrainConfig(**{**from_file, **of_origin, **from_flags})
+    identity = identify(cfg, from_file, from_flags)
+    cfg.out_dir = cfg.out_dir or directory(cfg, from_file, identity["flags"])
+    refuse_nonsense(cfg, from_flags)
+    saved, lock = open_run(cfg)
+    return cfg, identity, saved, origin, lock
 
-def refuse_contradictions(cfg, words, defaults):
-    """Raises Mistake if the config file says something else about the model than the run which
-    init_from names, and no flag decides. defaults are the model options of that run."""
-    from_flags = config.parse(TrainConfig, words)
-    of_file = of_config_file(cfg)
-    undecided = config.assignments(cfg.config) if cfg.config else {}
-    for name in undecided.keys() & defaults.keys() - from_flags.keys() - NOT_OF_WEIGHTS:
-        ours, theirs = getattr(of_file, name), defaults[name]
-        if ours != theirs:
-            raise Mistake(f"{cfg.config} has {name}={ours!r}, but {cfg.init_from} was trained with "
-                          f"{name}={theirs!r}; choose with --{name}=...")
+def identify(cfg, from_file, from_flags):
+    """Returns what identifies a run in tables and pictures, besides its config file, pe and step,
+    as a dict that is saved with it. `flags` are those that change what it learns, apart from pe and
+    the seed. `settings` is a checksum of what the config file says, because somebody may edit it
+    between two runs, and their mean would then mean nothing."""
+    unnamed = MAY_CHANGE - {"data"} | {"pe", "seed"}
+    if cfg.schedule == "constant":  # a run may then become longer, and stay the same run
+        unnamed = unnamed | {"max_iters"}
+    default = TrainConfig(**from_file)
+    flags = {name: value for name, value in from_flags.items()
+             if name not in unnamed and value != getattr(default, name)}
+    settings = sorted((name, value) for name, value in from_file.items() if name not in unnamed)
+    return {"flags": flags, "settings": zlib.crc32(repr(settings).encode())}
+
+def directory(cfg, from_file, flags):
+    """Returns out/<config>_<pe>, followed by the flags and by the seed if it is not that of the
+    config file, as in out/quickstart_rope_n_layer=6_seed7."""
+    words = [os.path.splitext(os.path.basename(cfg.config))[0] or "train", cfg.pe]
+    for name, value in flags.items():
+        words.append(f"{name}={os.path.basename(str(value))}")  # data may be a path
+    if cfg.seed != TrainConfig(**from_file).seed:
+        words.append(f"seed{cfg.seed}")
+    name = re.sub(r"[^\w.,=+-]", "_", "_".join(words))  # sample.py gives @ a special meaning
+    if len(name) > 150:  # file systems have limits
+        name = f"{name[:140]}_{zlib.crc32(name.encode()):08x}"
+    return os.path.join("out", name)
+
+def refuse_nonsense(cfg, from_flags):
+    """Raises Mistake or AssertionError for options that make no sense."""
+    refuse_idle_options(cfg.pe, from_flags)
+    with torch.device("meta"):  # which takes no memory
+        GPT(replace(cfg, vocab_size=cfg.vocab_size or 1))
+    for name in ("batch_size", "eval_interval", "log_interval"):
+        if getattr(cfg, name) < 1:
+            raise Mistake(f"{name}={getattr(cfg, name)} must be at least 1")
+    if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
+        raise Mistake(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
+                      "learning rate would rise; lower --min_lr")
+
+def open_run(cfg):
+    """Returns the checkpoint in the run directory, or None, and the lock of the directory, or None
+    if the run has no log yet."""
+    def has(name):
+        return os.path.exists(os.path.join(cfg.out_dir, name))
+
+    if has("ckpt.pt") and not cfg.resume:
+        raise Mistake(f"{cfg.out_dir} already holds a run; resume it with --resume, or write "
+                      "elsewhere with --out_dir=...")
+    if has("results.jsonl") and not has("ckpt.pt"):
+        raise Mistake(f"{cfg.out_dir} holds the results of a run whose ckpt.pt is gone; delete the "
+                      "directory, or write elsewhere with --out_dir=...")
+    lock = None
+    if has("log.jsonl") and os.environ.get("RANK", "0") == "0":
+        lock = lock_run(cfg.out_dir)  # so that nobody saves a newer checkpoint meanwhile
+    return read_checkpoint(cfg.out_dir) if has("ckpt.pt") else None, lock
 
 def lock_run(run):
     """Locks run/log.jsonl until this process ends, because two processes in one directory would
@@ -268,43 +287,6 @@ def lock_run(run):
         except OSError:
             pass  # this file system has no locks
     return file
-
-def of_config_file(cfg):
-    """Returns the options that a run with the same config file would have without flags."""
-    return config.load(TrainConfig, [cfg.config] if cfg.config else [])
-
-def default_directory(cfg):
-    """Returns out/<config>_<pe>, such as out/quickstart_pope. The data and the seed are added if
-    they are not those of the config file, as in out/quickstart_input_pope_seed7."""
-    default = of_config_file(cfg)
-    name = os.path.splitext(os.path.basename(cfg.config))[0] or "train"
-    if locate(cfg.data).resolve() != locate(default.data).resolve():
-        folder = os.path.basename(os.path.normpath(cfg.data))
-        name += "_" + re.sub(r"[^\w.,=+-]", "_", folder)  # sample.py gives @ a special meaning
-    name += "_" + cfg.pe
-    if cfg.seed != default.seed:
-        name += f"_seed{cfg.seed}"
-    return os.path.join("out", name)
-
-def refuse_nonsense(cfg):
-    """Raises Mistake for options that make no sense."""
-    # GPT refuses those of the model. Here it is built on the meta device, which takes no memory,
-    # before any data are read
-    with config.refusals_are_mistakes(), torch.device("meta"):
-        GPT(replace(cfg, vocab_size=cfg.vocab_size or 1))
-    for field in fields(cfg):
-        value = getattr(cfg, field.name)
-        lowest = 1 if field.name in ("batch_size", "eval_interval", "log_interval") else 0
-        is_of_run = field.name in TrainConfig.__annotations__
-        if is_of_run and field.type in (int, float) and not lowest <= value < math.inf:
-            raise Mistake(f"{field.name}={value} must be finite and at least {lowest}")
-    if "@" in cfg.out_dir:
-        raise Mistake(f"out_dir={cfg.out_dir} contains @, after which sample.py expects options")
-    if max(cfg.beta1, cfg.beta2) >= 1:
-        raise Mistake(f"beta1={cfg.beta1} and beta2={cfg.beta2} must both be below 1")
-    if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
-        raise Mistake(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
-                      "learning rate would rise; lower --min_lr")
 
 def open_data(cfg, processes):
     """Returns the train split and the list of splits to evaluate. If the data set is missing and
@@ -327,25 +309,43 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
     """Raises Mistake if a resumed run has other options or data than before, if a fine-tuned model
     knows another tokenizer, or if a token of the data would have no embedding."""
     if saved:
-        differ = []
-        for name, value in saved["config"].items():
-            now = getattr(cfg, name, value)  # an option that no longer exists does not matter
-            if name not in may_change(cfg.schedule) and now != value:
-                differ.append(f"{name}={value!r}, not {now!r}")
+        before, now = differences(cfg, saved)
         if not train.is_same_set(saved["meta"]):
-            differ.append(f"other data than {train.folder}")
-        if differ:
-            raise Mistake(f"{cfg.out_dir} was trained with {'; '.join(differ)}; to start another "
-                          f"run from its weights, use --init_from={cfg.out_dir} --out_dir=...")
-    if origin:
-        theirs, ours = origin["meta"]["tokenizer"], train.meta["tokenizer"]
-        if theirs != ours:
-            raise Mistake(f"{train.folder} was tokenized with {ours!r}, but {cfg.init_from} was "
-                          f"trained with {theirs!r}; prepare the data with the tokenizer of the "
-                          "run")
+            before.append("other data")
+            now.append(str(train.folder))
+        if before:
+            raise Mistake(f"{cfg.out_dir} was trained with {' '.join(before)}, not {' '.join(now)}; "
+                          "resume it with the former, or start another run from its weights with "
+                          f"--init_from={cfg.out_dir} --out_dir=...")
+    if origin and origin["meta"]["tokenizer"] != train.meta["tokenizer"]:
+        raise Mistake(f"{train.folder} was tokenized with {tokenizer_name(train.meta)}, but "
+                      f"{cfg.init_from} was trained with {tokenizer_name(origin['meta'])}; prepare "
+                      "the data with the tokenizer of the run")
     if cfg.vocab_size < train.vocab_size:
         raise Mistake(f"vocab_size={cfg.vocab_size} is less than the {train.vocab_size} of "
                       f"{train.folder}; use --vocab_size=0")
+
+def differences(cfg, saved):
+    """Returns the options that a resumed run must not change, as two lists of flags: those of its
+    checkpoint, and those of the command line."""
+    old = replace(cfg, **{name: value for name, value in saved["config"].items()
+                          if hasattr(cfg, name)})  # a newer version may have other options
+    may_change = MAY_CHANGE
+    if all(learning_rate(step, old) == learning_rate(step, cfg) for step in range(saved["step"])):
+        may_change = MAY_CHANGE | SCHEDULE
+    before, now = [], []
+    for name, value in asdict(old).items():
+        if name not in may_change and value != getattr(cfg, name):
+            before.append(f"--{name}={value}")
+            now.append(f"--{name}={getattr(cfg, name)}")
+    return before, now
+
+def tokenizer_name(meta):
+    """Returns the name of a data set's tokenizer, or the number of its symbols."""
+    tokenizer = meta["tokenizer"]
+    if isinstance(tokenizer, dict):  # of a task
+        return f"{len(tokenizer['symbols'])} symbols of its own"
+    return repr(tokenizer)
 
 def set_up(cfg, saved, origin, device):
     """Returns the model and its optimizer, either new or as they were saved."""
@@ -353,46 +353,12 @@ def set_up(cfg, saved, origin, device):
     model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
     optimizer = model.configure_optimizers(
         cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
-    with config.refusals_are_mistakes():
-        if origin:
-            model.load_weights(origin["model"], cfg.init_from)
-        if saved:
-            model.load_weights(saved["model"], cfg.out_dir)
-            optimizer.load_state_dict(saved["optimizer"])
+    if saved:
+        model.load_weights(saved["model"], cfg.out_dir)
+        optimizer.load_state_dict(saved["optimizer"])
+    elif origin:
+        model.load_weights(origin["model"], cfg.init_from)
     return model, optimizer
-
-def identify(words, cfg, meta, saved, origin):
-    """Returns the flags and the recipe of a run, as a dict that is saved with it. flags are the
-    options that name it in tables and pictures. Runs with the same recipe are averaged there."""
-    if saved:  # a checkpoint of an older version may hold neither
-        return {"flags": saved.get("flags", {}), "recipe": recipe_of(saved)}
-    start = recipe_of(origin) if origin else None
-    return {"flags": flags_of(words), "recipe": recipe(asdict(cfg), meta, start)}
-
-def flags_of(words):
-    """Returns {name: value} of the options on a command line that differ from those of its config
-    file, apart from pe, the seed and what does not change what the run learns."""
-    given = config.parse(TrainConfig, words)
-    cfg = config.load(TrainConfig, words)
-    default = of_config_file(cfg)
-    unnamed = may_change(cfg.schedule) - {"data"} | {"pe", "seed"}
-    return {name: value for name, value in given.items()
-            if name not in unnamed and value != getattr(default, name)}
-
-def recipe(options, meta, start=None):
-    """Returns a checksum of all that decides what a run learns, except for its seed. options is a
-    dict of all options, of which those with default values do not count, so that a new option
-    changes no recipe. meta is meta.json of the data set, and start is the recipe of the run whose
-    weights it starts from."""
-    default = TrainConfig()
-    ignored = may_change(options["schedule"]) | {"seed", "init_from"}
-    changed = {name: value for name, value in sorted(options.items())
-               if name not in ignored and value != getattr(default, name, None)}
-    return zlib.crc32(json.dumps([changed, fingerprint(meta), start]).encode())
-
-def recipe_of(saved):
-    """Returns the recipe of a checkpoint. One of an older version may not hold it."""
-    return saved["recipe"] if "recipe" in saved else recipe(saved["config"], saved["meta"])
 
 # --- processes, devices and signals ---------------------------------------------------------------
 
@@ -411,8 +377,6 @@ class Processes:
                           "processes; change one of them")
         self.device = pick_device(cfg.device)
         backend = "gloo"
-        if self.device.type == "mps" and self.world > 1:
-            raise Mistake("several processes cannot train on device='mps'; use --device=cpu")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             backend = "cpu:gloo,cuda:nccl"
@@ -470,11 +434,11 @@ def to_device(device, *arrays):
 
 class StopSignal:
     """`number` is 0 until a signal asks the run to stop: SIGTERM, Ctrl-C, or SIGHUP, which a closed
-    terminal sends. The run reads it between steps, when no weight is half updated, and between the
-    batches of an evaluation."""
+    terminal sends. The run reads it between steps, when no weight is half updated."""
 
     def __init__(self):
         self.number = 0
+        self.ends_the_run = False  # at once, because there is nothing to save
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -483,9 +447,26 @@ class StopSignal:
     def hear(self, number, frame):
         if os.environ.get("RANK", "0") == "0":
             with suppress(OSError):  # the terminal may be closed
-                os.write(2, b"\nsaving and stopping; another Ctrl-C ends the run at once\n")
+                os.write(2, b"\nstopping; the same command with --resume continues. Another Ctrl-C "
+                            b"ends the run without saving\n")
+        if self.ends_the_run:
+            end_by(number)
         self.number = number
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the run at once
+
+    @contextmanager
+    def at_once(self):
+        """Within this context, a signal ends the process at once."""
+        self.ends_the_run = True
+        if self.number:  # it came just before
+            end_by(self.number)
+        yield
+        self.ends_the_run = False
+
+def end_by(number):
+    """Ends this process as a signal does that nobody handles, so that a shell loop ends too."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 # --- during the run -------------------------------------------------------------------------------
 
@@ -507,25 +488,16 @@ def refuse_nan(step, **tensors):
             raise Mistake(f"the {name} became {tensor.item()} before step {step}, so these weights "
                           "are not saved; train again with a lower --learning_rate")
 
-def save(run, **checkpoint):
-    """Writes run/ckpt.pt. Raises OSError if that is impossible, and the file before stays."""
-    path = os.path.join(run, "ckpt.pt")
-    try:
-        with whole_file(path) as file:
-            torch.save(checkpoint, file)
-    except (OSError, RuntimeError) as error:
-        reason = error
-        if isinstance(error, RuntimeError):  # by which torch.save reports a full disk
-            reason = error.__context__ or error
-        raise OSError(f"step {checkpoint['step']} could not be written to {path} ({reason}); once "
-                      "it can be, resume with --resume") from error
-
 def learning_rate(step, cfg):
     """Returns the learning rate of a step, which follows a linear warm-up and then the schedule.
-    cosine and linear fall from learning_rate to min_lr, which they would reach at max_iters."""
+    cosine and linear fall from learning_rate to min_lr, which they would reach at max_iters. With
+    decay_iters, they begin to fall only so many steps before."""
     if step < cfg.warmup_iters:
         return cfg.learning_rate * (step + 1) / (cfg.warmup_iters + 1)
-    t = (step - cfg.warmup_iters) / max(1, cfg.max_iters - cfg.warmup_iters)  # from 0 to 1
+    begin = cfg.warmup_iters
+    if cfg.decay_iters:
+        begin = max(begin, cfg.max_iters - cfg.decay_iters)
+    t = max(0, step - begin) / max(1, cfg.max_iters - begin)  # from 0 to 1
     if cfg.schedule == "cosine":
         height = 0.5 * (1 + math.cos(math.pi * t))
     elif cfg.schedule == "linear":
@@ -545,42 +517,34 @@ def speed(model, cfg, length, world, seconds):
 
 # --- scores ---------------------------------------------------------------------------------------
 
-def evaluate(model, splits, cfg, processes, stop_signal):
-    """Returns the scores of all splits, such as {"val/loss": 1.5}, or None if a signal came before
-    they were complete. The windows are the same in every evaluation, and the processes divide them
-    among themselves."""
+def evaluate(model, splits, cfg, processes):
+    """Returns the scores of all splits, such as {"val/loss": 1.5}. The windows are the same in
+    every evaluation, and the processes divide them among themselves."""
     model.eval()
     results = {}
     count = cfg.eval_batches * cfg.batch_size or None  # None: all windows of the split
     n = cfg.micro_batch or cfg.batch_size // processes.world
     for split in splits:
         starts = split.windows(cfg.block_size, count)[processes.rank :: processes.world]
-        sums = score_sums(model, split, starts, cfg.block_size, n, stop_signal)
-        sums = processes.sum(sums)
-        if processes.max(stop_signal.number):
-            results = None
-            break
+        sums = processes.sum(score_sums(model, split, starts, cfg.block_size, n))
         for name, value in scores(sums).items():
             results[f"{split.split}/{name}"] = value
     model.train()
     return results
 
 @torch.no_grad()
-def score_sums(model, split, starts, length, n, stop_signal=None):
+def score_sums(model, split, starts, length, n):
     """Returns the sums from which `scores` computes the scores of a model on windows of a split.
     The windows begin at `starts` and have `length` targets, and the model reads n at a time. The
     sums are the loss in nats and the number of targets. In a masked set, they are followed by the
     numbers of wrong targets, of rows with a wrong target, and of rows with any target. They are
-    float64 on the CPU, and those of several processes can be added up. A signal ends this early,
-    and the sums are then worth nothing."""
+    float64 on the CPU, and those of several processes can be added up."""
     device = next(model.parameters()).device
     masked = bool(split.masks)
     sums = torch.zeros(5 if masked else 2, dtype=torch.float64)
     n = max(1, min(n, len(starts)))
     parts = []  # the sums of each batch, which are read back from the device only at the end
     for i in range(0, len(starts), n):
-        if stop_signal and stop_signal.number:
-            break
         # All batches have the same size, because torch.compile would compile another one anew. If
         # there are too few windows for the last one, it repeats them, and these do not count
         part = starts[i : i + n]
@@ -633,8 +597,10 @@ class Log:
             return
         self.path = os.path.join(cfg.out_dir, "log.jsonl")
         if not lock:
-            os.makedirs(cfg.out_dir)  # raises FileExistsError if another process has just done so
+            os.makedirs(cfg.out_dir, exist_ok=True)
             lock = lock_run(cfg.out_dir)
+        if not saved and os.path.exists(os.path.join(cfg.out_dir, "ckpt.pt")):
+            raise Mistake(f"another process has just trained in {cfg.out_dir}")
         self.lock = lock  # held until this process ends
         append_records(self.path, dict(
             config=asdict(cfg), **identity, from_step=saved["step"] if saved else 0,
@@ -662,24 +628,16 @@ class Log:
             self.wandb_run.log(dict(step=step, **values))
 
     def say(self, line):
-        """Prints a line. If nobody can read it, because the terminal or a pipe is closed, the run
-        stops as it does on a signal."""
         if self.is_mine:
-            try:
+            with suppress(OSError):  # a closed terminal must not keep the run from saving
                 print(line, flush=True)
-            except OSError:
-                sys.stdout = open(os.devnull, "w")
-                signal.raise_signal(signal.SIGTERM)
 
-    def say_the_end(self, step, key, stop):
+    def say_the_end(self, key, stop):
         """Says how the run ended, and at which step the value named `key` was lowest."""
         if not self.is_mine:
             return
         path = os.path.join(self.cfg.out_dir, "ckpt.pt")
-        if stop:
-            self.say(f"stopped by a signal; the same command with --resume continues from {path}")
-        else:
-            self.say(f"done: {path}")
+        self.say(f"stopped by a signal; {path} is saved" if stop else f"done: {path}")
         records = [record for record in read_log(self.path) if key in record]
         if records:
             best = min(records, key=lambda record: record[key])
@@ -690,12 +648,8 @@ class Log:
 def append_records(path, *records):
     """Appends dicts to a file of JSON lines, such as log.jsonl. A line begins with the line break
     that ends the one before, which a kill or a full disk may have cut short."""
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.writelines(f"\n{json.dumps(record)}" for record in records)
-    except OSError as error:
-        raise OSError(f"{path} could not be written ({error.strerror}); once it can be, give the "
-                      "same command again, and --resume to a training") from error
+    with open(path, "a", encoding="utf-8") as file:
+        file.writelines(f"\n{json.dumps(record)}" for record in records)
 
 def read_log(path):
     """Returns the records of log.jsonl, from the last start of the run at step 0."""

@@ -9,42 +9,49 @@ override both. A config file consists of plain assignments. It may begin with
 if it were a flag, so the same mistakes are refused in both.
 """
 import argparse
-import contextlib
 import difflib
 import functools
 import importlib
 import inspect
+import math
 import os
 import re
 import shlex
 import sys
+import traceback
 from dataclasses import MISSING, fields
+from pathlib import Path
 from types import ModuleType
 from typing import Literal, get_args, get_origin
 
+ROOT = Path(__file__).parent.parent  # of the project
 
 class Mistake(ValueError):
     """Something that the user of a script can mend. `run` prints it as one line."""
 
 def run(main):
-    """Runs the main function of a script with the words of its command line. A Mistake, or a file
-    that cannot be read or written, ends the script with one line. Any other exception is a bug or
-    needs a closer look, so it keeps its traceback."""
-    if sys.stdout:  # it may be closed
+    """Runs the main function of a script with the words of its command line. A Mistake, a file that
+    cannot be read or written, or an option that model.py refuses ends the script with one line. Any
+    other exception is a bug or needs a closer look, so it keeps its traceback."""
+    script = os.path.basename(sys.argv[0])
+    if sys.flags.optimize:  # assertions guard numbers, and --help prints docstrings
+        sys.exit(f"{script}: error: python -O leaves out checks that are needed; run it without -O")
+    if hasattr(sys.stdout, "reconfigure"):  # it may be closed, or a notebook
         sys.stdout.reconfigure(errors="replace")  # some terminals cannot show every character
     try:
         main(sys.argv[1:])
     except (Mistake, OSError) as error:
-        sys.exit(f"{os.path.basename(sys.argv[0])}: error: {error}")
+        sys.exit(f"{script}: error: {error}")
+    except AssertionError as error:
+        if not is_refusal(error):
+            raise
+        sys.exit(f"{script}: error: {error}")
 
-@contextlib.contextmanager
-def refusals_are_mistakes():
-    """Within this context, what model.py refuses counts as a Mistake. model.py can be used without
-    this module, so it raises only Python's own exceptions."""
-    try:
-        yield
-    except (AssertionError, ValueError) as error:
-        raise Mistake(str(error)) from error
+def is_refusal(error):
+    """Returns whether an AssertionError is what model.py says of an option. model.py can be used
+    without this module, so it does not raise Mistake."""
+    place = traceback.extract_tb(error.__traceback__)[-1].filename
+    return os.path.basename(place) == "model.py" and str(error) != ""
 
 def optional(name, package=None):
     """Returns the module `name`, which only some scripts need. Raises Mistake if it, or a module
@@ -67,7 +74,20 @@ class Parser(argparse.ArgumentParser):
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
-        raise Mistake(f"{message} (--help shows all options)")
+        unknown = re.match(r"unrecognized arguments: --(\w+)", message)
+        mend = "--help shows all options"
+        if unknown and (nearest := self.nearest(unknown[1])):
+            mend = f"did you mean --{nearest}?"
+        raise Mistake(f"{message} ({mend})")
+
+    def nearest(self, name):
+        """Returns the option that is most like a name, or has its letters as initials (lr), or
+        None."""
+        names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+        for known in names:
+            if "".join(word[:1] for word in known.split("_")) == name:
+                return known
+        return next(iter(difflib.get_close_matches(name, names, 1)), None)
 
     def add_option(self, name, kind, help):
         """Adds --name=value, where kind is the type of the value: int, float, str, bool, a Literal,
@@ -82,58 +102,72 @@ class Parser(argparse.ArgumentParser):
         elif kind is bool:  # --resume means --resume=True
             self.add_argument(flag, type=boolean, nargs="?", const=True, metavar="BOOL", **given)
         else:
-            types = {int: integer, float: float, str: str}
+            types = {int: integer, float: number, str: text}
             self.add_argument(flag, type=types[kind], metavar=kind.__name__.upper(), **given)
 
-def boolean(text):
-    if text not in ("True", "False"):
-        mend = "; a config file must come before the flags" if text.endswith(".py") else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False{mend}")
-    return text == "True"
+def boolean(word):
+    if word not in ("True", "False"):
+        mend = "; a config file must come before the flags" if word.endswith(".py") else ""
+        raise argparse.ArgumentTypeError(f"{word!r} is neither True nor False{mend}")
+    return word == "True"
 
-def integer(text):
-    """Returns the integer that a text such as 1000 or 1e3 stands for."""
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise
-        return int(number)
+def number(word):
+    value = float(word)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{word} is not a finite number")
+    return value
 
-def load(cls, words, **given):
-    """Returns an instance of the dataclass cls from the words of a command line. `given` holds
-    values that override the defaults. A config file and flags override them in turn. If cls has a
-    field `config`, one word may be the path of a config file, which becomes its value."""
+def integer(word):
+    """Returns the integer that a word such as 1000 or 1e3 stands for. It is a number of things, or
+    a seed, so it must not be negative."""
+    if word.isdecimal():
+        return int(word)
+    value = number(word)
+    if value < 0 or not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{word!r} is not an integer, or it is negative")
+    return int(value)
+
+def text(word):
+    """Returns the word. A path in the home directory is written out, because a shell does that for
+    ~/a, but not for --out_dir=~/a."""
+    return os.path.expanduser(word) if word.startswith("~/") else word
+
+def load(cls, words):
+    """Returns an instance of the dataclass cls from the words of a command line."""
+    from_file, from_flags = read(cls, words)
+    return cls(**{**from_file, **from_flags})
+
+def read(cls, words):
+    """Returns {name: value} of the options in a config file, and of those that the words of a
+    command line give as flags. cls is a dataclass of options. If it has a field `config`, one word
+    may be the path of a config file, which becomes its value. The file is executed."""
     from_flags = parse(cls, words)
-    from_file = {}
-    if from_flags.get("config"):
-        path = from_flags["config"]
-        values = assignments(path)
-        unknown = values.keys() - {field.name for field in fields(cls)}
-        if unknown:  # argparse could take such a flag for the path of a config file
-            raise Mistake(f"{path}: unknown options: {', '.join(sorted(unknown))}")
-        for name, value in values.items():
-            if not isinstance(value, (str, int, float)):
-                raise Mistake(f"{path}: {name}={value!r} is neither text, a number, True nor False")
-        try:
-            from_file = parse(cls, [f"--{name}={value}" for name, value in values.items()])
-        except Mistake as mistake:
-            raise Mistake(f"{path}: {mistake}") from None
-    return cls(**{**given, **from_file, **from_flags})
+    if not from_flags.get("config"):
+        return {}, from_flags
+    path = from_flags["config"]
+    values = assignments(path)
+    unknown = values.keys() - {field.name for field in fields(cls)}
+    if unknown:  # argparse could take such a flag for the path of a config file
+        raise Mistake(f"{path}: unknown options: {', '.join(sorted(unknown))}")
+    for name, value in values.items():
+        if not isinstance(value, (str, int, float)):
+            raise Mistake(f"{path}: {name}={value!r} is neither text, a number, True nor False")
+    try:
+        return parse(cls, [f"--{name}={value}" for name, value in values.items()]), from_flags
+    except Mistake as mistake:
+        raise Mistake(f"{path}: {mistake}") from None
 
 def assignments(path):
     """Returns {name: value} of what a config file assigns. Modules that it imports, and names that
-    begin with _, are left out."""
-    if not os.path.isfile(path):
-        names = [name for name in os.listdir(os.path.dirname(__file__)) if name.endswith(".py")]
-        name = os.path.basename(path).removesuffix(".py") + ".py"
-        nearest = difflib.get_close_matches(name, names, 1)
+    begin with _, are left out. A path is taken from the working directory or from the project."""
+    file = Path(path) if Path(path).is_file() else ROOT / path
+    if not file.is_file():
+        names = [each.name for each in (ROOT / "config").glob("*.py")]
+        nearest = difflib.get_close_matches(f"{file.stem}.py", names, 1)
         mend = f"did you mean config/{nearest[0]}?" if nearest else "they are in config/"
         raise Mistake(f"there is no config file {path!r}; {mend}")
     values = {}
-    with open(path, encoding="utf-8-sig") as file:
-        exec(compile(file.read(), path, "exec"), values)
+    exec(compile(file.read_text("utf-8-sig"), path, "exec"), values)
     return {name: value for name, value in values.items()
             if name[0] != "_" and not isinstance(value, ModuleType)}
 

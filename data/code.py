@@ -9,11 +9,12 @@ one is for validation and one for testing. The files of one project land in all 
 makes val and test easier than code from projects that the model has not seen. End-of-text follows
 each file.
 
-The data set must have the text of a file in its column `content`. If it needs a login, run
-`hf auth login` first.
+The data set must have the text of a file in its column `content`. Rows without a text are left out.
+If it needs a login, run `hf auth login` first.
 
 splits   train, val, test
 """
+from config import Mistake
 from data import command
 from data.documents import LLAMA, hub, write_documents
 
@@ -26,11 +27,15 @@ def prepare(
 ):
     def documents():
         rows = hub(dataset, split="train")
+        if "content" not in rows.column_names:
+            raise Mistake(f"{dataset} has no column `content`, only {', '.join(rows.column_names)}; "
+                          "name another one with --dataset")
         numbers = range(len(rows))[:limit]
         train = [i for i in numbers if i % 100 > 1]
         for split, chosen in (("val", numbers[::100]), ("test", numbers[1::100]), ("train", train)):
             for row in rows.select(chosen):
-                yield split, row["content"]
+                if row["content"] is not None:
+                    yield split, row["content"]
 
     write_documents(folder, documents(), tokenizer, limit=limit, dataset=dataset)
 

@@ -19,6 +19,7 @@ under its final name is always complete. It holds
 """
 import collections
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -32,6 +33,7 @@ import numpy as np
 from config import Mistake
 
 KEYS = ("vocab_size", "tokenizer", "separator", "row_length", "loss", "shards", "checksum")
+NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what some network drives answer
 PROGRESS = "progress.json"  # what meta.json would say if there were no more shards
 
 def rng(seed, number):
@@ -53,7 +55,11 @@ def whole_file(path):
         with open(temporary, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno not in NO_FSYNC:
+                    raise
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

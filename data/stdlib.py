@@ -19,15 +19,19 @@ WRITTEN_BY_TRAIN = True
 SEPARATOR = 256
 OTHERS = {"site-packages", "dist-packages"}  # left out, because they hold what the user installed
 
-def prepare(folder):
+def files():
+    """Yields (split, tokens) of each file, in which the separator comes last."""
     library = Path(sysconfig.get_paths()["stdlib"])
     names = [path.relative_to(library) for path in library.rglob("*.py")]
     names = sorted(name for name in names if not OTHERS & set(name.parts))
+    for i, name in enumerate(names):
+        text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
+        tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
+        yield "val" if i % 10 == 9 else "train", tokens
+
+def prepare(folder):
     with Writer(folder, vocab_size=257, tokenizer="bytes", separator=SEPARATOR) as writer:
-        for i, name in enumerate(names):
-            text = np.frombuffer((library / name).read_bytes(), dtype=np.uint8)
-            tokens = np.append(text.astype(np.uint16), np.uint16(SEPARATOR))
-            split = "val" if i % 10 == 9 else "train"
+        for split, tokens in files():
             writer.write(split, tokens)
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ Draws what the attention of trained models does (this needs matplotlib):
     python -m eval.attention positions RUN ...    CoPE's attention from position alone
 
 Each picture is written to RUN/<name>.png. The model reads segments of a split, or the beginnings of
-the files of --text. They have as many tokens as in training, but 256 at most, and fewer with
-RUN@block_size=48. The first two pictures are means over all segments or files, and the last two
+the files of --text. They have as many tokens as in training, but 256 at most, or as many as
+--length says. The first two pictures are means over all segments or files, and the last two
 show only the first one.
 """
 import math
@@ -40,9 +40,12 @@ def main(words):
     parser.add_argument("figure", choices=TITLES)
     add_run_options(parser)
     add_data_options(parser)
+    parser.add_argument("--length", type=config.integer, metavar="N",
+                        help="tokens of a segment or file [as in training, but 256 at most]")
     parser.add_argument("--text", type=comma_separated, metavar="FILES",
                         help="text files to show, instead of a split")
-    parser.add_argument("--out", metavar="FILE", help="another file for the picture")
+    parser.add_argument("--out", type=config.text, metavar="FILE",
+                        help="another file for the picture")
     args = parser.parse_intermixed_args(words)
     if args.text and (args.data or args.split):
         raise Mistake("--text takes the place of --data and --split; leave them out")
@@ -51,21 +54,20 @@ def main(words):
     for name in args.runs:
         run = Run(name, args.device, args.data)
         figure = draw(run, args)
-        options = run.name.removeprefix(run.folder)  # such as "@block_size=48"
+        options = run.name.removeprefix(run.folder)  # such as "@rope_scaling=ntk,rope_factor=8"
         curves.save(figure, args.out or f"{run.folder}/{args.figure}{options}.png")
 
 # --- which tokens are read ------------------------------------------------------------------------
 
-def tokens_of_split(run, split):
-    """Returns the tokens (TEXTS, T) of segments that are spread evenly over the split."""
-    length = min(SHORT, run.model.cfg.block_size)
+def tokens_of_split(run, split, length):
+    """Returns the tokens (TEXTS, length) of segments that are spread evenly over the split."""
     window = max(length, split.row_length - 1)  # a row is read from its start
     x, _ = to_device(run.device, *split.read(split.windows(window, TEXTS), window))
     return x[:, :length]
 
-def tokens_of_files(run, paths):
-    """Returns the tokens (B, T) at the beginnings of B text files, cut to the shortest."""
-    length = min(SHORT, run.model.cfg.block_size)
+def tokens_of_files(run, paths, length):
+    """Returns at most `length` tokens at the beginnings of B text files, cut to the shortest,
+    (B, T)."""
     encode = tokenizer(run.meta["tokenizer"]).encode
     texts = []
     for path in paths:
@@ -155,10 +157,11 @@ MEASURES = {"frequency": norms, "rotation": learned_rotation, "gates": gates,
 
 def draw(run, args):
     """Returns the figure of a run that the command line asks for."""
+    length = args.length or min(SHORT, run.trained)
     if args.text:
-        idx = tokens_of_files(run, args.text)
+        idx = tokens_of_files(run, args.text, length)
     else:
-        idx = tokens_of_split(run, run.open_split(args.split))
+        idx = tokens_of_split(run, run.open_split(args.split), length)
     if args.figure in MAPS:
         idx = idx[:1]
     layers = measure(run.model, idx, MEASURES[args.figure])

@@ -4,12 +4,13 @@ Draws curves of one or more runs (this needs matplotlib):
     python -m eval.curves training RUN ...            every quantity in log.jsonl, over steps
     python -m eval.curves loss_by_position RUN ...    the loss far beyond the trained length
 
-Runs with the same recipe, which differ only in the seed, form one curve, which is their mean, in a
-band from the lowest to the highest. The pictures are out/training.png and out/loss_by_position.png.
+Runs that differ only in the seed form one curve, which is their mean, in a band from the lowest to
+the highest. The pictures are out/training.png and out/loss_by_position.png.
 """
 import itertools
 import math
 import os
+import re
 import statistics
 import textwrap
 
@@ -52,7 +53,8 @@ def main(words):
     parser = config.Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("training", description=__doc__)
-    training.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
+    training.add_argument("runs", nargs="+", type=config.text, metavar="RUN",
+                          help="run directory")
     training.set_defaults(draw=draw_training)
     loss = commands.add_parser("loss_by_position", description=__doc__)
     add_run_options(loss)
@@ -61,7 +63,7 @@ def main(words):
                       help=f"tokens to read in all segments together [{EVAL_TOKENS}]")
     loss.set_defaults(draw=draw_loss_by_position)
     for name, command in commands.choices.items():
-        command.add_argument("--out", default=f"out/{name}.png", metavar="FILE",
+        command.add_argument("--out", type=config.text, default=f"out/{name}.png", metavar="FILE",
                              help=f"the picture to write [out/{name}.png]")
     args = parser.parse_args(words)
     args.draw(args)
@@ -82,36 +84,37 @@ def add_labels(lines):
     Lines share it if they differ only in the seed. It consists of pe, the options that were changed
     at test time, the config file and the flags, without those that all lines have, as in
     "pope --pope_delta=uniform" or "rope@rope_scaling=ntk,rope_factor=8"."""
-    groups = list(grouped(lines, "beside", "pe", "options", "recipe", "step").values())
-    names = [parts_of_name(group[0]) for group in groups]
+    names = [parts_of_name(line) for line in lines]
     shared = set.intersection(*map(set, names))  # what all have says nothing
-    for group, (pe, *others) in zip(groups, names):
-        label = " ".join([pe, *(part for part in others if part not in shared)])
-        for line in group:
-            line["label"] = label
-    # the same flags, but other steps, or a config file that was edited between two runs
-    for field in ("step", "recipe"):
+    for line, (pe, *others) in zip(lines, names):
+        line["label"] = " ".join([pe, *(part for part in others if part not in shared)])
+    # other steps, or a config file that was edited between two runs
+    for field in ("step", "settings"):
         for same in grouped(lines, "beside", "label").values():
-            if len({line[field] for line in same}) > 1:
+            if len({line[field] for line in same} - {None}) > 1:
                 for line in same:
                     line["label"] += f" ({field} {line[field]})"
 
 def parts_of_name(line):
     """Returns the words of which a label may consist, of which the first is always part of it."""
     name = [with_options(line["pe"], line["options"]), os.path.basename(line["config"])]
-    return name + [f"--{flag}={value}" for flag, value in line["flags"].items()]
+    for flag, value in line["flags"].items():
+        if flag == "init_from":  # which may have several seeds, too
+            value = re.sub(r"_seed\d+$", "", value)
+        name.append(f"--{flag}={value}")
+    return name
 
 def read_log(folder):
     """Returns what identifies a run, as a dict with the fields of a result, and the records of its
     steps."""
-    records = train.read_log(os.path.join(folder, "log.jsonl"))
-    starts = [record for record in records if "recipe" in record]
-    if not starts:
-        raise Mistake(f"{folder}/log.jsonl does not say how the run was trained; if it is from an "
-                      "older version, resume the run with train.py, which adds it")
-    start = starts[-1]
+    path = os.path.join(folder, "log.jsonl")
+    if not os.path.exists(path):
+        raise Mistake(f"{folder} is not a run directory, because it has no log.jsonl")
+    records = train.read_log(path)
+    start = [record for record in records if "config" in record][-1]
     about = {"run": folder, "config": start["config"]["config"], "pe": start["config"]["pe"],
-             "flags": start["flags"], "recipe": start["recipe"], "options": {}, "step": None}
+             "flags": start.get("flags", {}), "settings": start.get("settings"), "options": {},
+             "seed": start["config"]["seed"], "step": None}
     return about, [record for record in records if "step" in record]
 
 # --- parts that all pictures share ----------------------------------------------------------------
@@ -150,20 +153,20 @@ def colors_of(lines):
     return COLORS | dict(zip(others, itertools.cycle(OTHER_COLORS)))
 
 def draw_curves(ax, lines, x, y, colors):
-    """Draws line[y] against line[x], with a curve for each label. A point is drawn only if all runs
-    of its curve have it. Curves of one colour differ in their style. `trained`, if a line has it,
-    is marked, and `beside` makes a curve thin. Of more than MOST_CURVES curves, those that are not
-    beside others are drawn first, and then those that end lowest. Call name_curves when all curves
-    of the figure are drawn."""
+    """Draws line[y] against line[x], with a curve for each label. A point is drawn only if all
+    seeds of its curve have it. Curves of one colour differ in their style. `trained`, if a line has
+    it, is marked, and `beside` makes a curve thin. Of more than MOST_CURVES curves, those that are
+    not beside others are drawn first, and then those that end lowest. Call name_curves when all
+    curves of the figure are drawn."""
     curves = []  # of (is it beside, the height of its end, label, colour, {x: its values})
     for (label, pe, beside), curve in grouped(
             [line for line in lines if y in line], "label", "pe", "beside").items():
-        points = {}  # {x: {run: y}}
+        points = {}  # {x: {seed: y}}
         for line in curve:
-            points.setdefault(line[x], {})[line["run"]] = line[y]
-        runs = max(points.values(), key=len).keys()
+            points.setdefault(line[x], {})[line["seed"]] = line[y]
+        seeds = max(points.values(), key=len).keys()
         values = {at: list(points[at].values()) for at in sorted(points)
-                  if points[at].keys() == runs}
+                  if points[at].keys() == seeds}
         end = statistics.fmean(values[max(values)])
         if math.isnan(end):  # the run diverged, and nan has no place in an order
             end = math.inf
@@ -178,10 +181,10 @@ def draw_curves(ax, lines, x, y, colors):
         style = STYLES[styles.get(color, 0) % len(STYLES)]
         styles[color] = styles.get(color, 0) + 1
         front = 1.2 if beside else 2  # how thick a curve is, and which ones cover others
-        means = [statistics.fmean(of_runs) for of_runs in values.values()]
+        means = [statistics.fmean(of_seeds) for of_seeds in values.values()]
         ax.plot(list(values), means, style, label=label, color=color, marker=".", linewidth=front,
                 zorder=front)
-        low, high = zip(*((min(of_runs), max(of_runs)) for of_runs in values.values()))
+        low, high = zip(*((min(of_seeds), max(of_seeds)) for of_seeds in values.values()))
         ax.fill_between(list(values), low, high, color=color, alpha=0.15, linewidth=0, zorder=1)
     decorate(ax, {line["trained"] for line in lines if line.get("trained")})
 

@@ -5,10 +5,10 @@ Makes tables and a picture of what sample.py and eval/tasks.py have measured:
     python -m eval.report RUN ... --beside=FILE     the same, among the rows of eval/results.jsonl
     python -m eval.report eval/results.jsonl        the tables of eval/README.md
 
-It reads run directories and files in the format of RUN/results.jsonl. If a number was measured
-twice, the later one counts. There is a table for each config file and metric, the best row first,
-and the picture shows losses and errors over length, if there are several lengths. Runs with the
-same recipe, which differ only in the seed, share a row and a curve. Numbers that were measured on
+It reads run directories and files in the format of RUN/results.jsonl. There is a table for each
+config file and metric, the best row first, and the picture shows losses and errors over length, if
+there are several lengths. Runs that differ only in the seed share a row and a curve. If a number
+was measured twice for one row and seed, the later one counts. Numbers that were measured on
 different data are in different columns and panels.
 
 With --beside, your own rows are bold, and their curves are thick. Of the other file, only those
@@ -25,7 +25,8 @@ from eval.curves import METRICS, add_labels, grouped
 from sample import comma_separated
 from train import read_records
 
-COLUMN = ("metric", "split", "multiple", "data", "tokens", "fingerprint")  # what makes a column
+ROW = ("config", "pe", "flags", "settings", "options", "step", "seed")  # whose number it is
+COLUMN = ("metric", "split", "multiple", "data", "tokens", "window", "fingerprint")  # of what
 TITLES = {  # of panels; others have the name of their config file
     "quickstart": "predicting text",
     "recall_small": "finding a value among fillers",
@@ -42,8 +43,8 @@ UNITS = {  # how a data set begins: what the lengths in its panel count, and tok
 
 def main(words):
     parser = config.Parser(__doc__)
-    parser.add_argument("sources", nargs="+", metavar="RUN", help="run directory or file")
-    parser.add_argument("--beside", metavar="FILE", help="show the runs among those of this file")
+    parser.add_argument("sources", nargs="+", type=config.text, metavar="RUN", help="run directory or file")
+    parser.add_argument("--beside", type=config.text, metavar="FILE", help="show the runs among those of this file")
     parser.add_argument("--only", type=comma_separated, metavar="CONFIGS",
                         help="show only these config files, such as quickstart,recall_small [all]")
     parser.add_argument("--metrics", type=comma_separated,
@@ -52,7 +53,7 @@ def main(words):
                         help="show only these rows, such as rope,pope [all]")
     parser.add_argument("--windows", type=comma_separated, default=[], metavar="ROWS",
                         help="draw a dashed curve of the window_loss of these rows [none]")
-    parser.add_argument("--out", default="out/report.png", metavar="FILE",
+    parser.add_argument("--out", type=config.text, default="out/report.png", metavar="FILE",
                         help="the picture to write [out/report.png]")
     args = parser.parse_intermixed_args(words)
     lines = read(args.sources)
@@ -66,36 +67,50 @@ def main(words):
 # --- which numbers count --------------------------------------------------------------------------
 
 def read(sources):
-    """Returns the records that count, as dicts. Each also has its `experiment`, which is the name
-    of its config file."""
-    found = {}  # {what was measured: its last record}
+    """Returns the lines that count, which are dicts. A line is one number of a record, and it also
+    has its `experiment`, which is the name of its config file."""
+    found = {}  # {what was measured, of which row and seed: its last line}
+    repeated = {}  # messages, as a dict that keeps their order
     for source in sources:
         folder = os.path.normpath(source)
-        path = folder
-        if os.path.isdir(folder):
-            path = os.path.join(folder, "results.jsonl")
+        path = os.path.join(folder, "results.jsonl") if os.path.isdir(folder) else folder
         if not os.path.isfile(path):
             print(f"left out {source}, which has no results.jsonl", file=sys.stderr)
             continue
-        for line in read_records(path):
-            if "recipe" not in line:
+        for record in read_records(path):
+            if "values" not in record:
                 raise Mistake(f"{path} is of an older version; delete it and measure the run again")
-            if path != folder:
-                line["run"] = folder  # it may have had another path when it was measured
-            name = os.path.splitext(os.path.basename(line["config"]))[0]
-            line["experiment"] = name or "no config file"
-            measured = [line[field] for field in ("run", "options", *COLUMN)]
-            found[str(measured)] = line
+            for line in lines_of({**record, "run": folder}):
+                key = str([line[field] for field in (*ROW, *COLUMN)])
+                before = found.get(key, line)["run"]
+                if before != folder:
+                    repeated[f"{before} and {folder} are the same row with the same seed, so only "
+                             "the second one counts"] = None
+                found[key] = line
+    for message in repeated:
+        print(message, file=sys.stderr)
     if not found:
         raise Mistake("none of these runs has results; measure them first, as in "
                       "python sample.py RUN --evaluate=val")
     return list(found.values())
 
+def lines_of(record):
+    """Yields a line for each number of a record. A record leaves out what is empty."""
+    record = {"flags": {}, "settings": None, "options": {}, "multiple": None, "tokens": None,
+              "window": record["trained"], **record}
+    name = os.path.splitext(os.path.basename(record["config"]))[0]
+    record["experiment"] = name or "no config file"
+    for metric, value in record.pop("values").items():
+        line = {**record, "metric": metric, "value": value}
+        if metric != "window_loss":
+            line["window"] = None
+        yield line
+
 def comparable(others, lines):
     """Returns the lines of `others` that measure the same as one of `lines`, marked as `beside`.
     They share its columns, although data that are made of Python's own source differ between
     versions of Python."""
-    same = ("experiment", "metric", "split", "multiple", "data", "tokens")
+    same = ("experiment", "metric", "split", "multiple", "data", "tokens", "window")
     own = {values: measured[0]["fingerprint"] for values, measured in grouped(lines, *same).items()}
     found = []
     differ = set()
@@ -140,19 +155,21 @@ def print_table(experiment, metric, table):
     data = {line["data"] for line in table}
     steps = sorted({line["step"] for line in table})
     about = [experiment, *data] if len(data) == 1 else [experiment]
-    print(f"\n{', '.join(about)}, step {' and '.join(map(str, steps))}: "
-          f"{METRICS.get(metric, metric)}, mean (lowest–highest)\n")
-    print(f"| row | seeds | {' | '.join(headings(columns))} |")
-    print("| --- " * (2 + len(columns)) + "|")
     last = [column for column in columns if column[0] == metric][-1]
+    names = headings(columns)
+    print(f"\n{', '.join(about)}, step {' and '.join(map(str, steps))}: "
+          f"{METRICS.get(metric, metric)}, mean (lowest–highest), sorted by "
+          f"{names[columns.index(last)]}\n")
+    print(f"| row | seeds | {' | '.join(names)} |")
+    print("| --- " * (2 + len(columns)) + "|")
     printed = []  # (the mean in the last column, the row)
     for (beside, label), row in grouped(table, "beside", "label").items():
         cells = grouped(row, *COLUMN)
-        runs = {line["run"] for line in row}
+        seeds = {line["seed"] for line in row}
         marks = "`{}`" if beside or not any(line.get("beside") for line in table) else "**{}**"
-        words = [marks.format(label), str(len({line["seed"] for line in row}))]
+        words = [marks.format(label), str(len(seeds))]
         for column in columns:
-            words.append(cell([line["value"] for line in cells.get(column, [])], metric, len(runs)))
+            words.append(cell([line["value"] for line in cells.get(column, [])], metric, len(seeds)))
         mean = float("inf")
         if last in cells:
             mean = statistics.fmean(line["value"] for line in cells[last])
@@ -167,10 +184,10 @@ def headings(columns):
     for field, values in zip(COLUMN, zip(*columns)):
         several[field] = len(set(values) - {None}) > 1
     found = []
-    for metric, split, multiple, data, tokens, fingerprint in columns:
+    for metric, split, multiple, data, tokens, window, fingerprint in columns:
         heading = f"{split} {multiple:g}x" if multiple else split
         if metric == "window_loss":
-            heading += " in windows"
+            heading += f" in windows of {window}" if several["window"] else " in windows"
         if several["data"]:
             heading += f", {data}"
         if several["tokens"] and tokens:
@@ -180,9 +197,9 @@ def headings(columns):
         found.append(heading)
     return found
 
-def cell(values, metric, runs):
+def cell(values, metric, seeds):
     """Returns the text of a cell: the mean, the lowest and the highest value in brackets if they
-    differ, and the number of runs if some of the row's runs have no value."""
+    differ, and how many of the row's seeds have a value if some have not."""
     if not values:
         return "–"
     decimals = 1 if metric.endswith("_error") else 3
@@ -190,8 +207,8 @@ def cell(values, metric, runs):
     low, high = f"{min(values):.{decimals}f}", f"{max(values):.{decimals}f}"
     if low != high:
         text += f" ({low}–{high})"
-    if len(values) < runs:
-        text += f" [{len(values)} of {runs} runs]"
+    if len(values) < seeds:
+        text += f" [{len(values)} of {seeds} seeds]"
     return text
 
 # --- the picture over length ----------------------------------------------------------------------

@@ -15,41 +15,42 @@ it printed in output.txt, and the picture is out/suite.png.
 so one command makes the rows of a paper's table.
 """
 import os
-import re
 import shlex
+import signal
+import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 import config
-from config import Mistake
+from config import ROOT, Mistake
 from data import locate, write_if_missing
 from data.shards import Split, split_of
 from eval import report
+from eval.curves import grouped, read_log
+from model import GPT
 from sample import comma_separated
-from train import StopSignal, TrainConfig, default_directory, read_options, read_records
-
-ROOT = Path(__file__).parent.parent
+from train import TrainConfig, read_options, read_records
 
 class Experiment(NamedTuple):
     """How the runs of a config file are measured, and which ones are published."""
     measure: str = ""  # the option of sample.py; empty: --evaluate of all splits but train
     seed: int | None = None  # the first one, from which the others count up; None: the config's
-    seconds: int = 300  # that a run takes on one core, more or less
+    seconds: int = 300  # that a run takes on one core, compared with those of the others
 
 EXPERIMENTS = {  # the longest begins first, so that all processes end at about the same time
     "quickstart": Experiment("--extrapolate=1,2,4,8", 1337, 330),
     "lookup_small": Experiment(
         "--evaluate=content,position,content_x2,position_x2,content_x3,position_x3", 1337, 105),
-    "addition_small": Experiment("--evaluate=val,x1.5,x2,x3,x4", 0, 75),
     "copy_small": Experiment("--evaluate=val,x1.5,x2,x3,x4", 0, 50),
     "recall_small": Experiment("--evaluate=val,x2,x4,x8,x16", 0, 20),
 }
-# without addition_small, which hardly tells methods apart
-DEFAULT = "quickstart,lookup_small,copy_small,recall_small"
 
 def main(words):
     parser = config.Parser(__doc__)
@@ -57,16 +58,13 @@ def main(words):
                         help="a value of --pe, with other options of train.py in the same quotes")
     parser.add_argument("--seeds", type=config.integer, default=1, metavar="N",
                         help="runs of each method in each experiment [1]")
-    parser.add_argument("--only", type=comma_separated, default=DEFAULT.split(","),
-                        metavar="NAMES",
-                        help=f"config files, without config/ and .py [{DEFAULT}]")
+    parser.add_argument("--only", type=comma_separated, default=list(EXPERIMENTS),
+                        metavar="NAMES", help="config files, without config/ and .py "
+                                              f"[{','.join(EXPERIMENTS)}]")
     parser.add_argument("--jobs", type=config.integer, default=2, metavar="N",
                         help="processes at a time, each with one thread [2]")
     args = parser.parse_intermixed_args(words)
-    for name in ("seeds", "jobs"):
-        if getattr(args, name) < 1:
-            raise Mistake(f"--{name}={getattr(args, name)} must be at least 1")
-    by_folder = {}
+    by_folder = {}  # a method may be given twice
     for n in range(args.seeds):
         for name in args.only:
             for method in args.methods:
@@ -74,12 +72,9 @@ def main(words):
                 by_folder[run.folder] = run
     runs = list(by_folder.values())
     for run in runs:
-        run.look_at_what_is_there()
+        run.prepare()
     warn_of_older_runs(runs)
-    stop_signal = StopSignal()
-    work(runs, args.jobs, stop_signal)
-    if stop_signal.number:
-        raise Mistake("stopped; the same command resumes")
+    work(runs, args.jobs)
     show(runs)
     reasons = [f"{run.folder} failed: {run.reason}" for run in runs if run.reason]
     if reasons:
@@ -89,7 +84,7 @@ def main(words):
 # --- training and measuring -----------------------------------------------------------------------
 
 class Run:
-    """A training run and its measurement, each of which is a process."""
+    """A training run and its measurement, each of which is a process of its own."""
 
     def __init__(self, method, name, n):
         pe, *options = shlex.split(method)
@@ -101,135 +96,165 @@ class Run:
         seed = self.experiment.seed
         if seed is None:
             seed = config.load(TrainConfig, [path]).seed
-        self.words = [path, f"--pe={pe}", *options, f"--seed={seed + n}", "--device=cpu"]
-        self.folder = default_directory(config.load(TrainConfig, self.words))
-        for option in options:  # most of which train.py leaves out of the name of a directory
-            self.folder += "_" + re.sub(r"[^\w.,=+-]", "_", option.removeprefix("--"))
-        self.words += ["--resume", f"--out_dir={self.folder}"]
-        self.reason = None  # why it failed
+        self.words = [path, f"--pe={pe}", *options, f"--seed={seed + n}", "--device=cpu",
+                      "--resume"]
         # refuses mistakes in all runs before any of them is trained
-        self.cfg, saved, _, lock = read_options(self.words)
+        self.cfg, _, saved, _, lock = read_options(self.words)
         if lock:
-            lock.close()  # the processes need it
+            lock.close()  # the process that trains needs it
+        self.folder = self.cfg.out_dir
         self.is_trained = saved is not None and saved["step"] >= self.cfg.max_iters
+        self.process = None
+        self.reason = None  # why it failed
 
-    def look_at_what_is_there(self):
-        """Finds out what is to be measured, for which the data set must exist, and whether it has
-        been."""
+    def prepare(self):
+        """Writes the data set if it is missing, and finds out what is to be measured, and whether
+        it has been."""
         write_if_missing(self.cfg.data, self.cfg.block_size)
         split = Split(locate(self.cfg.data), "train")
         self.metric = "token_error" if split.masks else "loss"
-        self.measure = self.experiment.measure
-        if not self.measure:
+        measure = self.experiment.measure
+        if not measure:
             names = self.cfg.eval_splits.split(",")
             names += [split_of(shard) for shard in split.meta["shards"]]
             names = [name for name in dict.fromkeys(names) if name != "train"]
-            self.measure = f"--evaluate={','.join(names)}"
-        option, _, values = self.measure.partition("=")
+            measure = f"--evaluate={','.join(names)}"
+        self.to_measure = ["sample.py", self.folder, "--device=cpu", measure]
+        option, _, values = measure.partition("=")
         field = "split" if option == "--evaluate" else "multiple"
-        found = {str(record[field]) for record in self.records("results.jsonl")
-                 if record["step"] == self.cfg.max_iters and not record["options"]}
+        path = os.path.join(self.folder, "results.jsonl")
+        found = set()
+        for record in read_records(path) if os.path.exists(path) else []:
+            if record["step"] == self.cfg.max_iters and not record["options"]:
+                found.add(str(record[field]))
         wanted = values.split(",")
         if field == "multiple":
             wanted = [str(float(value)) for value in wanted]
         self.is_measured = self.is_trained and found.issuperset(wanted)
 
-    def records(self, name):
-        path = os.path.join(self.folder, name)
-        return read_records(path) if os.path.exists(path) else []
-
-    @property
-    def is_finished(self):
-        return self.is_measured or self.reason is not None
-
-    def start(self):
-        """Starts the next process. The models are so small that more threads would not help."""
-        words = ["train.py", *self.words]
-        if self.is_trained:
-            words = ["sample.py", self.folder, "--device=cpu", self.measure]
+    def finish(self):
+        """Trains, if that is not done yet, and measures. Sets `reason` if one of the two fails."""
         os.makedirs(self.folder, exist_ok=True)
-        with open(os.path.join(self.folder, "output.txt"), "a") as file:
-            return subprocess.Popen([sys.executable, ROOT / words[0], *words[1:]], stdout=file,
-                                    stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-    def end(self, status):
-        """Notes that its process has ended with this status."""
-        if status:
-            output = Path(self.folder, "output.txt").read_text("utf-8", "replace").split("\n")
-            self.reason = next((line for line in reversed(output) if line), f"status {status}")
-        elif self.is_trained:
-            self.is_measured = True
-        else:
-            self.is_trained = True
-
-    def seconds_left(self):
-        """Returns how long the rest takes on our machine. A tenth of it is measuring."""
-        if self.is_finished:
-            return 0.0
-        steps = [record["step"] for record in self.records("log.jsonl") if "step" in record]
-        done = min(1.0, max(steps, default=0) / max(self.cfg.max_iters, 1))
-        return self.experiment.seconds * (1 - 0.9 * done)
+        output = Path(self.folder, "output.txt")
+        commands = [self.to_measure]
+        if not self.is_trained:
+            commands.insert(0, ["train.py", *self.words])
+        for script, *words in commands:
+            with open(output, "a") as file:  # the models are too small for more than one thread
+                self.process = subprocess.Popen(
+                    [sys.executable, ROOT / script, *words], stdout=file, stderr=file,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"})
+            status = self.process.wait()
+            if status:
+                lines = [line for line in output.read_text("utf-8", "replace").split("\n") if line]
+                self.reason = lines[-1] if lines else f"status {status}"
+                return
+        self.is_measured = True
 
 def warn_of_older_runs(runs):
-    model = os.path.getmtime(ROOT / "model.py")
-    older = [run.folder for run in runs
-             if run.is_trained and os.path.getmtime(f"{run.folder}/ckpt.pt") < model]
+    """A run whose method has changed meanwhile would be resumed, and be a mixture of the two."""
+    changed = os.path.getmtime(ROOT / "model.py")
+    older = []
+    for run in runs:
+        path = os.path.join(run.folder, "ckpt.pt")
+        if os.path.exists(path) and os.path.getmtime(path) < changed:
+            older.append(run.folder)
     if older:
-        print("model.py has changed since these runs were trained. If their method has changed, "
-              f"delete them and start again:\nrm -r {shlex.join(dict.fromkeys(older))}")
+        print("model.py has changed since the checkpoints of these runs. If their method has "
+              f"changed, delete them and start again:\nrm -r {shlex.join(older)}")
 
-def work(runs, jobs, stop_signal):
-    """Does what is left to do, with `jobs` processes at a time, until a signal comes."""
-    active = {}  # {run: its process}
+def work(runs, jobs):
+    """Does what is left to do, with `jobs` processes at a time. Raises Mistake if a signal stops it,
+    after the runs have saved their checkpoints."""
+    waiting = [run for run in runs if not run.is_measured]
+    left = total = sum(run.experiment.seconds for run in waiting)
     begin = time.monotonic()
-    at_first = sum(run.seconds_left() for run in runs)
-    printed = None
-    while not stop_signal.number and not all(run.is_finished for run in runs):
-        waiting = [run for run in runs if not run.is_finished and run not in active]
-        for run in waiting[: jobs - len(active)]:
-            active[run] = run.start()
-        time.sleep(0.5)
-        for run, process in list(active.items()):
-            if process.poll() is not None:
-                del active[run]
-                if not stop_signal.number:  # which has reached the processes, too
-                    run.end(process.returncode)
-        finished = sum(run.is_finished for run in runs)
-        if finished != printed or sys.stdout.isatty():
-            left = sum(run.seconds_left() for run in runs)
-            pace = 1 / min(jobs, len(active) or 1)
-            if at_first - left > 20:  # enough to measure the pace of this machine
-                pace = (time.monotonic() - begin) / (at_first - left)
-            print(f"{finished} of {len(runs)} runs are finished, the others take about "
-                  f"{timedelta(seconds=round(pace * left))}",
-                  end="   \r" if sys.stdout.isatty() else "\n", flush=True)
-            printed = finished
-    for process in active.values():
-        process.terminate()  # a Ctrl-C has reached it already, but no other signal has
-    for process in active.values():
-        process.wait()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
+    with ThreadPoolExecutor(jobs) as pool:
+        started = {pool.submit(run.finish): run for run in waiting}
+        try:
+            for n, future in enumerate(as_completed(started), 1):
+                future.result()
+                left -= started[future].experiment.seconds
+                pace = (time.monotonic() - begin) / (total - left)
+                print(f"{n} of {len(waiting)} runs are finished; the others take about "
+                      f"{timedelta(seconds=round(pace * left))}", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in waiting:
+                if run.process:
+                    run.process.terminate()  # Ctrl-C has reached it already, but no other signal
+            raise Mistake("stopped; the same command resumes") from None
 
-# --- tables and a picture -------------------------------------------------------------------------
+# --- tables, sentences and a picture --------------------------------------------------------------
 
 def show(runs):
-    """Prints a table for each experiment, with the new rows in bold, and draws the picture."""
-    measured = [run.folder for run in runs if run.is_measured]
+    """Prints a table for each experiment, with the new rows in bold, and what it says of them, and
+    draws the picture."""
+    measured = [run for run in runs if run.is_measured]
     if not measured:
         return
-    lines = report.read(measured)
-    lines = [line for line in lines if not line["options"]]
-    lines += report.comparable(report.read([ROOT / "eval" / "results.jsonl"]), lines)
-    for experiment, metric in {(run.cfg.config, run.metric): None for run in runs}:
-        name = Path(experiment).stem
-        report.print_tables([line for line in lines if line["experiment"] == name], [metric])
+    own = [line for line in report.read([run.folder for run in measured]) if not line["options"]]
+    published = [line for line in report.read([ROOT / "eval" / "results.jsonl"])
+                 if not line["flags"] and not line["options"]]
+    lines = own + report.comparable(published, own)
+    for (path, metric), same in grouped([vars(run) | vars(run.cfg) for run in measured],
+                                        "config", "metric").items():
+        table = [line for line in lines if line["config"] == path]
+        report.print_tables(table, [metric])
+        print()
+        for run in {(run["pe"], run["folder"]): run for run in same}.values():
+            print(f"{run['folder']}: {price(run['cfg'], run['folder'])}")
+        for column in grouped([line for line in table if line["metric"] == metric],
+                              *report.COLUMN).values():
+            print(where_it_stands(column))
     print("\nBold rows are yours. The others come from another CPU, which rounds differently. To "
           "see how much that matters, add one of their methods, such as rope.\n")
-    plain = [line for line in lines
-             if not line.get("beside") or not line["flags"] and not line["options"]]
     try:
-        report.draw_by_length(plain, "out/suite.png")
+        report.draw_by_length(lines, "out/suite.png")
     except Mistake as mistake:  # without matplotlib
         print(f"no picture, because {mistake}")
+
+def price(cfg, folder):
+    """Returns how large the model of a run is, and how long a step took."""
+    split = Split(locate(cfg.data), "train")
+    cfg.vocab_size = cfg.vocab_size or split.vocab_size
+    with torch.device("meta"):
+        parameters = GPT(cfg).get_num_params()
+    _, records = read_log(folder)
+    ms = [record["ms"] for record in records if "ms" in record]
+    step = f", {statistics.median(ms):.0f} ms per step" if ms else ""
+    return f"{parameters / 1e6:.3f}M parameters{step}"
+
+def where_it_stands(column):
+    """Returns sentences about the own rows in a column, whose lines are given. They give the
+    distance to the two nearest published rows, divided by the standard deviation between the seeds
+    of a published method, the spread."""
+    heading, = report.headings([tuple(column[0][field] for field in report.COLUMN)])
+    means = {}  # {(is it published, label): mean}
+    variances = []
+    for (beside, label), row in grouped(column, "beside", "label").items():
+        values = [line["value"] for line in row]
+        means[bool(beside), label] = statistics.fmean(values)
+        if beside and len(values) > 1:
+            variances.append(statistics.variance(values))
+    others = {label: mean for (beside, label), mean in means.items() if beside}
+    spread = statistics.fmean(variances) ** 0.5 if variances else 0.0
+    if len(others) < 2 or not spread:
+        return f"{heading}: there is too little to compare with."
+    sentences = []
+    for (beside, label), mean in means.items():
+        if not beside:
+            near = sorted(others, key=lambda other: abs(others[other] - mean))[:2]
+            words = []
+            for other in near:
+                distance = (mean - others[other]) / spread
+                than = "worse than" if distance > 0 else "better than"
+                words.append(f"{abs(distance):.1f} spreads {than} {other}")
+            sentences.append(f"{label} is {' and '.join(words)}.")
+    if statistics.stdev(others.values()) < 2 * spread:
+        sentences.append("One seed says little here, because the methods lie so close together.")
+    return f"{heading} (a spread is {spread:.3g}): {' '.join(sentences)}"
 
 if __name__ == "__main__":
     config.run(main)

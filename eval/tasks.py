@@ -3,9 +3,9 @@ Scores models of text on tasks of EleutherAI's lm-evaluation-harness (pip instal
 
     python -m eval.tasks RUN ... --tasks=lambada_openai,blimp,cbt
 
-The scores are printed and appended to RUN/results.jsonl. A model reads at most block_size tokens at
-once, which RUN@block_size=n changes. `cbt` is defined in this folder, and `lm-eval ls tasks` lists
-the others.
+The scores are printed and appended to RUN/results.jsonl. A model reads at most as many tokens at
+once as in training, or as --length says. `cbt` is defined in this folder, and `lm-eval ls tasks`
+lists the others.
 """
 import os
 import sys
@@ -36,6 +36,8 @@ def main(words):
                         help="tasks of the harness, or yaml files that define one")
     parser.add_argument("--fewshot", type=config.integer, metavar="N",
                         help="solved examples before each question [as the task's file says]")
+    parser.add_argument("--length", type=config.integer, metavar="N",
+                        help="tokens that a model reads at most [the trained length]")
     args = parser.parse_intermixed_args(words)
 
     here = os.path.dirname(os.path.abspath(__file__))
@@ -46,13 +48,14 @@ def main(words):
                           "`lm-eval ls tasks` lists the tasks")
     for name in args.runs:
         run = Run(name, args.device)
-        model = Model(run.model, run.meta)
+        length = args.length or run.trained
+        model = Model(run.model, run.meta, length)
         found = lm_eval.simple_evaluate(model, tasks=args.tasks, task_manager=manager,
                                         num_fewshot=args.fewshot, log_samples=False)
         print(f"{run.name}\n{make_table(found)}", flush=True)
-        record(run, found, args.fewshot)
+        record(run, found, args.fewshot, length)
 
-def record(run, found, fewshot):
+def record(run, found, fewshot, length):
     """Appends the harness's results for a run to RUN/results.jsonl. The harness has no checksum of
     the data, so the checksum is that of the task's version and its number of questions."""
     for task, values in found["results"].items():
@@ -60,23 +63,24 @@ def record(run, found, fewshot):
         shots = found["n-shot"].get(task, fewshot)  # a group of tasks may have none
         about = found["versions"].get(task), found["n-samples"].get(task)
         run.record(numbers, data=task, split="" if shots is None else f"{shots}-shot",
-                   fingerprint=zlib.crc32(repr(about).encode()), length=run.model.cfg.block_size)
+                   fingerprint=zlib.crc32(repr(about).encode()), length=length)
 
 class Score(list):
     """The pair that the harness expects for a continuation: its log-likelihood, and whether greedy
     decoding would produce it. cbt.py also reads `tokens`, the number of tokens in it."""
 
 class Model(TemplateLM):
-    """A GPT behind the harness's interface. Of a context that is longer than block_size, it reads
+    """A GPT behind the harness's interface. Of a context that is longer than `longest`, it reads
     only the last tokens, as the harness's own adapters do. A longer continuation is scored
-    block_size targets at a time. An empty context is replaced by the separator."""
+    `longest` targets at a time. An empty context is replaced by the separator."""
 
-    def __init__(self, model, meta):
+    def __init__(self, model, meta, longest):
         super().__init__()
         if meta["separator"] is None:
             raise Mistake("downstream tasks need a model of text, but this one's data set has no "
                           "separator between documents; train on text")
         self.model = model
+        self.longest = longest
         self.codec = tokenizer(meta["tokenizer"])
         self.separator = meta["separator"]
         self._device = model.wte.weight.device  # LM.device returns it
@@ -92,15 +96,14 @@ class Model(TemplateLM):
         """Returns a Score for each request, which is (_, context tokens, target tokens)."""
         scores = []
         windows = {}  # {length: [(the request's score, tokens, how many at the end are targets)]}
-        longest = self.model.cfg.block_size
         for _, context, targets in requests:
             score = Score((0.0, True))
             score.tokens = len(targets)
             scores.append(score)
             tokens = (context or [self.separator]) + targets
-            for begin in range(len(tokens) - len(targets), len(tokens), longest):
-                end = min(begin + longest, len(tokens))
-                window = tokens[max(0, end - longest - 1) : end]
+            for begin in range(len(tokens) - len(targets), len(tokens), self.longest):
+                end = min(begin + self.longest, len(tokens))
+                window = tokens[max(0, end - self.longest - 1) : end]
                 windows.setdefault(len(window), []).append((score, window, end - begin))
         for length, same_length in windows.items():
             for part in batches(same_length, length):

@@ -7,6 +7,20 @@ that is slow. `gpt` at the end computes the logits of a whole model, for one seq
 T tokens, C channels, H heads, d = C / H. The methods work on one head: q, k, v are (T, d), `pos`
 holds the T positions, and a bias is a (T, T) array. Its entry (i, j), j <= i, is added to the
 scaled score.
+
+To test a method of your own:
+
+1.  Write its equation here, as plain loops, without a look at your class. If it adds something to
+    the scores, put its name into BIAS and the equation into `bias`. A rotation belongs in ROTATE
+    and `score`, a change to the embeddings in ADD and `embed`, and a change to the input of q and k
+    in OVERRIDE and `override`. If a parameter has bounds, assert them here.
+2.  If all layers are to share a parameter, name it in SHARED.
+3.  tests/test_model.py has a case for every name in PES. Add one to CASES for each value of your
+    options, and one in combination with RoPE.
+
+Then `python -m pytest tests/test_model.py -k NAME` compares the two. It also tests what holds for
+every method: no token sees the future, a cache changes nothing, distant positions survive bfloat16,
+all parameters learn and stay within their bounds, and torch.compile needs one graph.
 """
 import math
 
@@ -232,6 +246,21 @@ ADD = ("learned", "sinusoidal")
 OVERRIDE = ("expe", "exqpe")
 ROTATE = ("rope", "carope", "pope")
 BIAS = ("relative", "t5", "alibi", "fox", "cope", "cope_mlp", "cope_alibi")
+
+SHARED = {  # the parameters that all layers have in common
+    "learned": ["wpe.weight"],  # Vaswani et al. 2017: positions are added before the first layer
+    "relative": ["a"],  # CoPE section 5.5 has one table for all layers
+    "t5": ["table"],  # Raffel et al. 2020, section 2.1
+    "cope": ["e"],  # CoPE section 5.5, unless cfg.cope_shared is False
+    "expe": ["expe_S", "expe_theta"],  # ExPE Table 7: "only two learned parameters"
+    "exqpe": ["expe_S", "expe_theta", "expe_theta2"],
+}
+
+def shared(cfg, name):
+    """The names of the parameters of a method that all layers share."""
+    if name == "cope" and not cfg.cope_shared:
+        return []
+    return SHARED.get(name, [])
 
 def methods(cfg, params, i):
     """Layer i's methods: (name, a function from a parameter's name to the parameter), in order."""

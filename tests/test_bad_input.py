@@ -32,11 +32,8 @@ MISTAKES = [
     ("train.py --pe=roep", "pe='roep'"),
     ("train.py --pe=rope,", "pe='rope,' has an empty name"),
     ("train.py --min_lr=1 --schedule=cosine", "min_lr=1.0"),
-    ("train.py --grad_clip=-1", "grad_clip=-1.0"),
-    ("train.py --beta2=1", "beta2=1.0"),
-    ("train.py --out_dir=out/a@b", "out_dir=out/a@b"),
-    ("train.py --mlp_width=-5", "mlp_width=-5"),
-    ("train.py --learning_rate=nan", "learning_rate=nan"),
+    ("train.py --mlp_width=-5", "--mlp_width: '-5'"),
+    ("train.py --learning_rate=nan", "--learning_rate: nan is not a finite number"),
     (f"train.py --device={MISSING}", f"device='{MISSING}'"),
     ("WORLD_SIZE=3 train.py", "batch_size=4"),
     # the data to train on
@@ -50,36 +47,29 @@ MISTAKES = [
     ("train.py --data={cut}", "{cut}"),
     ("train.py --data={partial}", "{partial}"),
     # other runs
-    ("train.py --init_from={run} --out_dir=", "--init_from={run}"),
     ("train.py --init_from={nothing}", "{nothing}"),
-    ("train.py --init_from={run} --n_embd=32", "{run} holds another architecture: "),
+    ("train.py --init_from={run} --n_embd=32", "the weights of {run} do not fit a model with pe='rope': "),
+    ("train.py --init_from={run} --pe=pope", "the weights of {run} do not fit a model with pe='po"),
+    ("train.py --pe=rope --cope_npos=7", "cope_npos does nothing for pe='rope'"),
     ("train.py --init_from={run} --data={rows}", "{run} was trained with "),
     ("train.py --init_from={nano}", "{nano}/ckpt.pt"),
     ("train.py --out_dir={run}", "{run} already holds a run"),
     ("train.py --out_dir={gone}", "{gone} holds the results of a run whose ckpt.pt is gone"),
-    ("train.py --out_dir={flipped} --resume", "{flipped}/ckpt.pt"),
-    ("train.py --out_dir={run} --resume --data={moved}/stream", "other data than {moved}/stream"),
+    ("train.py --out_dir={half} --resume", "{half}/ckpt.pt"),
+    ("train.py --out_dir={run} --resume --data={moved}/stream", "was trained with other data, not {moved}/stream"),
     # sample.py
     ("sample.py", "RUN"),
     ("sample.py {nothing}", "{nothing}"),
-    ("sample.py {flipped}", "{flipped}/ckpt.pt"),
+    ("sample.py {half}", "{half}/ckpt.pt"),
     ("sample.py {run}@rope_scaling=yran", "{run}@rope_scaling=yran: argument --rope_scaling"),
     ("sample.py {run}@rope_factr=8", "{run}@rope_factr=8: rope_factr cannot be changed after"),
-    ("sample.py {run}@rope_trained=8", "rope_trained does nothing without rope_scaling=yarn"),
-    ("sample.py {run}@block_size=8", "block_size does nothing here"),
-    ("sample.py {run} {task} --prompt=s1", "--prompt=s1 does nothing for a task"),
+    ("sample.py {run}@block_size=8", "block_size cannot be changed after training"),
     ("sample.py {run}@base=8", "only rope_scaling, rope_factor, rope_trained, expe_scale, rel"),
-    ("sample.py {run} --prompt=caf\udce9", "--prompt is not UTF-8"),
-    ("sample.py {task} --prompt=a", "--prompt=a does nothing for a task"),
-    ("sample.py {run} --split=val", "--split=val does nothing for text"),
-    ("sample.py {run} --evaluate=val --split=val", "--split=val does nothing for --evaluate"),
-    ("sample.py {run} --evaluate=val --context=9", "--context=9 does nothing for --evaluate"),
-    ("sample.py {run} --extrapolate=1 --top_k=1", "--top_k=1 does nothing for --extrapolate"),
     ("sample.py {run} --extrapolate=one", "'one' is not a list of numbers above 0"),
     ("sample.py {run} --prompt=a", "'a'"),
     ("sample.py {run} --evaluate=vla", "'vla'"),
     ("sample.py {run} --evaluate=val,", "'val,'"),
-    ("sample.py {run} --top_k=-1", "--top_k=-1"),
+    ("sample.py {run} --top_k=-1", "--top_k: '-1' is not an integer, or it is negative"),
     ("sample.py {run} --evaluate=val --data={rows}", "{rows}"),
     ("sample.py {old} --evaluate=val", "{edited} has changed since {old}"),
     ("sample.py {run} --extrapolate=0.01", "0 tokens"),
@@ -88,9 +78,9 @@ MISTAKES = [
     # preparing data
     ("data/flip_flop.py --length=7", "length=7"),
     ("data/flip_flop.py --length=4 --train=999 --out={moved}/x", "val=1000"),
-    ("data/flip_flop.py --train=-5 --out={moved}/x", "--train=-5"),
-    ("train.py --data=flip_flop@train=-5", "--train=-5"),
-    ("data/pg19.py --limit=-1 --out={moved}/x", "--limit=-1"),
+    ("data/flip_flop.py --train=-5 --out={moved}/x", "--train: '-5' is not an integer"),
+    ("train.py --data=flip_flop@train=-5", "--train: '-5' is not an integer"),
+    ("data/pg19.py --limit=-1 --out={moved}/x", "--limit: '-1' is not an integer"),
     ("data/flip_flop.py --out={set}", "{set}"),
     ("data/flip_flop.py --out={moved}", "{moved}"),
     ("data/counting.py --length=0", "length=0"),
@@ -122,9 +112,9 @@ def places(stream, rows, tmp_path_factory):
         writer.write("train", np.arange(1000) % 500)
     meta = folder / "edited" / "meta.json"
     meta.write_text(meta.read_text().replace('"separator": 0', '"separator": 1'))
-    shutil.copytree(folder / "run", folder / "flipped")
-    path = folder / "flipped" / "ckpt.pt"
-    path.write_bytes(path.read_bytes().replace(b"batch_size", b"batch_sizd"))
+    shutil.copytree(folder / "run", folder / "half")
+    path = folder / "half" / "ckpt.pt"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     for name in ("cut", "empty", "gone", "nano", "partial"):
         (folder / name).mkdir()
     (folder / "gone" / "results.jsonl").touch()

@@ -7,14 +7,18 @@ import itertools
 import os
 import re
 import shlex
+import subprocess
+import sys
+import types
 
 import pytest
 import torch
+from conftest import TINY
 
 import config
 import train
 from data import options
-from model import GPT, GPTConfig, read_checkpoint
+from model import GPT, PES, GPTConfig, read_checkpoint
 from train import TrainConfig
 
 CONFIGS = sorted(glob.glob("config/[a-z]*.py"))
@@ -33,9 +37,33 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     for words in (["--norm=layernorm", "--data=12", "--max_iters=2e3", "--min_lr=1", "--resume"],
                   ["--norm", "layernorm", "--data", "12", "--resume", "True", "--max_iters", "2000",
                    "--min_lr", "1.0"]):
-        assert config.load(TrainConfig, [str(path), *words], seed=5, n_layer=3) == TrainConfig(
+        assert config.load(TrainConfig, [str(path), *words]) == TrainConfig(
             config=str(path), n_layer=8, norm="layernorm", data="12", tie=False, max_iters=2000,
-            learning_rate=1.0, min_lr=1.0, base=3.141592653589793, resume=True, seed=5)
+            learning_rate=1.0, min_lr=1.0, base=3.141592653589793, resume=True)
+
+def test_a_config_file_is_executed_once(tmp_path, stream, monkeypatch):
+    """So a seed that it draws is the one that the directory is named after and that is saved."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.py").write_text("import time\n_file = open('calls', 'a')\n_file.write('x')\n"
+                                      "_file.close()\nseed = time.time_ns() % 1000003\n")
+    train.main(["some.py", f"--data={stream}", *TINY, "--max_iters=1"])
+    assert (tmp_path / "calls").read_text() == "x"
+    (run,) = (tmp_path / "out").iterdir()
+    assert "seed" not in run.name  # it is that of the config file
+
+def test_from_another_directory(tmp_path, monkeypatch):
+    """A config file is found in the project, too, and a home directory is written out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    cfg = config.load(TrainConfig, ["config/quickstart.py", "--out_dir=~/runs/a", "--data=~b"])
+    assert (cfg.n_embd, cfg.out_dir, cfg.data) == (128, "/home/me/runs/a", "~b")
+
+@pytest.mark.parametrize("name, meant", [
+    ("n_layers", "n_layer"), ("max_iter", "max_iters"), ("lr", "learning_rate"), ("zzz", None)])
+def test_a_typo_gets_the_nearest_option(name, meant):
+    mend = f"did you mean --{meant}?" if meant else "--help shows all options"
+    with pytest.raises(config.Mistake, match=re.escape(f"--{name}=1 ({mend})")):
+        config.load(TrainConfig, [f"--{name}=1"])
 
 @pytest.mark.parametrize("words, value", [
     (["--n_layers=1"], "--n_layers=1"), (["--max_iter=1"], "--max_iter=1"),
@@ -43,7 +71,7 @@ def test_defaults_file_flags_in_this_order(tmp_path):
     (["--resume=no"], "'no'"), (["--resume", "a.py"], "'a.py'")])
 def test_a_wrong_word_is_one_line(words, value, tmp_path):
     """It names the value, and the file if that is where it is."""
-    with pytest.raises(config.Mistake, match="--help") as error:
+    with pytest.raises(config.Mistake, match="--help|did you mean") as error:
         config.load(TrainConfig, words)
     assert value in str(error.value) and "\n" not in str(error.value)
     path = tmp_path / "some.py"
@@ -73,9 +101,41 @@ def test_only_mistakes_and_files_are_one_line(monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             config.run(fail)
         assert stop.value.code == f"script.py: error: {error}"
-    for error in (ValueError("a bug"), AssertionError(), RuntimeError(), KeyboardInterrupt()):
+    for error in (ValueError("a bug"), AssertionError("a bug"), RuntimeError(), KeyError("x")):
         with pytest.raises(type(error)):
             config.run(fail)
+
+def test_what_model_py_refuses_is_one_line(monkeypatch):
+    """An assertion of model.py that has a text. A method of somebody's own raises what it raises."""
+    monkeypatch.setattr("sys.argv", ["script.py"])
+
+    class Own(PES["alibi"]):
+        def logit_bias(self, *args):
+            B, T = args[0].shape
+
+    monkeypatch.setitem(PES, "own", Own)
+    with pytest.raises(SystemExit) as stop:
+        config.run(lambda words: GPT(GPTConfig(n_head=5)))
+    assert stop.value.code == "script.py: error: n_head=5 must divide n_embd=768"
+    with pytest.raises(ValueError, match="too many values"):
+        config.run(lambda words: GPT(GPTConfig(pe="own", n_layer=1))(torch.zeros(1, 2).long()))
+
+@pytest.mark.parametrize("flag", ["-O", "-OO"])
+def test_python_without_assertions_is_refused(flag):
+    """Assertions guard numbers, and --help prints docstrings."""
+    done = subprocess.run([sys.executable, flag, "train.py", "config/quickstart.py"], text=True,
+                          capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr == ("train.py: error: python -O leaves out checks that are needed; run it "
+                           "without -O\n")
+
+def test_output_of_a_notebook(monkeypatch):
+    """Its stdout cannot be reconfigured."""
+    monkeypatch.setattr("sys.argv", ["script.py"])
+    monkeypatch.setattr("sys.stdout", types.SimpleNamespace(write=len, flush=int))
+    found = []
+    config.run(found.append)
+    assert found == [[]]
 
 def test_options_of_your_own_are_read_as_annotated():
     def prepare(folder: str, source: "str", n: None | int = None, seed=0) -> None:
@@ -187,9 +247,11 @@ def test_config_files_train(path, stream, rows, tmp_path):
     tasks = "flip", "copy", "counting", "indirect", "wordcount", "jsb"
     shrunk = dict(
         n_layer=min(cfg.n_layer, 6), n_head=2, n_embd=32, mlp_width=48 if cfg.mlp_width else 0,
-        expe_l=min(cfg.expe_l, 8), block_size=16, vocab_size=32, batch_size=4,
+        block_size=16, vocab_size=32, batch_size=4,
         micro_batch=2 if cfg.micro_batch else 0, max_iters=1, eval_batches=1, eval_splits="val",
         compile=False, device="cpu", out_dir=str(tmp_path),
         data=rows if any(name in cfg.data for name in tasks) else stream)
+    if cfg.expe_l:
+        shrunk["expe_l"] = min(cfg.expe_l, 8)
     train.main([path, *(f"--{key}={value}" for key, value in shrunk.items())])
     assert read_checkpoint(str(tmp_path))["step"] == 1

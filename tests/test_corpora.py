@@ -341,6 +341,18 @@ def test_corpora_of_the_hub(tmp_path, hub, name, options, parts, how):
     prepare()
     check(tmp_path / "set", parts, **how)
 
+def test_code_without_a_text(tmp_path, hub, monkeypatch):
+    """Rows without a text are left out, and a set without the column is refused in one line."""
+    monkeypatch.setitem(HUB["codeparrot/codeparrot-clean-train", None], "train",
+                        ["a", None, "b", "c", None])
+    code = importlib.import_module("data.code")
+    code.prepare(tmp_path / "set", tokenizer="bytes")
+    check(tmp_path / "set", {"val": ["a"], "train": ["b", "c"]})
+    monkeypatch.setitem(HUB, ("some/set", None), {"train": ["a"]})  # its column is `text`
+    with pytest.raises(Mistake) as error:
+        code.prepare(tmp_path / "b", dataset="some/set", tokenizer="bytes")
+    one_line(error, "some/set has no column `content`, only text; name another one")
+
 def test_openwebtext_without_its_script(tmp_path, hub, monkeypatch, capsys):
     """If the main branch is refused, the pull request is read. Both must have all documents."""
     datasets = pytest.importorskip("datasets")

@@ -25,10 +25,11 @@ FULL_SIZE = [name for name in NAMES if name != "quickstart" and not name.endswit
 
 def load(name, *flags):
     """The TrainConfig of a config. Fine-tuning configs take the model that they start from."""
+    from_file, from_flags = config.read(TrainConfig, [f"config/{name}.py", *flags])
     origin = {}
     if name.startswith("cope_wordcount"):
         origin = model_fields(config.load(TrainConfig, ["config/cope_1b4.py"]))
-    cfg = config.load(TrainConfig, [f"config/{name}.py", *flags], **origin)
+    cfg = TrainConfig(**{**origin, **from_file, **from_flags})
     cfg.vocab_size = cfg.vocab_size or VOCABULARY[cfg.data.partition("@")[0]]
     return cfg
 

@@ -58,9 +58,9 @@ def tokens_of(folder, split, *shape):
 def numbers(run, metric="loss"):
     """Returns {the multiple of the trained length, or the split: its last measurement}."""
     run = sample.Run(str(run), "cpu")
-    return {line["multiple"] or line["split"]: line["value"]
-            for line in read_records(f"{run.folder}/results.jsonl")
-            if line["options"] == run.options and line["metric"] == metric}
+    return {record.get("multiple") or record["split"]: record["values"][metric]
+            for record in read_records(f"{run.folder}/results.jsonl")
+            if record["options"] == run.options and metric in record["values"]}
 
 # losses
 
@@ -78,6 +78,7 @@ def test_extrapolation(runs, stream, monkeypatch, capsys, eval_tokens, spans, mu
     sample.main([*names, f"--eval_tokens={eval_tokens}", f"--extrapolate={asked}", "--device=cpu"])
     printed = capsys.readouterr().out
     assert printed.count("loss in nats (perplexity), on ") == 1  # all read the same data
+    assert printed.count("  seeing the last 16 ") == 3
     for name, m in itertools.product(names, multiples):
         tokens = tokens_of(stream, "val")
         length = round(16 * m)
@@ -136,7 +137,7 @@ def test_the_context_of_a_text(runs, capsys):
             if name == "rope" or context:
                 want = net.generate(idx, 60, temperature=0, context=context)[0].tolist()
                 assert text(name, *words) == [f"s{token}" for token in want]
-    with pytest.raises(ValueError, match="'learned' has only 16 positions, but the input needs 17"):
+    with pytest.raises(AssertionError, match="'learned' has only 16 positions, but the input needs 17"):
         text("learned", "--context=0")
 
 def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
@@ -188,25 +189,32 @@ def test_each_number_is_kept_with_all_that_made_it(runs, rows, tmp_path, monkeyp
     monkeypatch.setattr(sample, "score_sums", score_sums)
     with pytest.raises(KeyboardInterrupt):
         sample.main([str(run), "--evaluate=val,train", f"--data={other}", "--device=cpu"])
-    lines = read_records(run / "results.jsonl")
-    assert [line.pop("metric") for line in lines] == ["loss", "token_error", "sequence_error"]
-    (recipe,) = {line.pop("recipe") for line in lines}
-    assert recipe == read_checkpoint(run)["recipe"]
-    fingerprint = sample.Split(rows, "val").fingerprint
-    for line in lines:
-        assert line.pop("value") > 0
-        assert line == dict(
-            run=str(run), config="", pe="rope", flags=FLAGS | {"data": rows},
-            seed=1337, step=150, options={}, trained=11, data=other, split="val",
-            fingerprint=fingerprint, length=11, multiple=None, tokens=None,
-            torch=torch.__version__, device="cpu")
+    (record,) = read_records(run / "results.jsonl")
+    values = record.pop("values")
+    assert list(values) == ["loss", "token_error", "sequence_error"] and min(values.values()) > 0
+    assert record == dict(
+        run=str(run), config="", pe="rope", flags=FLAGS | {"data": rows}, seed=1337, step=150,
+        settings=read_checkpoint(run)["settings"], options={}, trained=11, data=other, split="val",
+        fingerprint=sample.Split(rows, "val").fingerprint, length=11, torch=torch.__version__,
+        device="cpu")
+
+def test_a_directory_that_cannot_be_written(runs, tmp_path, capsys, monkeypatch):
+    """The numbers are printed all the same, of this run and of the next one."""
+    def refuse(path, *records):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(sample, "append_records", refuse)
+    sample.main([str(runs / "pope"), str(runs / "rope"), "--evaluate=val", "--device=cpu"])
+    printed = capsys.readouterr()
+    assert printed.out.count(", val: loss ") == 2
+    assert printed.err.count("results.jsonl could not be written (Permission denied), so") == 2
 
 def test_tokens_and_options_are_kept(runs):
     """Options at test time have their types and one order, however they were written."""
     run = f"{runs / 'rope'}@rope_factor=8,rope_scaling=ntk"
     sample.main([run, "--extrapolate=2", "--eval_tokens=512", "--device=cpu"])
     line = read_records(runs / "rope" / "results.jsonl")[-1]
-    assert (line["multiple"], line["length"], line["tokens"]) == (2.0, 32, 512)
+    assert (line["multiple"], line["length"], line["tokens"], line["window"]) == (2.0, 32, 512, 16)
     assert list(line["options"].items()) == [("rope_scaling", "ntk"), ("rope_factor", 8.0)]
 
 def test_only_some_options_change_a_trained_model(runs):
@@ -217,17 +225,19 @@ def test_only_some_options_change_a_trained_model(runs):
         name = change.partition("=")[0]
         with pytest.raises(ValueError, match=f"{name} cannot be changed after"):
             sample.Run(f"{runs / 'rope'}@{change}", "cpu")
+    with pytest.raises(AssertionError, match="expe_scale does nothing for pe='rope'"):
+        sample.Run(f"{runs / 'rope'}@expe_scale=0.5", "cpu")
 
 def test_yarn_knows_the_trained_length(runs, rows, tmp_path):
-    """A larger block_size is not the length that the run was trained at."""
+    """Which is not block_size if the rows were shorter."""
     yarn = f"{runs / 'rope'}@rope_scaling=yarn,rope_factor=4"
-    for more, trained in ((",block_size=64", 16), (",rope_trained=9", 9)):
+    for more, trained in (("", 16), (",rope_trained=9", 9)):
         assert sample.Run(yarn + more, "cpu").model.cfg.rope_trained == trained
     # a run that was trained with it keeps the length that it took then
     words = [f"--data={rows}", *TINY, "--max_iters=1", "--pe=rope", "--block_size=80"]
     train.main([*words, "--rope_scaling=yarn", "--rope_factor=4", f"--out_dir={tmp_path / 'yarn'}"])
     train.main([*words, f"--out_dir={tmp_path / 'rope'}"])  # on rows of 11 tokens and a target
-    for run, trained in (("yarn@block_size=160", 80), ("rope@rope_scaling=yarn,rope_factor=4", 11)):
+    for run, trained in (("yarn", 80), ("rope@rope_scaling=yarn,rope_factor=4", 11)):
         assert sample.Run(str(tmp_path / run), "cpu").model.cfg.rope_trained == trained
 
 def test_everything_but_pictures_works_without_eval(stream, tmp_path):

@@ -1,0 +1,28 @@
+"""
+Echoes: how far back does a method find a copy? A run takes five to ten minutes on one core.
+
+    python train.py config/echo_small.py              # PoPE
+    python train.py config/echo_small.py --pe=rope    # or another of PES; other seeds: --seed=1338
+    python sample.py out/echo_small_{pope,rope} --evaluate=new_128,at64_128,new_1024,at64_1024
+
+The text is Python's own source, in which spans of 24 to 48 bytes come again (data/echo.py). Models
+are trained on 128 bytes at a time. The loss of each split is that of a span that also stands so
+many bytes before the end of a row, or of a new one.
+
+This is the control, a model that is trained on 1024 bytes at a time, with as many tokens per step:
+
+    python train.py config/echo_small.py --block_size=1024 --batch_size=1 \
+        --data=echo@length=1024,train=4000
+
+Our choices. This is not an experiment from a paper. The model is the quickstart's. It is trained
+twice as long, and at twice its learning rate, at which RoPE learns to copy after about a third of
+the steps.
+"""
+from config.quickstart import *  # noqa: F403
+
+data = "echo"
+
+max_iters = 3200
+learning_rate = 4e-3
+eval_splits = "at64_128,new_128"
+eval_batches = 0

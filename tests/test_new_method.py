@@ -1,0 +1,127 @@
+"""A method that somebody adds, as README says. The tests that hold for every method accept it, and
+each of these wrong versions of it fails one of them."""
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import oracles
+import pytest
+import test_model
+import torch
+from torch import nn
+
+from model import PE, PES, at_least_float32
+
+ROOT = Path(__file__).parent.parent
+
+class Slope(PE):
+    """ALiBi with learned slopes, which must not favour distant keys."""
+    bounds = {"m": (0.0, float("inf"))}
+
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        self.m = nn.Parameter(torch.zeros(self.H, 1, 1))
+
+    def slope(self, q):
+        return self.m.to(at_least_float32(q))
+
+    def logit_bias(self, q, logits, i, j, per_key):
+        return self.slope(q) * (j - i)
+
+class InBfloat16(Slope):
+    def logit_bias(self, q, logits, i, j, per_key):
+        return (self.m * (j - i)).to(at_least_float32(q))
+
+class RotationInBfloat16(PE):
+    def per_position(self, x, pos):
+        return (pos[:, None] * 0.5 ** torch.arange(self.d // 2).to(x.dtype)).to(at_least_float32(x))
+
+    def encode_qk(self, q, k, x, angle, cache):
+        turn = torch.cat((angle.cos(), angle.sin()), -1).to(q.dtype)
+        return q * turn, k * turn
+
+class Buffer(Slope):
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        del self.m
+        self.register_buffer("m", torch.rand(self.H, 1, 1))
+
+class FrozenClamp(Slope):
+    bounds = {}
+
+    def slope(self, q):
+        return self.m.clamp(min=0).to(at_least_float32(q))
+
+class ForgottenClamp(Slope):
+    bounds = {}
+
+class Shared(Slope):
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        if shared_from:
+            self.m = shared_from.m
+
+class SeesTheFuture(Slope):
+    def logit_bias(self, q, logits, i, j, per_key):
+        return self.slope(q) * (j - i) * logits.amax(-1, keepdim=True)
+
+def failures(cls, monkeypatch):
+    """The names of the tests for every method that fail if this class is the method "slope"."""
+    def bias(cfg, name, p, h, x, q, v, scores, pos, others=oracles.bias):
+        if name != "slope":
+            return others(cfg, name, p, h, x, q, v, scores, pos)
+        m = p("m")[h].item()
+        assert m >= 0
+        return oracles.causal(len(x), lambda i, j: -m * (i - j))
+
+    monkeypatch.setitem(PES, "slope", cls)
+    monkeypatch.setitem(test_model.CASES, "slope", dict(pe="slope"))
+    monkeypatch.setattr(oracles, "BIAS", (*oracles.BIAS, "slope"))
+    monkeypatch.setattr(oracles, "bias", bias)
+    found = []
+    for name, test in vars(test_model).items():
+        if getattr(test, "pytestmark", []) == [test_model.EVERY.mark]:
+            try:
+                test("slope")
+            except Exception:
+                found.append(name)
+    return found
+
+def test_a_new_method_passes(monkeypatch):
+    assert failures(Slope, monkeypatch) == []
+
+@pytest.mark.parametrize("cls, caught_by", [
+    (InBfloat16, "test_far_positions_in_bfloat16"),
+    (RotationInBfloat16, "test_far_positions_in_bfloat16"),
+    (Buffer, "test_what_is_saved_is_what_learns"),
+    (FrozenClamp, "test_bounds_hold_and_freeze_nothing"),
+    (ForgottenClamp, "test_forward_equals_the_equations"),
+    (Shared, "test_layers_share_what_the_paper_shares"),
+    (SeesTheFuture, "test_no_position_sees_the_future"),
+])
+def test_wrong_methods_fail(cls, caught_by, monkeypatch):
+    assert caught_by in failures(cls, monkeypatch)
+
+@pytest.mark.slow
+def test_readmes_method_breaks_no_test(tmp_path):
+    """In a copy of the project, README's method is added as README says, and all tests pass that do
+    not train for long."""
+    folder = shutil.copytree(ROOT, tmp_path / "project", ignore=shutil.ignore_patterns(
+        ".git", "out", "downloads", "*.bin", "__pycache__", "*.part"))
+    method = re.search(r"```python\n(class Slope.*?)```", (folder / "README.md").read_text(), re.S)
+    source = (folder / "model.py").read_text()
+    assert source.count("\nPES = {") == 1
+    source = source.replace("\nPES = {", f'\n{method[1]}\nPES = {{\n    "slope": Slope,')
+    (folder / "model.py").write_text(source)
+    oracle = (folder / "tests" / "oracles.py").read_text()
+    oracle = oracle.replace('BIAS = (', 'BIAS = ("slope", ').replace(
+        '    if name == "relative":\n', '    if name == "slope":\n'
+        '        return causal(T, lambda i, j: p("m")[h].item() * (j - i))\n'
+        '    if name == "relative":\n', 1)
+    (folder / "tests" / "oracles.py").write_text(oracle)
+    files = [f"tests/test_{name}.py" for name in ("model", "readme", "figures", "config", "papers")]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *files], cwd=folder, text=True,
+                          stdout=subprocess.PIPE)
+    assert done.returncode == 0, done.stdout[-3000:]
