@@ -110,11 +110,9 @@ TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relat
 class PE(nn.Module):
     """The base of all methods. A method overrides the hooks through which it acts.
 
-    The model makes one instance for each layer that uses the method. If all layers are to share a
-    parameter, the first layer's __init__, whose shared_from is None, creates it. In the other
-    layers, shared_from is the first layer's instance, and __init__ takes the parameter from there.
-    `per_position` and `embed` run only in the first layer's instance. A parameter that they read
-    must be shared, because the copies in other layers would never learn.
+    The model makes one instance for each layer that uses the method. GPT.__init__ says how layers
+    share a parameter. `per_position` and `embed` run only in the first layer's instance. A
+    parameter that they read must be shared, because the copies in other layers would never learn.
 
     An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
     it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
@@ -163,10 +161,10 @@ class PE(nn.Module):
         return q, k
 
     def per_key(self, x, k, v, cache):
-        """Returns a tensor (B, H, S, ..) with what logit_bias must know about each key. k, which is
-        encoded, and v hold all S tokens. x (B, T, C) holds only the new ones, so anything that is
-        computed from x has to be cached here. A method that needs nothing keeps this default, k,
-        because attention in chunks slices the result like k."""
+        """Returns a tensor (B, H, S, ..) with what logit_bias must know about each key. The encoded
+        k and v hold all S tokens. x (B, T, C) holds only the new ones, so a method has to cache
+        what it computes from x. A method that needs nothing returns k, as here, because attention
+        in chunks slices the result."""
         return k
 
     def logit_bias(self, q, logits, i, j, per_key):
@@ -306,9 +304,8 @@ class Attention(nn.Module):
         T, S = q.size(2), k.size(2)
         n_chunks = math.ceil(T / CHUNK)
         if torch.compiler.is_compiling():
-            # With dynamic shapes, torch.compile has one graph for all lengths. It unrolls this
-            # loop, so the number of chunks must not depend on the length. With 4 chunks, 6 of 16
-            # parts of the matrix are never computed
+            # torch.compile unrolls this loop, and its graph should serve all lengths, so the number
+            # of chunks is fixed. With 4 chunks, 6 of 16 parts of the matrix are never computed
             n_chunks = 4 if T >= 4 else 1
         results = []
         for chunk in range(n_chunks):
@@ -416,6 +413,9 @@ class GPT(nn.Module):
             names = pattern[layer % len(pattern)]
             pes = []
             for name in names:
+                # A parameter that all layers share is created by the first instance, which gets
+                # None here. The others get the first instance, and take its parameter:
+                # self.a = shared_from.a if shared_from else nn.Parameter(..)
                 pe = PES[name](cfg, shared_from=self.first_instance.get(name))
                 self.first_instance.setdefault(name, pe)
                 pes.append(pe)
@@ -478,9 +478,8 @@ class GPT(nn.Module):
                    logits are (B, T, V), V = vocab_size. Without targets, they are only those of the
                    last token, (B, 1, V), and the loss is None
         cache      from new_cache(). It holds the tokens before idx, and this call appends idx
-        return_logits   with targets, False returns None in place of the logits. Training passes
-                   False, because compiled code allocates a gradient for each of its outputs, and
-                   that of the logits would be (B, T, V)
+        return_logits   False returns None in place of the logits, if there are targets. This saves
+                   memory in training, because compiled code allocates a gradient for each output
         reduction  of the losses in nats. "none": (B, T), the loss of each target, or 0 where it is
                    -1. "sum": their sum. "mean": their mean over the targets that are not -1, or 0
                    if there are none
@@ -539,6 +538,7 @@ class GPT(nn.Module):
             T = idx.size(1)
             if context and T - begin > context:
                 half = math.ceil(context / 2)
+                # the first multiple of half from which the whole text fits into the context
                 begin = half * math.ceil((T - context) / half)
                 cache = self.new_cache()
                 new = idx[:, begin:]
@@ -681,12 +681,12 @@ class RoPE(PE):
         linear   divides every frequency by the factor, so no angle is larger than in training
         ntk      raises the base. This divides the lowest frequency by the factor and leaves the
                  highest, which tells neighbours apart, unchanged
-        yarn     goes by the number of full rotations that a pair makes within the trained length.
-                 If it is at most 1, the frequency is divided by the factor, because the pair would
-                 otherwise meet new angles beyond that length. If it is 32 or more, the pair has met
-                 every angle many times, and keeps its frequency. In between, the frequency is
-                 interpolated linearly in that number (deployed code often does so in the pair's
-                 index c). yarn also scales cos and sin, which sharpens the softmax
+        yarn     counts the rotations that a pair makes within the trained length. A pair with at
+                 most 1 would meet new angles in longer texts, so its frequency is divided by the
+                 factor. A pair with 32 or more has met every angle many times, and keeps its
+                 frequency. In between, yarn interpolates linearly in the number of rotations
+                 (deployed code often does so in c). It also scales cos and sin, which sharpens the
+                 softmax
     """
     reads = ("base", "rope_fraction", "rope_scaling", "rope_factor", "rope_trained")
 
@@ -752,8 +752,9 @@ def as_float64(x):
     return x if x.device.type == "mps" else x.double()
 
 class CARoPE(PE):
-    """`carope`: RoPE whose frequencies depend on content. Each token x_t sets one frequency per
-    head, f(x_t) = 1 / (softplus(x_t W + b) + 1), and the angle of pair c is the running sum
+    """`carope` (Context-Aware Rotary Positional Embedding): RoPE whose frequencies depend on
+    content. Each token x_t sets one frequency per head, f(x_t) = 1 / (softplus(x_t W + b) + 1), and
+    the angle of pair c is the running sum
     phi_c(i) = sum_{t<=i} f(x_t)^c, c = 0..d/2-1 (CARoPE arXiv:2507.23083 section 2). Pair 0 does
     not depend on content, because f^0 = 1. The paper takes "the embedding of the token" as x,
     whereas we take the attention's input.
@@ -785,8 +786,9 @@ class CARoPE(PE):
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 class PoPE(PE):
-    """`pope`: the logit is sum_c mu(q_c) mu(k_c) cos((j - i) theta_c + delta_c) / sqrt(d), where mu
-    is softplus and theta_c = base^(-c/d), c = 0..d-1 (PoPE arXiv:2509.10534 eq. 5; the paper prints
+    """`pope` (Polar Coordinate Positional Embedding): the logit is
+    sum_c mu(q_c) mu(k_c) cos((j - i) theta_c + delta_c) / sqrt(d), where mu is softplus and
+    theta_c = base^(-c/d), c = 0..d-1 (PoPE arXiv:2509.10534 eq. 5; the paper prints
     base^(+c/d) under eq. 3, a typo). Content sets only the magnitudes, and position sets only the
     phases, of which there is one per dimension rather than one per pair. The cosine of a difference
     is the dot product of two unit vectors, so the logit is computed as the dot product of vectors
@@ -865,10 +867,10 @@ class T5(PE):
             f"t5_max_distance={cfg.t5_max_distance}")
         table = torch.zeros(cfg.t5_buckets, cfg.n_head)
         self.table = shared_from.table if shared_from else nn.Parameter(table)
-        # first[b - 1] is the smallest distance in bucket b. The exact buckets begin at 1, 2, 3 ...
+        # first[b - 1] is the smallest distance in bucket b, which is b as long as b < exact
         first = list(range(1, exact))
-        # The others begin at exact * r^n, rounded up to an integer. The tiny number that is
-        # subtracted keeps a rounding error from raising what is an integer already
+        # Then it is exact * r^n for n = 0, 1, 2 .., rounded up. Without the 1e-6, a rounding error
+        # could raise what is an integer already
         r = (cfg.t5_max_distance / exact) ** (1 / (cfg.t5_buckets - exact))
         first += [math.ceil(exact * r**n - 1e-6) for n in range(cfg.t5_buckets - exact)]
         self.register_buffer("first", torch.tensor(first), persistent=False)
@@ -918,7 +920,10 @@ class FoX(PE):
     """`fox`: adds sum_{l=j+1..i} log f_l, where f_l = sigmoid(x_l W + b) is the forget gate that
     token l has in each head (FoX arXiv:2503.02130 section 3). It is like ALiBi with slopes that
     depend on content: each token's gate decides how much of the earlier context is kept. x is
-    the attention's input. W and b start as in the authors' code, which makes f about 1/2."""
+    the attention's input. W and b start as in the authors' code, which makes f about 1/2.
+
+    In the backward pass, d(log f_l) sums dS, the gradient of the logits, over all pairs (i, j)
+    whose path crosses l (j < l <= i)."""
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -935,10 +940,9 @@ class FoX(PE):
         return extend_cache(cache, "sums", sums)
 
     def logit_bias(self, q, logits, i, j, sums):
-        """Returns sums_i - sums_j, which is the sum over l = j+1..i. In a long text, both are
-        large, and float32 rounds large numbers coarsely. So the sum at the first of these queries
-        is subtracted from all sums before they are rounded. No difference changes, and the sums
-        at nearby keys become small."""
+        """Returns sums_i - sums_j, which is the sum over l = j+1..i. Far into a text, the sums are
+        so large that float32 would round them coarsely. So the sum at the first of these queries is
+        subtracted from all of them first, which changes no difference."""
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
         sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
         return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
@@ -950,17 +954,25 @@ class FoX(PE):
         return dict(key_bias=-sums.to(at_least_float32(q)))
 
 class CoPE(PE):
-    """`cope`: positions count the tokens that the query cares about. The gate
-    g_ij = sigmoid(q_i.k_j / sqrt(d)) says how much query i counts key j, and the position of key j
-    is the sum of the gates from j to i, p_ij = g_ij + .. + g_ii, clamped to npos - 1. (If all gates
-    are 1, p_ij is i - j + 1.) The bias is q_i.e[p_ij]. The table e has a vector for each integer,
-    as (d, npos) or (H, d, npos), and between two integers q_i.e is interpolated linearly (CoPE
-    arXiv:2405.18719 eq. 3-8 and Listing 1; eq. 3 omits sqrt(d)).
+    """`cope` (Contextual Position Encoding): positions count the tokens that the query cares about.
+    The gate g_ij = sigmoid(q_i.k_j / sqrt(d)) says how much query i counts key j. The position of
+    key j is the sum of the gates from j to i, p_ij = g_ij + .. + g_ii, clamped to npos - 1. (If all
+    gates are 1, p_ij is i - j + 1.) The bias is q_i.e[p_ij]. The table e has a vector for each
+    integer, as (d, npos) or (H, d, npos), and between two integers q_i.e is interpolated linearly
+    (CoPE arXiv:2405.18719 eq. 3-8 and Listing 1; eq. 3 omits sqrt(d)).
+
+    This is the row of query 5, with npos = 4 and z = q_5.e = (0, 2, 1, 3). kernels.py continues it
+    with the gradients.
+
+        key     0     1     2     3     4     5
+        gate   .5   .75   .75    .5    .5   .75
+        p       3     3   2.5  1.75  1.25   .75    summed from the right; 3.75, 3.25 are clamped
+        bias    3     3     2  1.25  1.75   1.5    z at p: 2.5 is halfway between z[2] and z[3]
 
     As in Listing 1, cope_gates="keys" takes the layer's logits for the gates. In `cope+rope`, these
-    are products of a rotated q and rotated keys. Everything else that q is multiplied with, which
-    is e and what the other two kinds of gates use, is not rotated. There q is not rotated either,
-    because the product would otherwise depend on absolute positions."""
+    are products of a rotated q and rotated keys. All other products are with vectors that are not
+    rotated (e, and the gates' own keys or values). They use the q that is not rotated either,
+    because they would otherwise depend on absolute positions."""
     reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_shared", "cope_per_head")
 
     def __init__(self, cfg, shared_from=None):
@@ -1057,9 +1069,10 @@ class CoPE_ALiBi(CoPE):
         return -m.view(self.H, 1, 1) * p
 
 class ExPE(PE):
-    """`expe`: overwrites the first l dimensions of the input of the q, k projections. Dimension c
-    becomes S + theta (i + c), c = 0..l-1 (ExPE arXiv:2509.19569 eq. 1-3, Figure 1). Every block
-    does so after its norm, because the norm would change the values. Blocks share S and theta."""
+    """`expe` (Exact Positional Embeddings): overwrites the first l dimensions of the input of the
+    projections to q and k. Dimension c becomes S + theta (i + c), c = 0..l-1 (ExPE
+    arXiv:2509.19569 eq. 1-3, Figure 1). Every block does so after its norm, because the norm would
+    change the values. Blocks share S and theta."""
     reads = (
         "expe_l", "expe_S", "expe_theta", "expe_once", "expe_same", "expe_learned", "expe_scale")
 

@@ -7,6 +7,7 @@ Draws curves of one or more runs (this needs matplotlib):
 Runs that differ only in the seed form one curve, which is their mean, in a band from the lowest to
 the highest. The pictures are out/training.png and out/loss_by_position.png.
 """
+import itertools
 import math
 import os
 import re
@@ -34,14 +35,19 @@ METRICS = {  # what a table or an axis says of a metric
     "token_error": "wrong answers, %",
     "sequence_error": "rows with a wrong answer, %",
 }
-COLORS = {  # also colour-blind people can tell these apart
-    "rope": "#000000", "pope": "#C84E00", "cope": "#009E73", "carope": "#882255",
-    "expe": "#E69F00", "alibi": "#0072B2",
+COLORS = {  # of the published methods, which have the same colour in every picture
+    "nope": "#8C8C8C", "learned": "#7A4B1E", "sinusoidal": "#B8996B",
+    "rope": "#000000", "carope": "#882255", "pope": "#C84E00",
+    "relative": "#9A6BD9", "t5": "#D987B8", "alibi": "#0072B2", "fox": "#45B0E6",
+    "cope": "#009E73", "cope_mlp": "#86CFA8", "cope_alibi": "#2F6068",
+    "expe": "#E69F00", "exqpe": "#F2CF63", "cope+rope": "#8B9A00",
 }
-GREY = "#B8B8B8"  # of the methods that find no colour left
+OTHER_COLORS = ("#E6009E", "#6A00F4")  # all other methods take turns with these
 STYLES = ("-", "--", ":", "-.")  # of several curves of one method
 LONGEST = 8  # loss_by_position reads segments of this many times the trained length
 POINTS = 32  # and averages their positions in this many groups, because single ones are noisy
+MOST_CURVES = 24  # in a panel; more could not be told apart
+HIGHEST = 1.05  # where the topmost name beside a panel may end, if 1 is the panel's height
 
 def main(words):
     parser = config.Parser(__doc__)
@@ -140,74 +146,132 @@ def save(figure, path):
     print(f"wrote {path}")
 
 def colors_of(lines):
-    """Returns {pe: colour} for all panels of a picture. The methods in COLORS always have theirs.
-    If the colours that are left suffice, the other methods get them. Otherwise they are grey. Rows
-    that are there only for comparison are always drawn in grey."""
-    used = dict.fromkeys(line["pe"] for line in lines if not line.get("beside"))
+    """Returns {pe: colour} for all panels of a picture. The published methods have the colours of
+    COLORS, whatever else is in the picture. The others take turns with OTHER_COLORS."""
+    used = dict.fromkeys(line["pe"] for line in lines)
     others = [pe for pe in used if pe not in COLORS]
-    free = [color for pe, color in COLORS.items() if pe not in used]
-    if len(others) > len(free):
-        return COLORS
-    return {**COLORS, **dict(zip(others, free))}
+    return COLORS | dict(zip(others, itertools.cycle(OTHER_COLORS)))
 
 def draw_curves(ax, lines, x, y, colors):
-    """Draws line[y] against line[x], with a curve for each label. A point is drawn only if all seeds
-    of its curve have it. `trained`, if a line has it, is marked, and `beside` makes a curve grey.
-    Call name_curves when all curves of the figure are drawn."""
-    curves = grouped([line for line in lines if y in line], "label", "pe", "beside")
-    styles = {}  # {colour: how many curves have it}
-    for (label, pe, beside), curve in curves.items():
+    """Draws line[y] against line[x], with a curve for each label. A point is drawn only if all
+    seeds of its curve have it. Curves of one colour differ in their style. `trained`, if a line has
+    it, is marked, and `beside` makes a curve thin. Of more than MOST_CURVES curves, those that are
+    not beside others are drawn first, and then those that end lowest. Call name_curves when all
+    curves of the figure are drawn."""
+    curves = []  # of (is it beside, the height of its end, label, colour, {x: its values})
+    for (label, pe, beside), curve in grouped(
+            [line for line in lines if y in line], "label", "pe", "beside").items():
         points = {}  # {x: {seed: y}}
         for line in curve:
             points.setdefault(line[x], {})[line["seed"]] = line[y]
         seeds = max(points.values(), key=len).keys()
-        at = sorted(value for value in points if points[value].keys() == seeds)
-        mean = [statistics.fmean(points[value].values()) for value in at]
-        low = [min(points[value].values()) for value in at]
-        high = [max(points[value].values()) for value in at]
-        color = GREY if beside else colors.get(pe, GREY)
-        style = "-"
-        if color != GREY:
-            styles[color] = styles.get(color, -1) + 1
-            style = STYLES[styles[color] % len(STYLES)]
-        front = 1.5 if color == GREY else 2  # how thick a curve is, and which ones cover others
-        ax.plot(at, mean, style, label=label, color=color, marker=".", linewidth=front,
+        values = {at: list(points[at].values()) for at in sorted(points)
+                  if points[at].keys() == seeds}
+        end = statistics.fmean(values[max(values)])
+        if math.isnan(end):  # the run diverged, and nan has no place in an order
+            end = math.inf
+        curves.append((bool(beside), end, label, colors[pe], values))
+    if len(curves) > MOST_CURVES:
+        chosen = sorted(curves, key=lambda curve: curve[:2])[:MOST_CURVES]
+        print(f"drew only {MOST_CURVES} of {len(curves)} curves, those that end lowest")
+        curves = [curve for curve in curves if curve in chosen]
+
+    styles = {}  # {colour: how many curves have it}
+    for beside, _, label, color, values in curves:
+        style = STYLES[styles.get(color, 0) % len(STYLES)]
+        styles[color] = styles.get(color, 0) + 1
+        front = 1.2 if beside else 2  # how thick a curve is, and which ones cover others
+        means = [statistics.fmean(of_seeds) for of_seeds in values.values()]
+        ax.plot(list(values), means, style, label=label, color=color, marker=".", linewidth=front,
                 zorder=front)
-        ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0, zorder=1)
+        low, high = zip(*((min(of_seeds), max(of_seeds)) for of_seeds in values.values()))
+        ax.fill_between(list(values), low, high, color=color, alpha=0.15, linewidth=0, zorder=1)
     decorate(ax, {line["trained"] for line in lines if line.get("trained")})
 
-def name_curves(ax):
-    """Writes the name of each curve to the right of the panel, with a thin line to the curve's end.
-    Names that would overlap move apart."""
-    ax.figure.draw_without_rendering()  # only now is the size of the panel known
-    line_height = 12 * ax.figure.dpi / 72 / ax.bbox.height  # in fractions of the panel, like all
-    to_panel = ax.transData - ax.transAxes
-    ends = []  # (height, x, name, colour)
-    for curve in ax.get_legend_handles_labels()[0]:
-        points = [point for point in curve.get_xydata() if math.isfinite(point[1])]
-        if points:  # a run may have diverged
-            x, height = to_panel.transform(points[-1])
-            name = textwrap.fill(curve.get_label(), 26, break_long_words=False)
-            ends.append((min(height, 1.0), x, name, curve.get_color()))
-    ends.sort()
-    room = [line_height * (1 + end[2].count("\n")) for end in ends]  # of each name
+def name_curves(*axes):
+    """Writes the name of each curve to the right of its panel, with a thin line to the curve's end,
+    which is dotted if it crosses the panel. Names that would overlap move apart. A panel with too
+    many names gets a legend below instead, and the figure grows by as much. axes are all panels of
+    a figure."""
+    figure = axes[0].figure
+    figure.draw_without_rendering()  # only now is the size of a panel known
+    legends = {}  # {row of panels: the legends below them}
+    for ax in axes:
+        line_height = 12 * figure.dpi / 72 / ax.bbox.height  # in fractions of the panel, like all
+        to_panel = ax.transData - ax.transAxes
+        ends = []  # (height, x, number, name, curve)
+        for n, curve in enumerate(ax.get_legend_handles_labels()[0]):
+            points = [point for point in curve.get_xydata() if math.isfinite(point[1])]
+            if points:  # a run may have diverged
+                x, height = to_panel.transform(points[-1])
+                name = textwrap.fill(curve.get_label(), 26, break_long_words=False)
+                ends.append((min(height, 1.0), x, n, name, curve))
+        ends.sort(key=lambda end: end[:3])
+        room = [line_height * (1 + name.count("\n")) for *_, name, _ in ends]  # of each name
+        if sum(room) > HIGHEST:
+            legend = legend_below(ax, [curve for *_, curve in ends])
+            row = ax.get_subplotspec().rowspan.start
+            legends.setdefault(row, []).append(legend)
+        else:
+            write_names(ax, ends, room)
+    for row in legends.values():
+        inches = max(legend.get_window_extent().height for legend in row) / figure.dpi
+        figure.set_figheight(figure.get_figheight() + inches + 0.3)
+        for legend in row:
+            legend.set_in_layout(True)
+
+def write_names(ax, ends, room):
+    """Writes names beside a panel. ends are (height, x, number, name, curve), from the lowest to
+    the highest, and room is what each name needs. All lengths are fractions of the panel's."""
     at = [end[0] for end in ends]  # the middle of each name
     for n in range(1, len(at)):  # from below, each name gives way to the one below it
         at[n] = max(at[n], at[n - 1] + (room[n - 1] + room[n]) / 2)
-    highest = 1.05
+    highest = HIGHEST
     for n in reversed(range(len(at))):  # and from above, if there are too many for the panel
         at[n] = min(at[n], highest - room[n] / 2)
         highest = at[n] - room[n] / 2
-    for (height, x, name, color), middle in zip(ends, at):
-        style = {"color": "0.4"} if color == GREY else {"color": color, "weight": "bold"}
+    farthest = max((x for _, x, *_ in ends), default=0)
+    for (height, x, _, name, curve), middle in zip(ends, at):
+        color = curve.get_color()
+        leader = dict(arrowstyle="-", color=color, linewidth=0.8, relpos=(0, 0.5))
+        if x < farthest - 0.01:
+            leader["linestyle"] = ":"
         ax.annotate(name, (x, height), (1.04, middle), "axes fraction", va="center", fontsize=9,
-                    arrowprops=dict(arrowstyle="-", color=color, linewidth=0.8, relpos=(0, 0.5)),
-                    **style)
+                    color=color, weight=weight_of(curve), arrowprops=leader)
 
-def label_axis(ax, metric):
-    """Labels the y axis with the metric, and with its split if it has one, as in val/loss."""
+def weight_of(curve):
+    """Returns the weight of the font of a curve's name, which is bold unless the curve is thin."""
+    return "bold" if curve.get_linewidth() >= 2 else "normal"
+
+def legend_below(ax, curves):
+    """Returns a legend below a panel, whose first entry is the curve that ends highest. As long as
+    the figure has no room for it, the layout ignores it."""
+    ScaledTranslation = config.optional("matplotlib.transforms").ScaledTranslation
+    below = ax.transAxes + ScaledTranslation(-0.5, -0.7, ax.figure.dpi_scale_trans)  # in inches
+    widest = ax.figure.bbox.width / ax.get_gridspec().ncols - 0.3 * ax.figure.dpi
+    curves = curves[::-1]
+    names = [textwrap.fill(curve.get_label(), 26, break_long_words=False) for curve in curves]
+    for columns in (4, 3, 2, 1):
+        legend = ax.legend(curves, names, ncols=columns, loc="upper left", fontsize=8,
+                           bbox_to_anchor=(0, 0), bbox_transform=below, frameon=False,
+                           handlelength=2.6)
+        for text, curve in zip(legend.get_texts(), curves):
+            text.set(color=curve.get_color(), weight=weight_of(curve))
+        legend.set_in_layout(False)
+        ax.figure.draw_without_rendering()  # only now is the size of the legend known
+        if legend.get_window_extent().width <= widest:
+            break
+    return legend
+
+def unit_of(tokenizer):
+    """Returns what a token is, to be named on an axis."""
+    return "byte" if tokenizer == "bytes" else "token"
+
+def label_axis(ax, metric, unit="token"):
+    """Labels the y axis with the metric, and with its split if it has one, as in val/loss. unit is
+    what a token is."""
     split, _, name = metric.rpartition("/")
-    label = METRICS.get(name, name)
+    label = METRICS.get(name, name).replace("per token", f"per {unit}")
     ax.set_ylabel(f"{split}: {label}" if split else label)
 
 # --- the two pictures -----------------------------------------------------------------------------
@@ -235,8 +299,7 @@ def draw_training(args):
         if metric.endswith("loss"):  # the first steps would hide the rest
             low, high = ax.dataLim.intervaly
             ax.set_ylim(top=min(high, max(1.7 * low, low + 0.5)))
-    for ax in axes:
-        name_curves(ax)
+    name_curves(*axes)
     save(figure, args.out)
 
 def draw_loss_by_position(args):
@@ -262,10 +325,11 @@ def draw_loss_by_position(args):
     add_labels(lines)
     figure, (ax,) = panels(1, 1, 8, 4)
     draw_curves(ax, lines, "position", "loss", colors_of(lines))
-    label_axis(ax, "loss")
+    unit = unit_of(runs[0].meta["tokenizer"])
+    label_axis(ax, "loss", unit)
     step = max(run.trained for run in runs)
     ax.set_xticks(range(0, context + step, step))
-    ax.set_xlabel(f"position in {splits[0].split}, tokens; each point is a mean over {size}; "
+    ax.set_xlabel(f"position in {splits[0].split}, {unit}s; each point is a mean over {size}; "
                   "dashed: as trained")
     name_curves(ax)
     save(figure, args.out)

@@ -11,7 +11,7 @@ there are several lengths. Runs that differ only in the seed share a row and a c
 was measured twice for one row and seed, the later one counts. Numbers that were measured on
 different data are in different columns and panels.
 
-With --beside, your own rows are bold, and in colour in the picture. Of the other file, only those
+With --beside, your own rows are bold, and their curves are thick. Of the other file, only those
 numbers are shown that you have measured too.
 """
 import os
@@ -34,6 +34,11 @@ TITLES = {  # of panels; others have the name of their config file
     "lookup_small, position": "looking up a value by counting back",
     "copy_small": "copying letters",
     "addition_small": "adding numbers",
+}
+
+UNITS = {  # how a data set begins: what the lengths in its panel count, and tokens per such unit
+    "stdlib": ("byte", 1),
+    "strings@task=copy": ("letter", 2),  # each letter comes again in the answer
 }
 
 def main(words):
@@ -228,8 +233,11 @@ def draw_by_length(lines, path, rows=None, windows=()):
         drawn = [line for line in panel if line["metric"] != "window_loss"]
         drawn += [{**line, "label": f"{line['label']}, in windows of {line['trained']}"}
                   for line in panel if line["metric"] == "window_loss" and line["label"] in windows]
+        unit, tokens = unit_of(key[2])
+        drawn = [{**line, "length": line["length"] // tokens, "trained": line["trained"] // tokens}
+                 for line in drawn]
         curves.draw_curves(ax, drawn, "length", "value", colors)
-        curves.label_axis(ax, drawn[0]["metric"])
+        curves.label_axis(ax, drawn[0]["metric"], unit)
         title = TITLES.get(name, name)
         if names.count(name) > 1:
             title += f" ({key[2]}, data {key[4]})"
@@ -238,10 +246,16 @@ def draw_by_length(lines, path, rows=None, windows=()):
         ax.set_xticks(lengths, lengths, rotation=90 if len(lengths) > 6 else 0)
         ax.minorticks_off()
         ax.set_title(title, loc="left")
-        ax.set_xlabel("length, tokens; dashed: as trained")
-    for ax in axes:
-        curves.name_curves(ax)
+        ax.set_xlabel(f"length, {unit}s; dashed: as trained")
+    curves.name_curves(*axes)
     curves.save(figure, path)
+
+def unit_of(data):
+    """Returns what the lengths of a data set count, and how many tokens such a unit takes."""
+    for name, unit in UNITS.items():
+        if data.startswith(name) and "tokenizer=" not in data:
+            return unit
+    return "token", 1
 
 def kind_of(split):
     """Returns what a split asks, whatever its length: position for position_x2. It is empty if all

@@ -1,270 +1,369 @@
 # %% [markdown]
-# # A walk through positional encodings
-#
-# This page is a script. `python -m eval.walk` runs it in about two minutes on a laptop and saves
-# its pictures in `out/`. It needs matplotlib and the packages in `requirements.txt`. An editor that
-# supports cells (such as VS Code) runs it piece by piece, and `jupytext --to notebook eval/walk.py`
-# turns it into a notebook.
+r"""
+# A first lesson in positional encodings
+
+This lesson is for readers who know attention, but not yet how a model learns the order of its
+input. [walk.md](walk.md) is the lesson with all that its code prints and draws, so it can be read
+without running anything. To try changes, edit `eval/walk.py` and run `python -m eval.walk` (after
+`pip install matplotlib`), which takes about a minute and writes its pictures to `out/`.
+
+This command renders walk.md again (after `pip install jupytext nbconvert ipykernel`):
+
+    RENDER=1 jupytext --to ipynb --set-kernel python3 --execute -o - eval/walk.py |
+    jupyter nbconvert --stdin --to markdown --CoalesceStreamsPreprocessor.enabled=True \
+        --output-dir eval --output walk
+"""
 
 # %%
-import math
-import os
 import sys
 
-import matplotlib.pyplot as plt
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 sys.path += [".", ".."]  # where model.py is, from the repository's root or from eval/
 
 import model
-from eval import attention, curves
-from model import GPT, PE, PES, GPTConfig, at_least_float32, scaled_dot_products
+from eval import walk_parts as parts  # small models, and pictures
+from model import GPT, PE, PES, GPTConfig, RoPE, rotate_pairs, scaled_dot_products, split_heads
 
+parts.begin(__doc__)
 torch.set_num_threads(1)  # these models are so small that more threads would wait for each other
-os.makedirs("out", exist_ok=True)
 
 # %% [markdown]
-# ## 1. Attention does not know the order of its input
-#
-# Attention compares a query with every key and adds up the values, and a sum has no order. In a
-# model of one layer without any encoding (`nope`), the prediction after the last letter of a
-# sentence therefore stays the same if all letters before it are shuffled. With RoPE it changes.
-# (With several layers, `nope` can learn something about order, because the causal mask lets each
-# token see a different number of tokens.)
+"""
+## 1. Attention has no order
+
+Attention compares a query with every key, and adds up the values of those that fit. A sum does not
+depend on the order of its terms. Here two models of one layer learn to answer "who bites?" from the
+same twelve examples. One has no encoding (`nope`), and the other one has RoPE.
+"""
 
 # %%
-torch.manual_seed(0)
-sentence = torch.tensor([list(b"the dog bit the man")])  # (1, 19), a byte is a token
-shuffled = torch.cat((sentence[:, torch.randperm(18)], sentence[:, 18:]), 1)
+words = ["cat", "dog", "fox", "man", "bites", "who?"]
+examples = torch.tensor([[a, 4, b, 5] for a in range(4) for b in range(4) if a != b])
+
+parts.heading("1. Attention has no order: two models answer two questions")  # in a terminal
 for name in ("nope", "rope"):
-    gpt = GPT(GPTConfig(pe=name, vocab_size=256, n_layer=1, n_head=2, n_embd=32)).eval()
-    with torch.no_grad():
-        change = (gpt(sentence)[0] - gpt(shuffled)[0]).abs().max().item()
-    print(f"{name}: shuffling changes the last prediction by up to {change:.1e}")
-
-# %% [markdown]
-# ## 2. What each method changes
-#
-# A method acts through a few hooks. `embed` and `inputs` change the vectors that q and k are made
-# of, `encode_qk` changes q and k themselves, and `logit_bias` adds something to the logits, which
-# are the scaled products of q and k. Here we call these hooks by hand, for one head and one short
-# text.
-#
-# To see only what a method does, we leave out the content. Every query is the same vector, and so
-# is every key, so without a method all logits would be equal. The picture shows what the method
-# adds to each of them, minus the mean. Each line of a panel is a letter that looks back, the query,
-# and each column is a letter that it sees, the key. Along a line, the redder a key is, the more of
-# the query's attention it gets.
-#
-# The picture has three rows, because there are three answers to what this effect depends on:
-#
-# - In the top row, it depends on where query and key are in the text. `expe` writes the position
-#   as a number into some entries of the vectors that q and k are made of. Here the head reads only
-#   the first of them. In `exqpe`, this one grows only at every fifth letter, because five entries
-#   take turns.
-# - In the middle row, it depends only on the distance, so a panel has one colour along a diagonal.
-#   `rope` and `pope` add up waves. In `rope`, the content of q and k decides where a wave begins,
-#   whereas in `pope` all waves have a crest at distance 0, until training moves it.
-# - In the bottom row, it depends on the letters in between, so a long word may be no farther away
-#   than a short one. Which letters matter is learned. Here `carope` and all kinds of `cope` heed
-#   the first letters of words, and `fox` heeds every "a".
-#
-# The learned vectors and tables are random here, and the other parameters are set by hand. Training
-# would change both.
-
-# %%
-line = "a giraffe ate a bun"
-begins_word = torch.tensor([t == 0 or line[t - 1] == " " for t in range(len(line))])
-is_a = torch.tensor([letter == "a" for letter in line])
-d = 32  # the size of the only head
-
-@torch.no_grad()
-def effect(name, heeded):
-    """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean. It is
-    nan where the key follows the query. heeded (T,) is True for the letters that matter to carope,
-    fox and all kinds of cope."""
-    torch.manual_seed(6)  # chosen so that no two panels look alike
-    T = len(heeded)
-    n_head = 4 if name == "alibi" else 1  # the first of four heads has the slope 1/4
-    # most of these options make the steps large, so that so short a text shows them
-    pe = PES[name](GPTConfig(
-        n_head=n_head, n_embd=d, block_size=T, base=100.0, sinusoidal_scale=False, t5_buckets=8,
-        t5_max_distance=16, cope_gates="values", cope_npos=8, cope_scale_z=True,
-        cope_slopes="geometric", cope_m0=0.8, expe_l=5, expe_theta=0.25, expe_theta2=1.25))
-    std = 0.5 if name == "learned" else 1.0  # learned vectors act twice, on q and on k
-    for key, p in pe.named_parameters():
-        if key == "W":
-            p[0] = 1.0  # carope and fox read the first entry of x
-        elif key not in ("b", "delta"):
-            p.normal_(0, std)
-
-    # the content: the layer's input x, which only carope and fox read, and q, k and v
-    x = torch.zeros(1, T, d)
-    x[..., 0] = torch.where(heeded, -1.0, 6.0)
-    a, b = 1.5 * torch.randn(2, d)
-    a[[0, d // 2]] = 0.0  # the pair that carope rotates by the same angle at every letter
-    q = a.expand(1, T, d)
-    k = b.expand(1, T, d)
-    gate_logits = torch.where(heeded, 20.0, -20.0)  # which in cope are q.v / sqrt(d) here
-    v = gate_logits[:, None] * a / a.square().sum() * d**0.5
-    plain_logits = scaled_dot_products(q, k, d)  # those without the method
-
-    # the hooks, in the order in which a layer calls them
-    pos = torch.arange(T)
-    q = pe.inputs(pe.embed(q, pos), pos)[:, None]  # (1, 1, T, d)
-    k = pe.inputs(pe.embed(k, pos), pos)[:, None]
-    if name in ("expe", "exqpe"):
-        q = q * (torch.arange(d) == 0)  # the head reads only the first entry
-    encoded_q, k = pe.encode_qk(q, k, x, pe.per_position(x, pos), {})
-    logits = scaled_dot_products(encoded_q, k, d)
-    per_key = pe.per_key(x, k, v[None, None], {})
-    bias = pe.logit_bias(q, logits, pos[:, None], pos, per_key)
-
-    added = (logits + bias - plain_logits)[0, 0].masked_fill(pos > pos[:, None], math.nan)
-    return added - added.nanmean()
-
-rows = {  # what the effect depends on: {method: what its panel shows}
-    "The effect depends on where query and key are": {
-        "learned": "a vector\nper position", "sinusoidal": "waves over\npositions",
-        "expe": "the position\nas a number", "exqpe": "this number\nin big steps"},
-    "It depends only on their distance, so each diagonal has one colour": {
-        "rope": "waves that\ncontent shifts", "pope": "waves with a\ncommon crest",
-        "relative": "a vector\nper distance", "t5": "a number per\ndistance range",
-        "alibi": "fades with\ndistance"},
-    "It depends on the letters between them: those that begin words count (in fox, every “a”)": {
-        "carope": "rotates at\neach word", "fox": "fades at\neach “a”",
-        "cope": "a vector per\nword count", "cope_mlp": "a curve over\nword counts",
-        "cope_alibi": "fades with\nword count"},
-}
-figure = plt.figure(figsize=(9, 6.6), layout="constrained")
-for part, (what, methods) in zip(figure.subfigures(3, 1), rows.items()):
-    part.suptitle(what, x=0.01, ha="left", fontsize=11, weight="bold")
-    axes = part.subplots(1, 5)
-    for ax, (name, shows) in zip(axes, methods.items()):
-        heeded = is_a if name == "fox" else begins_word
-        image = ax.imshow(effect(name, heeded), "RdBu_r", vmin=-3, vmax=3)
-        corner = dict(ha="right", va="top", transform=ax.transAxes)  # above the diagonal
-        ax.text(1, 1, name, weight="bold", fontsize=10, **corner)
-        ax.text(1, 0.88, shows, fontsize=9, **corner)
-        ax.set_xticks(range(len(line)), line, fontsize=7.5, family="monospace")
-        ax.set_yticks([])
-        ax.tick_params(length=0, pad=1)
-        ax.spines[:].set_visible(False)
-    axes[0].set_yticks(range(len(line)), line, fontsize=7.5, family="monospace")
-    for ax in axes[len(methods):]:  # the first row has room for a legend
-        ax.axis("off")
-        ax.text(0, 1, "Each line is a letter that\nlooks back (the query),\n"
-                "each column a letter that\nit sees (the key).", fontsize=9, va="top")
-        bar = part.colorbar(image, cax=ax.inset_axes([0, 0.3, 1, 0.07]), orientation="horizontal",
-                            ticks=[-3, 0, 3])
-        bar.set_label("added to the logit\n(red: attends more)", fontsize=9)
-figure.savefig("out/walk_methods.png", dpi=150)
-
-# %% [markdown]
-# ## 3. What happens beyond the trained length
-#
-# Five small models learn to predict the next byte of `model.py` itself, in pieces of 64 bytes.
-# Then they read pieces of 512 bytes. The picture shows the loss at each position, and the dashed
-# line is where training ended.
-
-# %%
-text = torch.tensor(list(open(model.__file__, "rb").read()))
-starts = torch.linspace(0, len(text) - 513, 64).long()[:, None]
-long_pieces = text[starts + torch.arange(513)]  # (64, 513), spread evenly over the text
-
-def train(name, steps=300):
-    """Returns a model of two layers after training on pieces of 64 bytes."""
     torch.manual_seed(0)
-    gpt = GPT(GPTConfig(pe=name, vocab_size=256, block_size=64, n_layer=2, n_head=4, n_embd=64,
-                        cope_npos=32))
-    optimizer = gpt.configure_optimizers(0.1, 3e-3, (0.9, 0.99), "cpu")
-    for _ in range(steps):
-        starts = torch.randint(len(text) - 64, (16, 1))
-        pieces = text[starts + torch.arange(65)]  # (16, 65)
-        _, loss = gpt(pieces[:, :-1], pieces[:, 1:])
-        loss.backward()
+    gpt = GPT(GPTConfig(pe=name, vocab_size=len(words), n_layer=1, n_head=2, n_embd=32))
+    optimizer = gpt.configure_optimizers(0.0, 1e-2, (0.9, 0.99), "cpu")
+    for _ in range(100):
+        logits, _ = gpt(examples)  # (12, 1, V), of the word after "who?"
+        F.cross_entropy(logits[:, 0], examples[:, 0]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        gpt.clamp_parameters()  # keeps pope's phase within its bounds
-    return gpt.eval()
-
-@torch.no_grad()
-def loss_by_position(gpt):
-    """Returns the loss in nats at each of 512 positions, averaged over the long pieces."""
-    _, losses = gpt(long_pieces[:, :-1], long_pieces[:, 1:], reduction="none")
-    return losses.mean(0)
-
-models = {name: train(name) for name in ("nope", "rope", "pope", "alibi", "cope")}
-figure, ax = plt.subplots(figsize=(8, 3.5), layout="constrained")
-for name, gpt in models.items():
-    losses = loss_by_position(gpt)
-    print(f"{name:6} loss at positions 32-63: {losses[32:64].mean():.2f}, at 64-95: "
-          f"{losses[64:96].mean():.2f}, at 448-511: {losses[448:].mean():.2f} nats")
-    centers = torch.arange(16, 512, 32)
-    means = losses.unflatten(0, (16, 32)).mean(1)  # of 32 positions each
-    ax.plot(centers, means, color=curves.COLORS.get(name, curves.GREY), label=name)
-ax.set(xlabel="position (each point is a mean over 32)", ylabel="loss in nats")
-curves.decorate(ax, trained=[64])
-curves.name_curves(ax)
-figure.savefig("out/walk_length.png", dpi=150)
+    for question in ("dog bites man who?", "man bites dog who?"):
+        logits, _ = gpt(torch.tensor([[words.index(word) for word in question.split()]]))
+        answer = logits[0, 0].softmax(-1)
+        print(f"{name}:  {question}  dog {answer[1]:4.0%}  man {answer[3]:4.0%}")
 
 # %% [markdown]
-# Hardly anything happens right at the dashed line, because the distances there are only a little
-# longer than in training. Farther on, `rope` gets much worse. Its pairs of entries that rotate
-# slowly reach angles that no training example contained, and nothing has taught the model what
-# logits at such angles mean. `pope` meets new angles as well, and gets worse too.
-#
-# `alibi` and `cope` stay nearly level. In `cope`, positions are counts that end at npos - 1, so it
-# meets no new ones. In `alibi`, attention fades with distance, but not equally fast in all heads.
-# The next cell measures how much weight the last token of each piece puts on tokens more than 64
-# back. It is almost nothing in two of the four heads. The other two, whose slopes are only 1/64 and
-# 1/256, put more than a third and about three quarters of their weight there.
-#
-# These models are tiny, have one seed each and read the file that they were trained on, so compare
-# each curve with its own height before the dashed line. Which curve is the lowest there depends on
-# the seed, and on every change of `model.py`.
+"""
+To `nope`, both questions are the same set of words, so it can only guess, however long it is
+trained. (A model with several layers can learn something about order without any encoding, because
+the causal mask lets each token see a different number of tokens.)
+
+## 2. Where a position can enter
+
+A method acts through hooks, which are functions that the model calls at fixed places. Four of them
+change something, and each method uses one or two of these:
+"""
 
 # %%
-def weight_far_back(attn, x, q, k, v, unencoded_q, i, j, per_key):
-    """Returns the fraction of its weight that the last query puts on keys more than 64 tokens back,
-    (H,). Attention returns it if the values of these keys are 1 and all others are 0."""
-    is_far = (i[-1] - j > 64).float()
-    values = is_far[:, None].expand(*k.shape[:3], 1)  # (B, H, T, 1)
-    last = slice(-1, None)
-    y = attn.textbook(q[:, :, last], k, values, unencoded_q[:, :, last], i[last], j, per_key)
-    return y.mean((0, 2, 3))  # of y (B, H, 1, 1)
-
-far = attention.measure(models["alibi"], long_pieces[:, :-1], weight_far_back)
-for layer, fractions in far.items():
-    print(f"alibi, layer {layer + 1}: weight beyond 64 tokens, per head:",
-          *[f"{fraction:.0%}" for fraction in fractions.tolist()])
+parts.heading("2. Where a position can enter: the hooks, and the methods that act through them")
+for hook in ("embed", "inputs", "encode_qk", "logit_bias"):
+    print(f"{hook:11}", *[name for name, cls in PES.items() if model.overrides(cls, hook)])
 
 # %% [markdown]
-# ## 4. CoPE counts words
-#
-# CoPE's position of key j, as query i sees it, is the sum of the gates from j to i, and the gate of
-# key j is sigmoid(q_i.k_j / sqrt(d)). Here we choose the logits so that the gate is 1 at spaces and
-# 0 elsewhere. The position then says how many words back a letter is. No encoding that sees only i
-# and j can do this, because words differ in length.
+"""
+`embed` changes the token embeddings, `inputs` the vectors from which q and k are computed,
+`encode_qk` q and k themselves, and `logit_bias` adds a number to each logit, which is q.k / √d. Two
+more hooks prepare this. `per_position` computes what depends only on positions, such as angles, and
+`per_key` what `logit_bias` has to know about each key.
+
+Here a layer of `cope+rope` reads the five letters of "hello", with three heads of width 8. We call
+its hooks by hand, in the order in which the model does, and print the shape of each result. In the
+end, we check that the layer itself returns the same.
+"""
+
+# %%
+gpt = GPT(GPTConfig(pe="cope+rope", vocab_size=256, n_layer=1, n_head=3, n_embd=24, cope_npos=6))
+attn = gpt.h[0].attn
+cope, rope = attn.pes
+nn.init.normal_(cope.e)  # CoPE's table starts at zero, and would add nothing
+pos = torch.arange(5)
+
+def step(where, result, letters, what):
+    """Prints a step and returns its result."""
+    print(f"{where:18} {str(tuple(result.shape)):14} {letters:11} {what}")
+    return result
+
+parts.heading("   The steps of a layer of cope+rope, with the shapes of their results")
+with torch.no_grad():
+    x = gpt.wte(torch.tensor([list(b"hello")]))  # a byte is a token
+    angles = step("PER_POSITION rope", rope.per_position(x, pos), "2, T, d/2", "cosines and sines")
+    x = step("EMBED", rope.embed(cope.embed(x, pos), pos), "B, T, C", "x (both leave it)")
+    x = gpt.h[0].ln_1(x)
+    x_qk = step("INPUTS", rope.inputs(cope.inputs(x, pos), pos), "B, T, C", "x (both leave it)")
+    q, k = (split_heads(y, 3) for y in attn.c_qk(x_qk).chunk(2, -1))
+    v = split_heads(attn.c_v(x), 3)
+    step("c_qk, c_v", q, "B, H, T, d", "q, and also k and v")
+    rotated_q, k = rope.encode_qk(q, k, x, angles, {})
+    step("ENCODE_QK    rope", rotated_q, "B, H, T, d", "q rotated, and also k")
+    keys = step("PER_KEY      cope", cope.per_key(x, k, v, {}), "B, H, S, d", "the keys to count")
+    logits = step("q.k / √d", scaled_dot_products(rotated_q, k, 8), "B, H, T, S", "logits")
+    bias = step("LOGIT_BIAS   cope", cope.logit_bias(q, logits, pos[:, None], pos, keys),
+                "B, H, T, S", "a number for each query and key")
+    mask = torch.full((5, 5), -torch.inf).triu(1)
+    weights = step("softmax", (logits + bias + mask).softmax(-1), "B, H, T, S", "weights")
+    y = step("weights times v", weights @ v, "B, H, T, d", "a sum of values for each query")
+    y = step("c_proj", attn.c_proj(y.transpose(1, 2).flatten(2)), "B, T, C", "what is added to x")
+    assert torch.allclose(y, attn(x, pos, pos, {"cope": None, "rope": angles}), atol=1e-6)
+
+# %% [markdown]
+"""
+B counts sequences, T new tokens, S keys, and H heads. C is the width of x, and d that of a head.
+
+## 3. Three answers
+
+Once it has entered, what does the effect of a position depend on? There are three answers, and the
+picture has a row for each. It shows what each method adds to the logits of "a giraffe ate a bun".
+All queries are the same vector here, and so are all keys, so without a method all logits would be
+equal. Parameters are random or set by hand, because nothing is trained.
+"""
+
+# %%
+parts.draw_methods()
+
+# %% [markdown]
+"""
+- **Where query and key are.** `expe` writes the position as a number into some entries of the
+  vectors from which q and k are computed. Here the head reads only the first of these entries. In
+  `exqpe` it grows only at every fifth letter, because five entries take turns.
+- **Their distance.** Nothing changes if both move along, so a panel has one colour along each
+  diagonal. `rope` and `pope` add up waves, to which the next section comes.
+- **The letters between them.** A long word need not be farther away than a short one. Which letters
+  count is learned.
+
+## 4. Rotation: what content sets, and what position sets
+
+RoPE (rotary), PoPE (polar) and CARoPE (context-aware rotary) rotate pairs of entries of q and k. A
+pair is a point in the plane. The picture shows it for two keys with different contents (dark and
+pale), at the positions 0 to 6, of which 0 has the thick line. The panels below have the product of
+each key with the same query, over the distance.
+"""
+
+# %%
+@torch.no_grad()
+def pair(name, content, pos):
+    """Returns the pair of a key with this content, at the positions pos: (T, 2). It is rotated by
+    1/3 radian, or 19 degrees, per position."""
+    d = 2 if name == "pope" else 4  # PoPE makes a pair of each entry, and thus uses content[0] only
+    pe = PES[name](GPTConfig(n_head=1, n_embd=d, base=9.0))
+    x = torch.ones(1, len(pos), d)  # the tokens, which only CARoPE looks at
+    if name == "carope":
+        pe.W[0] = 3.0  # most tokens rotate little,
+        x[:, 2::3] = -1.0  # and every third one much
+    k = torch.zeros(1, 1, len(pos), d)
+    k[..., 1::2] = torch.tensor(content)[: d // 2]  # entries 1 and 3 are a pair
+    _, k = pe.encode_qk(k, k, x, pe.per_position(x, pos), {})
+    return k[0, 0, :, [1, 3]]
+
+contents = [(0.9, 0.25), (0.3, 0.6)]  # of the two keys
+points, products = {}, {}
+for name in ("rope", "pope", "carope"):
+    query = pair(name, (0.9, 0.0), torch.arange(25))[-1]  # at position 24
+    keys = [pair(name, content, torch.arange(25)) for content in contents]
+    points[name] = [key[:7] for key in keys]
+    products[name] = [(key @ query).flip(0) for key in keys]  # the nearest key first
+parts.draw_pairs(points, products)
+
+parts.heading("4. With RoPE, only the distance counts: the product of a query and a key")
+for i, j in ((5, 2), (1005, 1002), (5, 1)):
+    query = pair("rope", (0.9, 0.0), torch.tensor([i]))
+    key = pair("rope", contents[0], torch.tensor([j]))
+    print(f"query at {i:4}, key at {j:4}: {(query * key).sum():.3f}")
+
+# %% [markdown]
+"""
+- **RoPE:** content sets the length and the angle at position 0. From there, each position rotates
+  the pair by the same angle θ. Over the distance, the product is a wave, and content shifts it.
+- **PoPE:** content sets only the length, which is the softplus of one entry, and position sets the
+  whole angle. So content can make a wave higher, but not shift it. All waves have a crest at
+  distance 0, until training moves the crests (by the parameter δ, which no content enters).
+- **CARoPE:** like RoPE, but each token decides how far it rotates itself and all tokens after it.
+  So the product depends on which tokens lie between query and key.
+
+A logit is a sum of such products, one for each pair, and each pair has its own θ.
+
+## 5. Why RoPE fails beyond the trained length
+
+A small RoPE model learns from segments of 64 bytes, and then reads 512. Its heads have eight pairs.
+Below, each dial is the circle of one pair. Within 64 bytes, pairs 0 to 2 make at least one full
+rotation, so they have met every angle. The others have met only the grey part of their circles. In
+512 bytes, they also reach the coloured angles, for which no training example has taught the model
+what a logit means.
+"""
+
+# %%
+scalings = {name: dict(rope_scaling=name, rope_factor=8.0) for name in ("linear", "ntk", "yarn")}
+parts.draw_dials({"rope": {}, **scalings})
+
+# %% [markdown]
+"""
+The other rows are remedies that scale the frequencies of a trained model. `linear` divides them all
+by eight. Then no angle is new, but neighbours look almost alike. `ntk` divides that of the last
+pair by eight, leaves that of the first one, and those in between change by degrees. `yarn` divides
+a frequency by eight if the pair makes at most one rotation within the trained length, and leaves it
+if the pair makes 32 or more. Here even pair 0 makes only 10, so `yarn` changes all of them.
+
+Are the new angles to blame, or only the length of the text? To find out, we let some pairs of the
+trained model stop: at distances above 63, they stay at the angle of 63. Then we look at the loss
+(in nats, so lower is better) at each position of texts that were not in training.
+"""
+
+# %%
+class Stopped(RoPE):
+    pairs = []  # those that stop
+
+    def logit_bias(self, q, logits, i, j, k):
+        """Replaces the part of the logits that comes from the pairs that stop. k is rotated
+        already, and q is not."""
+        def rotated(x, pos):
+            return rotate_pairs(x, *self.per_position(x, pos))
+
+        mine = torch.zeros(2, self.d // 2)
+        mine[:, self.pairs] = 1.0
+        mine = mine.flatten()  # entries c and c + d/2 are a pair
+        now = scaled_dot_products(rotated(q, i[:, 0]) * mine, k, self.d)
+        at_63 = scaled_dot_products(rotated(q, torch.tensor([63])) * mine, rotated(k, -j), self.d)
+        return torch.where(i - j > 63, at_63 - now, 0.0)
+
+PES["stopped"] = Stopped
+gpt = parts.train("rope")
+stopped = {"rope": parts.losses_of(gpt)}
+for speed, pairs in (("fast", [0, 1, 2]), ("slow", [3, 4, 5, 6, 7])):
+    Stopped.pairs = pairs
+    stopped[f"{speed} pairs stop"] = parts.losses_of(parts.changed(gpt, pe="stopped"))
+scaled = {"rope": stopped["rope"]}
+for name, options in scalings.items():
+    scaled[name] = parts.losses_of(parts.changed(gpt, **options))
+parts.draw_losses({"Some pairs stop at the angle of 63": stopped, "All pairs rotate on": scaled})
+
+# %% [markdown]
+"""
+The new angles are to blame. If the slow pairs stop, the loss stays near that of the first 64 bytes,
+although the text is as long as before. If the fast pairs stop, it rises as `rope` does. (We tried
+five seeds. In the last 64 bytes, the loss was 0.6 to 1.1 nats higher than in the first 64. It was
+0.5 to 1.1 higher if the fast pairs stopped, but only 0.0 to 0.1 if the slow pairs did.)
+
+The right panel shows what the remedies cost. `linear` and `yarn` do not get worse with length, but
+they are bad from the start, because this model was trained with other angles. `ntk` only puts off
+the rise. Therefore a model is often trained a little more after scaling.
+
+## 6. The loss beyond the trained length
+
+The models above are too small for comparing methods. The picture shows the larger ones of
+[README.md](../README.md), which were trained on 128 bytes of Python code at a time. They read texts
+of 128 bytes (1x) to 1024 bytes (8x). Each curve is a mean over several seeds, and its band goes
+from the lowest to the highest.
+"""
+
+# %%
+methods = ["rope", "carope", "pope", "cope", "fox", "alibi"]
+parts.draw_lengths(methods, in_windows="rope")
+
+# %% [markdown]
+"""
+At the trained length, ALiBi is behind, FoX a little, and the others are about equal. Beyond it, all
+that rotate get worse. PoPE and CARoPE meet new angles too, but are harmed less than RoPE. CoPE's
+counts end at npos - 1, so it meets no new positions, and the biases of FoX and ALiBi only continue
+to fall.
+
+The dashed curve belongs to the same RoPE models on the same bytes, but here each byte sees at most
+the last 128, so no distance is new. This project makes two comparisons:
+
+- **With the loss at the trained length** (8x - 1x): how much does the loss rise when a model reads
+  longer texts than in training?
+- **With the last 128 bytes** (8x - 8x, seeing the last 128): how much higher is the loss of the
+  same model on the same bytes if it sees all of the text, rather than only the last 128 bytes?
+  Above zero, distant text harms the predictions. Below zero, it helps.
+"""
+
+# %%
+parts.heading("6. What long texts cost: both comparisons, in nats per byte")
+parts.print_costs(methods)
+
+# %% [markdown]
+"""
+The second number is a little larger than the first, because at 1x the first bytes of each text are
+predicted from very few others. There a byte sees 1 to 128 bytes, whereas it nearly always sees 65
+to 128 in the long texts that are limited to the last 128.
+
+None of these methods gains from distant text, but there was hardly anything to gain. RoPE models
+that are trained on 1024 bytes at a time, with the same small budget, predict these bytes hardly
+better with all of the text in view than with the last 128 bytes. So the numbers do not say how well
+a method can use distant text. They say how much a method is harmed by seeing it.
+
+## 7. CoPE counts
+
+In CoPE (contextual), a position is a count. The gate sigmoid(q_i.k_j / √d) says how much query i
+counts key j, and the position p of a key is the sum of the gates from this key to the query. A
+learned table e gives the bias: z = q_i.e has an entry for each integer, and between two integers
+the bias is interpolated. Here is the row of query 5. Its gates are chosen by hand, and z is
+(0, 2, 1, 3).
+"""
+
+# %%
+@torch.no_grad()
+def row_of_last_query(gates, z):
+    """Returns the gates, positions and biases of all keys, as the last query sees them, (3, T)."""
+    T = len(gates)
+    pos = torch.arange(T)
+    cope = PES["cope"](GPTConfig(n_head=1, n_embd=1, cope_npos=len(z)))
+    cope.e[:] = torch.tensor(z)
+    q = torch.ones(1, 1, T, 1)  # so q.e is e
+    logits = torch.tensor(gates).logit().expand(1, 1, T, T)
+    gates = cope.gates(q, logits, pos[:, None], pos, None)  # (1, 1, T, T)
+    p = cope.positions(gates)
+    return torch.stack((gates, p, cope.bias_at(p, q)))[:, 0, 0, -1]
+
+parts.heading("7. CoPE counts: a row of six keys, as query 5 sees them")
+rows = row_of_last_query([0.5, 0.75, 0.75, 0.5, 0.5, 0.75], z=[0.0, 2, 1, 3])
+print("key  ", *[f"{key:5}" for key in range(6)])
+for name, values in zip(("gate", "p", "bias"), rows):
+    print(f"{name:5}", *[f"{value:5.3g}" for value in values])
+
+# %% [markdown]
+"""
+Read p from the right. Key 2, for example, has p = 0.75 + 0.5 + 0.5 + 0.75 = 2.5. This lies halfway
+between 2 and 3, so its bias is halfway between z[2] = 1 and z[3] = 3. From p = 3 on, all keys have
+the bias z[3], the last one of the table. ([kernels.py](../kernels.py) computes the gradients of
+this row.)
+
+Now let the gate be 1 at spaces and 0 elsewhere. Then p says how many words back a letter is. With
+z = (0, 9, 0, 0, ..), the head attends to the word before (^), however long it is. No method that
+sees only i and j can do this, because words differ in length.
+"""
 
 # %%
 sentence = "no encoding of i and j can count words"
-cope = PES["cope"](GPTConfig(n_head=1, n_embd=d))  # its gates are sigmoids of the logits
-is_space = torch.tensor([letter == " " for letter in sentence])
-pos = torch.arange(len(sentence))
-logits = torch.where(is_space, 20.0, -20.0).expand(1, 1, len(sentence), -1)  # what q.k could be
-gates = cope.gates(None, logits, pos[:, None], pos, None)  # (1, 1, T, T)
-counts = cope.positions(gates)[0, 0, -1]  # as the last letter sees it
+_, p, bias = row_of_last_query([float(letter == " ") for letter in sentence], [0, 9.0] + [0] * 14)
+parts.heading("   How many words back each letter is, and where a head attends that looks one back")
 print(sentence)
-print("".join(f"{count:.0f}" for count in counts.tolist()))
+print("".join(f"{count:.0f}" for count in p))
+print("".join("^" if weight > 0.01 else " " for weight in bias.softmax(0)).rstrip())
 
 # %% [markdown]
-# ## 5. A method of your own in six lines
-#
-# A method is a class that overrides the hooks it needs, and has a name in the table PES. This one
-# is ALiBi with a learned slope per head. Like any other method, it can be trained, can generate
-# with a cache, and can read longer texts.
+"""
+## 8. A method of your own in six lines
+
+A method is a class that overrides the hooks it needs, and has a name in the table PES. This one is
+ALiBi with learned slopes, whereas those of ALiBi are 1/4, 1/16, 1/64 and 1/256 in a layer of four
+heads. Like any other method, it can be trained, can generate with a cache, and can read longer
+texts.
+"""
 
 # %%
 class Slope(PE):
@@ -273,9 +372,20 @@ class Slope(PE):
         self.m = nn.Parameter(torch.zeros(self.H, 1, 1))
 
     def logit_bias(self, q, logits, i, j, per_key):
-        return self.m * (j - i).to(at_least_float32(q))  # bfloat16 would round large distances
+        return self.m * (j - i).to(model.at_least_float32(q))  # bfloat16 would round distances
 
 PES["slope"] = Slope
-gpt = train("slope")
-print(f"slope: {loss_by_position(gpt)[448:].mean():.2f} nats at positions 448-511, with slopes",
-      *[f"{m:.2f}" for m in gpt.h[0].attn.pes[0].m.flatten().tolist()], "in layer 1")
+parts.heading("8. A method of your own beside ALiBi: two small models, trained on 64 bytes")
+for name in ("alibi", "slope"):
+    gpt = parts.train(name)
+    losses = parts.losses_of(gpt)
+    print(f"{name}: loss {losses[:64].mean():.2f} in the first 64 bytes, and "
+          f"{losses[448:].mean():.2f} in the last 64 of 512")
+print("slopes of layer 1:", *[f"{m:.2f}" for m in gpt.h[0].attn.pes[0].m.flatten().tolist()])
+
+# %% [markdown]
+"""
+`m` is learned here, so the model itself has found how fast attention should fade.
+
+From here, read [model.py](../model.py) from the top. Each method of this lesson is a class there.
+"""

@@ -193,7 +193,8 @@ DOCUMENTED = CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + [
     "README.md", "config/README.md", "eval/README.md", "sample.py", "train.py",
     *sorted(glob.glob("eval/[a-z]*.py"))]
 
-WITHOUT_COMMANDS = ("data/shards.py", "data/documents.py", "eval/cbt.py", "eval/walk.py")
+WITHOUT_COMMANDS = ("data/shards.py", "data/documents.py", "eval/cbt.py", "eval/walk.py",
+                    "eval/walk_parts.py")
 
 class Parsed(Exception):
     """The command line was understood."""

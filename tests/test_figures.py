@@ -1,5 +1,6 @@
-"""Tests the tables and pictures of eval/. Their numbers are compared with float64 loops and with
-plain forward passes, and what is drawn or printed with the numbers."""
+"""Tests the tables and pictures of eval/, apart from those of the lesson. Their numbers are
+compared with float64 loops and with plain forward passes, and what is drawn or printed with the
+numbers."""
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,60 +119,6 @@ def test_learned_rotation():
     for c in range(4):
         want = (f**c).mean(0) * 10000 ** (c / 4)
         assert got[0][:, c].numpy() == pytest.approx(want, rel=1e-4)
-
-@pytest.fixture(scope="module")
-def walk():
-    """The names that the walk's second section defines before it draws."""
-    source = Path("eval/walk.py").read_text("utf-8")
-    names = dict(vars(model), torch=torch, math=math)
-    exec(source[source.index("# ## 2.") : source.index("figure = plt.figure")], names)
-    return names
-
-def test_what_each_method_depends_on(walk):
-    """The headings of the walk's first picture are true. What depends only on the distance is the
-    same along each diagonal, and only the last row changes with the letters that are heeded."""
-    heeded = torch.tensor([True, False, True, False, False, False, True, True, *[False] * 3])
-    others = heeded.flip(0)
-    assert len(walk["rows"]) == 3
-    for n, methods in enumerate(walk["rows"].values()):
-        for name in methods:
-            effect = walk["effect"](name, heeded)
-            assert (effect.isnan() == torch.ones(11, 11).triu(1).bool()).all(), name
-            diagonals = [effect.diagonal(-distance) for distance in range(11)]
-            is_relative = all(torch.allclose(y, y[0], atol=1e-5) for y in diagonals)
-            assert is_relative == (n == 1), name
-            changes = not torch.equal(effect.tril(), walk["effect"](name, others).tril())
-            assert changes == (n == 2), name
-
-def test_what_counts_in_the_walk(walk):
-    """In a panel of cope's kinds and of fox, keys have the same colour if as many heeded letters
-    lie between them and the query. cope counts the key too."""
-    heeded = torch.tensor([True, False, True, False, False, False, True, True, *[False] * 3])
-    seen = torch.ones(11, 11).tril().bool()
-    until = heeded.cumsum(0)
-    for name in ("fox", "cope", "cope_mlp", "cope_alibi"):
-        count = until[:, None] - until
-        if name != "fox":
-            count = count + heeded.long()
-        effect = walk["effect"](name, heeded)
-        groups = [effect[seen & (count == c)] for c in count[seen].unique()]
-        for group in groups:
-            assert torch.allclose(group, group[0], atol=0.03), name
-        means = torch.stack([group.mean() for group in groups]).sort().values
-        assert means.diff().min() > 0.05, name
-
-def test_panels_of_the_walk_differ(walk):
-    """All methods have a panel, and no two panels look alike. The most similar ones are those of
-    expe and exqpe, whose correlation is 0.96. Panels in opposite colours count as different."""
-    effects = {}
-    for methods in walk["rows"].values():
-        for name in methods:
-            heeded = walk["is_a"] if name == "fox" else walk["begins_word"]
-            effects[name] = walk["effect"](name, heeded)
-    assert set(effects) == set(model.PES) - {"nope"}
-    seen = ~effects["rope"].isnan()
-    similarity = torch.stack([effect[seen] for effect in effects.values()]).corrcoef()
-    assert similarity.fill_diagonal_(0).max() < 0.97
 
 # --- trained runs ---------------------------------------------------------------------------------
 
@@ -367,9 +314,9 @@ def test_which_records_count(tmp_path, capsys):
 
 def test_the_curves_of_a_report(drawn, monkeypatch):
     """A curve is the mean over seeds, in a band of their range. What one of the seeds lacks is left
-    out. A method outside COLORS gets a colour that is left, and rows beside it are grey. Windows
-    are drawn only if they are asked for."""
-    monkeypatch.setattr(curves, "name_curves", lambda ax: None)
+    out. A method outside COLORS gets a colour that no other has, and rows beside it are thin.
+    Windows are drawn only if they are asked for."""
+    monkeypatch.setattr(curves, "name_curves", lambda *axes: None)
     lines = []
     for run, pe, change, values in (
         ("a1", "rope", {}, (1.0, 2.0, 7.0)), ("a2", "rope", dict(seed=2), (5.0, 4.0)),
@@ -387,18 +334,20 @@ def test_the_curves_of_a_report(drawn, monkeypatch):
              for line in ax.lines if not line.get_label().startswith("_")}
     black = curves.COLORS["rope"]
     assert found["rope@k=1"] == (black, "--", [[8, 8], [16, 9]])
-    assert found["slope"] == (curves.COLORS["pope"], "-", [[8, 3], [16, 4]])
-    assert found["rope, in windows of 8"] == (black, ":", [[8, 1], [16, 0.5]])
+    assert found["slope"] == (curves.OTHER_COLORS[0], "-", [[8, 3], [16, 4]])
+    assert found["rope, in windows of 8"] == (black, "-.", [[8, 1], [16, 0.5]])
     own, beside = (line for line in ax.lines if line.get_label() == "rope")
-    assert own.get_xydata().tolist() == [[8, 3], [16, 3]] and own.get_color() == black
-    assert beside.get_xydata().tolist() == [[8, 5], [16, 6]] and beside.get_color() == curves.GREY
+    assert own.get_xydata().tolist() == [[8, 3], [16, 3]]
+    assert beside.get_xydata().tolist() == [[8, 5], [16, 6]]
+    assert own.get_color() == beside.get_color() == black
+    assert own.get_linewidth() > beside.get_linewidth()
     band = set(map(tuple, ax.collections[0].get_paths()[0].vertices.tolist()))
     assert band >= {(8, 1), (8, 5), (16, 2), (16, 4)}
 
 def test_a_panel_for_each_set_of_lengths(drawn, monkeypatch):
     """Losses, errors, and errors on two kinds of questions have their own panels. A whole split is
     left out of the losses, because its windows differ, and so is what has only one length."""
-    monkeypatch.setattr(curves, "name_curves", lambda ax: None)
+    monkeypatch.setattr(curves, "name_curves", lambda *axes: None)
     lines = []
     for experiment, metric, splits, *multiples in (
         ("quickstart", "loss", {"val": 8}, 1.0, 2.0), ("quickstart", "loss", {"val": 4, "test": 8}),
@@ -423,19 +372,62 @@ def test_a_panel_for_each_set_of_lengths(drawn, monkeypatch):
         assert ax.lines[0].get_xydata().tolist() == [[8, 18], [16, 26]]
         assert ax.get_xticks().tolist() == [8, 16]
 
-def test_names_of_curves_do_not_overlap():
-    """Nor do they leave the panel by much, or the order of the curves' ends."""
-    from matplotlib.text import Text
-
+def draw_named(n, name):
+    """Returns a panel with n curves, which end higher and higher, and the figure's height before
+    they are named. The last curve but one ends early."""
     figure, (ax,) = curves.panels(1, 1, 5, 3)
-    lines = [ABOUT | dict(run=str(n), label=f"curve {n}", at=at, y=(10 * n**3 if at else 1.0))
-             for n in range(12) for at in (0, 1)]
-    curves.draw_curves(ax, lines, "at", "y", {})
+    height = figure.get_figheight()
+    lines = [ABOUT | dict(run=str(i), label=f"{name} {i}", at=at, y=(10 * i**3 if at else 1.0))
+             for i in range(n) for at in (0, 0.5 if i == n - 2 else 1)]
+    curves.draw_curves(ax, lines, "at", "y", curves.colors_of(lines))
     curves.name_curves(ax)
     figure.draw_without_rendering()
+    return ax, height
+
+def test_names_of_curves_do_not_overlap():
+    """Nor do they leave the panel by much, or the order of the curves' ends. A line that crosses
+    the panel is dotted."""
+    from matplotlib.text import Text
+
+    ax, _ = draw_named(12, "curve")
     # without the lines to the curves' ends, which belong to the extent of an annotation
     boxes = [Text.get_window_extent(text) for text in ax.texts]
     assert [text.get_text() for text in ax.texts] == [f"curve {n}" for n in range(12)]
     for low, high in zip(boxes, boxes[1:]):
         assert low.y1 <= high.y0 + 1
     assert boxes[-1].y1 < ax.bbox.y1 + 0.1 * ax.bbox.height
+    styles = [text.arrow_patch.get_linestyle() for text in ax.texts]
+    assert [n for n, style in enumerate(styles) if style in (":", "dotted")] == [10]
+
+@pytest.mark.parametrize("n, name", [
+    (23, "curve"), (13, "a name that needs two of the lines of a panel"),
+    (60, "curve --learning_rate=0.001 --warmup_iters=100")])
+def test_many_names_are_a_legend(n, name, capsys):
+    """It is below the panel and within the figure, which grows. Of very many curves, those are
+    drawn that end lowest."""
+    ax, height = draw_named(n, name)
+    names = [" ".join(text.get_text().split()) for text in ax.get_legend().get_texts()]
+    assert names == [f"{name} {i}" for i in reversed(range(min(n, curves.MOST_CURVES)))]
+    assert ("drew only 24 of 60 curves" in capsys.readouterr().out) == (n == 60)
+    box = ax.get_legend().get_window_extent()
+    assert box.y1 < ax.bbox.y0 and box.y0 >= 0 and box.x1 <= ax.figure.bbox.x1
+    assert ax.figure.get_figheight() > height and ax.bbox.height > 2 * ax.figure.dpi
+    assert not ax.texts
+
+def test_every_method_has_a_colour_of_its_own():
+    """All methods that are published have one, and also their mix."""
+    colors = [*curves.COLORS.values(), *curves.OTHER_COLORS]
+    assert len(set(colors)) == len(colors) and {*curves.COLORS} - {*model.PES} == {"cope+rope"}
+    assert {line["pe"] for line in report.read(["eval/results.jsonl"])} <= {*curves.COLORS}
+
+def test_axes_say_what_they_count(drawn, monkeypatch):
+    """Bytes, or the letters of a string, of which each comes again in the answer."""
+    lines = []
+    for data in ("stdlib", "stdlib@tokenizer=gpt2", "strings@task=copy,longest=12", "recall@n=8"):
+        for length in (24, 48):
+            lines.append(ABOUT | dict(run="r", experiment="x", data=data, metric="token_error",
+                                      length=length, trained=24, value=1.0))
+    report.draw_by_length(lines, "x")
+    found = [(ax.get_xlabel().split()[1], *ax.get_xticks()) for ax in drawn[0].axes]
+    assert found == [("bytes;", 24, 48), ("tokens;", 24, 48), ("letters;", 12, 24),
+                     ("tokens;", 24, 48)]

@@ -1,4 +1,4 @@
-"""What the READMEs state: the tables of eval/README.md, README's code, and the walk."""
+"""What the READMEs state: the tables of eval/README.md, and README's code."""
 import re
 import statistics
 from pathlib import Path
@@ -167,23 +167,3 @@ def test_python_blocks(stream, tmp_path, monkeypatch):
     scores = oracles.pope_scores(q, k, range(len(q)), [0.0] * q.shape[1], found["pope"].cfg)
     weights = torch.from_numpy(np.where(np.tri(len(q)), scores, -np.inf)).softmax(-1)
     assert (found["y"][1, 2] - weights @ torch.from_numpy(v)).abs().max() < 1e-5
-
-def test_the_walk_runs(tmp_path, monkeypatch, capsys):
-    """From an empty folder, with fewer steps. CoPE counts words from the end of its sentence, and
-    the flat heads of ALiBi see farther than the steep ones."""
-    pytest.importorskip("matplotlib").use("Agg")
-    monkeypatch.setattr(model, "PES", dict(model.PES))  # the walk adds a method
-    source = Path("eval/walk.py").read_text("utf-8")
-    for long, short in (("steps=300", "steps=2"), ("len(text) - 513, 64)", "len(text) - 513, 2)")):
-        assert source.count(long) == 1
-        source = source.replace(long, short)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(source, "walk.py", "exec"), {"__name__": "__main__"})
-    printed = capsys.readouterr().out
-    assert "can count words\n88877777777766655444433222211111100000\n" in printed
-    heads = re.findall(r"alibi, layer \d: .*: (\d+)% (\d+)% (\d+)% (\d+)%\n", printed)
-    assert len(heads) == 2
-    for steep, *_, flat in heads:
-        assert int(steep) < 1 and int(flat) > 60
-    assert sorted(path.name for path in Path("out").iterdir()) == [
-        "walk_length.png", "walk_methods.png"]
