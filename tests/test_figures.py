@@ -2,6 +2,7 @@
 compared with float64 loops and with plain forward passes, and what is drawn or printed with the
 numbers."""
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -196,16 +197,21 @@ def test_training_curves(runs, tmp_path, drawn):
 
 # --- reports --------------------------------------------------------------------------------------
 
-ABOUT = dict(config="config/x.py", pe="pope", flags={}, seed=1, step=9, recipe=1, options={},
-             trained=8, multiple=None, tokens=None, data="d", split="val", fingerprint=5, length=8,
-             torch="2", device="cpu", metric="loss")
+ABOUT = dict(config="config/x.py", pe="pope", flags={}, settings=1, seed=1, step=9, options={},
+             trained=8, multiple=None, tokens=None, window=None, data="d", split="val",
+             fingerprint=5, length=8, metric="loss")
 
 def measured(folder, *values, **changes):
     """Writes a run directory with these results, each of which is (value, what differs from ABOUT
     and the changes)."""
     folder.mkdir(exist_ok=True)
-    lines = [ABOUT | changes | own | dict(run="elsewhere", value=value) for value, own in values]
-    train.append_records(folder / "results.jsonl", *lines)
+    records = []
+    for value, own in values:
+        record = ABOUT | changes | own | dict(run="elsewhere")
+        if record["window"] is None:
+            del record["window"]  # as in eval/results.jsonl, which leaves out what is empty
+        records.append(record | dict(values={record.pop("metric"): value}))
+    train.append_records(folder / "results.jsonl", *records)
 
 def tables(capsys):
     """Returns {title: {label: its other cells}} of the tables that were printed."""
@@ -219,25 +225,39 @@ def tables(capsys):
     return found
 
 def test_a_report_averages_what_is_alike(tmp_path, capsys):
-    """Runs are averaged if their recipe, their step and their options at test time are equal,
-    whatever their flags. The label has the flags that some of the others lack."""
-    measured(tmp_path / "a", (1.0, {}), recipe=1, flags=dict(init_from="x", lr=2))
-    measured(tmp_path / "b", (4.0, {}), recipe=1, flags=dict(init_from="y", lr=2), seed=2)
+    """Runs are averaged if their config file, pe, flags, step and options at test time are equal.
+    The label has the flags that some of the others lack. A run that was trained from another one
+    may have its own seed, and so may that one. An edited config file is not the same one."""
+    measured(tmp_path / "a", (1.0, {}), flags=dict(init_from="out/x", lr=2))
+    measured(tmp_path / "b", (4.0, {}), flags=dict(init_from="out/x_seed2", lr=2), seed=2)
     for name, change in dict(
-        plain=dict(recipe=2), more=dict(recipe=4, flags={"k": 1}), step=dict(recipe=2, step=10),
-        options=dict(recipe=2, options=dict(rope_factor=8.0, base=3)),
-        other_pe=dict(recipe=3, pe="rope"), edited=dict(recipe=5, pe="rope"),
+        plain={}, more=dict(flags={"k": 1}), step=dict(step=10),
+        options=dict(options=dict(rope_factor=8.0, base=3)),
+        other_pe=dict(pe="rope"), edited=dict(pe="rope", settings=2),
     ).items():
         measured(tmp_path / name, (2.0, {}), **change)
     report.main([str(path) for path in sorted(tmp_path.iterdir())])
     (rows,) = tables(capsys).values()
     assert rows.pop("row") == ["seeds", "val"]
     assert rows == {
-        "`pope --init_from=x --lr=2`": ["2", "2.500 (1.000–4.000)"],
+        "`pope --init_from=out/x --lr=2`": ["2", "2.500 (1.000–4.000)"],
         "`pope --k=1`": ["1", "2.000"],
         "`pope (step 9)`": ["1", "2.000"], "`pope (step 10)`": ["1", "2.000"],
         "`pope@rope_factor=8,base=3`": ["1", "2.000"],
-        "`rope (recipe 3)`": ["1", "2.000"], "`rope (recipe 5)`": ["1", "2.000"]}
+        "`rope (settings 1)`": ["1", "2.000"], "`rope (settings 2)`": ["1", "2.000"]}
+
+def test_a_copied_run_counts_once(tmp_path, capsys):
+    """Otherwise a link or a copy of a directory would be one more run in the mean."""
+    measured(tmp_path / "a", (1.0, {}))
+    measured(tmp_path / "b", (2.0, {}), seed=2)
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    (tmp_path / "d").symlink_to(tmp_path / "b")
+    report.main([str(path) for path in sorted(tmp_path.iterdir())])
+    printed = capsys.readouterr()
+    assert "| `pope` | 2 | 1.500 (1.000–2.000) |" in printed.out
+    assert printed.err.splitlines() == [
+        f"{tmp_path}/{first} and {tmp_path}/{second} are the same row with the same seed, so only "
+        "the second one counts" for first, second in ("bc", "cd")]
 
 def test_a_table(tmp_path, capsys):
     """The best row comes first, by the last column but window_loss, which is shown only at the
@@ -247,19 +267,19 @@ def test_a_table(tmp_path, capsys):
                 for m, value in zip((1.0, 2.0), values)]
 
     measured(tmp_path / "a1", *losses(1.0, 3.0), *losses(1.0, 0.5, metric="window_loss"))
-    measured(tmp_path / "a2", *losses(1.5), recipe=1, seed=2)
-    measured(tmp_path / "b", *losses(2.0, 2.5), pe="rope", recipe=2)
-    measured(tmp_path / "c", *losses(0.5), pe="learned", recipe=3)
+    measured(tmp_path / "a2", *losses(1.5), seed=2)
+    measured(tmp_path / "b", *losses(2.0, 2.5), pe="rope")
+    measured(tmp_path / "c", *losses(0.5), pe="learned")
     sources = [str(path) for path in sorted(tmp_path.iterdir())]
     picture = f"--out={tmp_path / 'a' / 'b.png'}"
     report.main([*sources, picture])
     assert (tmp_path / "a" / "b.png").exists()
     (title, rows), = tables(capsys).items()
-    assert title == "x, d, step 9: loss, nats per token, mean (lowest–highest)"
+    assert title == "x, d, step 9: loss, nats per token, mean (lowest–highest), sorted by val 2x"
     assert list(rows.items()) == [
         ("row", ["seeds", "val 1x", "val 2x", "val 2x in windows"]),
         ("`rope`", ["1", "2.000", "2.500", "–"]),
-        ("`pope`", ["2", "1.250 (1.000–1.500)", "3.000 [1 of 2 runs]", "0.500 [1 of 2 runs]"]),
+        ("`pope`", ["2", "1.250 (1.000–1.500)", "3.000 [1 of 2 seeds]", "0.500 [1 of 2 seeds]"]),
         ("`learned`", ["1", "0.500", "–", "–"])]
     report.main([*sources, "--rows=rope,learned", "--only=x", "--metrics=loss", picture])
     assert [*tables(capsys)[title]] == ["row", "`rope`", "`learned`"]
@@ -292,7 +312,7 @@ def test_different_data_have_different_columns(tmp_path, capsys):
     (rows,) = tables(capsys).values()
     assert rows == {
         "row": ["seeds", "val (data 5)", "val (data 6)"],
-        "`pope`": ["3", "1.500 (1.000–2.000) [2 of 3 runs]", "3.000 [1 of 3 runs]"]}
+        "`pope`": ["3", "1.500 (1.000–2.000) [2 of 3 seeds]", "3.000 [1 of 3 seeds]"]}
 
 def test_which_records_count(tmp_path, capsys):
     """The last one of each number. Torn lines are skipped, and a folder without results is left
@@ -320,8 +340,8 @@ def test_the_curves_of_a_report(drawn, monkeypatch):
     lines = []
     for run, pe, change, values in (
         ("a1", "rope", {}, (1.0, 2.0, 7.0)), ("a2", "rope", dict(seed=2), (5.0, 4.0)),
-        ("b", "slope", dict(recipe=2), (3.0, 4.0)),
-        ("c", "rope", dict(recipe=3, options=dict(k=1)), (8.0, 9.0)),
+        ("b", "slope", {}, (3.0, 4.0)),
+        ("c", "rope", dict(options=dict(k=1)), (8.0, 9.0)),
         ("d", "rope", dict(beside=True), (5.0, 6.0)),
         ("a1", "rope", dict(metric="window_loss"), (1.0, 0.5))):
         for n, value in enumerate(values):

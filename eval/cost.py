@@ -1,0 +1,182 @@
+"""
+Measures what a method costs: the time of a training step, and the memory that PyTorch keeps for its
+backward pass, compared with RoPE.
+
+    python -m eval.cost                      all methods, at 128 and 1024 tokens, in a few minutes
+    python -m eval.cost slope cope+rope      these and rope
+    python -m eval.cost fox --lengths=4096   at other lengths, with the same tokens per step
+
+On a CPU it takes the quickstart's model and one thread. On a GPU it takes a GPT of 124M parameters
+in bfloat16, eager and compiled, with and without the Triton kernels, whose loss must be that of
+PyTorch's own code.
+
+Other work on a machine slows all methods alike. So each of them takes one step in every round, in
+an order that is drawn anew, and its time is the median over the rounds of its ratio to rope's in
+the same round. The numbers in brackets are the quartiles.
+"""
+import copy
+import random
+import statistics
+import time
+
+import torch
+
+import config
+from model import GPT, PES, GPTConfig
+from sample import comma_separated
+from train import pick_device
+
+SIZES = {  # of the models on each kind of device
+    "cpu": dict(n_layer=4, n_head=4, n_embd=128, vocab_size=257),
+    "cuda": dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50304),
+}
+TOKENS = {"cpu": 1024, "cuda": 16384}  # per step
+LARGEST = 8 * 2**30  # bytes that a CPU should keep for a backward pass
+SHORT = 128  # tokens; at this length, it is found out whether a longer one would need more
+
+def main(words):
+    parser = config.Parser(__doc__)
+    parser.add_argument("methods", nargs="*", metavar="METHOD", default=[*PES, "cope+rope"],
+                        help="values of --pe [all methods]")
+    parser.add_argument("--lengths", type=comma_separated, default=["128", "1024"],
+                        help="tokens per sequence [128,1024]")
+    parser.add_argument("--rounds", type=config.integer, default=15, metavar="N",
+                        help="steps of each method at each length [%(default)s]")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
+                        help="auto: the fastest available [auto]")
+    args = parser.parse_intermixed_args(words)
+    device = pick_device(args.device)
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "one thread of a CPU"
+    print(f"{name}, torch {torch.__version__}, {args.rounds} rounds\n")
+    print("| method | tokens | time of a step | memory for the backward pass |")
+    print("| --- | --- | --- | --- |")
+    for length in map(int, args.lengths):
+        steps = {}
+        for pe in dict.fromkeys(["rope", *args.methods]):
+            if is_too_large(pe, length, device):
+                print(f"| `{pe}` | {length} | – | more than {LARGEST / 2**30:.0f} GiB |")
+            else:
+                steps.update(variants(pe, length, device))
+        for row in measure(steps, args.rounds):
+            print(f"| {row['name']} | {length} | {row['time']} | {row['memory']} |", flush=True)
+
+# --- a training step ------------------------------------------------------------------------------
+
+class Step:
+    """A training step of a model with the method pe, on random sequences of `length` tokens."""
+
+    def __init__(self, pe, length, device, kernels="off", compiled=False):
+        cfg = GPTConfig(pe=pe, block_size=length, norm="rmsnorm", bias=False, **SIZES[device.type])
+        torch.manual_seed(0)
+        self.device = device
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.model = GPT(cfg).to(device)
+        self.attention = self.model.use_kernels(self.dtype, kernels)  # in words
+        self.optimizer = self.model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), device.type)
+        self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
+        batch = max(1, TOKENS[device.type] // length)
+        self.idx = torch.randint(cfg.vocab_size, (batch, length), device=device)
+
+    def loss(self, model=None):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return (model or self.forward)(self.idx, self.idx, return_logits=False)[1]
+
+    def take(self):
+        """Returns the seconds that the step takes. On a CPU, these are the process's own."""
+        clock = time.process_time
+        if self.device.type == "cuda":
+            clock = time.perf_counter
+            torch.cuda.synchronize()
+        start = clock()
+        self.loss().backward()
+        self.optimizer.step()
+        self.model.clamp_parameters()
+        self.optimizer.zero_grad()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return clock() - start
+
+    def memory(self):
+        """Returns the bytes that the forward pass keeps for the backward pass, apart from the
+        parameters."""
+        own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+        kept = {}  # {address: bytes}, because several operations may keep the same tensor
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            self.loss().backward()
+        self.optimizer.zero_grad()
+        return sum(kept.values())
+
+def variants(pe, length, device):
+    """Returns {name: Step} of a method: by PyTorch, with the kernels if they can compute it, and on
+    a GPU each of them compiled, too."""
+    plain = Step(pe, length, device)
+    found = {f"`{pe}`": plain}
+    with_kernels = Step(pe, length, device, "auto")
+    if "triton" in with_kernels.attention:
+        compare_losses(plain, with_kernels)
+        found[f"`{pe}`, kernels"] = with_kernels
+    if device.type == "cuda":
+        for name, step in list(found.items()):
+            kernels = "auto" if "kernels" in name else "off"
+            found[f"{name}, compiled"] = Step(pe, length, device, kernels, compiled=True)
+    return found
+
+@torch.no_grad()
+def compare_losses(plain, other):
+    """Raises ValueError if the losses of two steps differ, for weights that are so large that
+    attention matters."""
+    losses = []
+    for step in (plain, other):
+        model = copy.deepcopy(step.model)
+        torch.manual_seed(0)
+        for p in model.parameters():
+            torch.nn.init.normal_(p, std=len(p) ** -0.5)
+        model.clamp_parameters()
+        losses.append(step.loss(model).item())
+    if not abs(losses[1] / losses[0] - 1) < 0.02:
+        raise ValueError(f"wrong: the loss is {losses[1]} with {other.attention}, and {losses[0]} "
+                         f"with {plain.attention}")
+
+def is_too_large(pe, length, device):
+    """Returns whether a step would need more than LARGEST bytes on a CPU. They grow at most as fast
+    as the length, because a step has the same number of tokens."""
+    if device.type != "cpu" or length <= SHORT:
+        return False
+    return Step(pe, SHORT, device).memory() * length / SHORT > LARGEST
+
+# --- all of them ----------------------------------------------------------------------------------
+
+def measure(steps, rounds):
+    """Returns a row for each of the steps {name: Step}: its name, and the texts of its time and
+    memory, as multiples of rope's."""
+    seconds = {name: [] for name in steps}
+    memory = {name: step.memory() for name, step in steps.items()}
+    for step in steps.values():
+        step.take()  # the first one also allocates memory, and compiles
+    for _ in range(rounds):
+        for name in random.sample(list(steps), len(steps)):
+            seconds[name].append(steps[name].take())
+    rows = []
+    for name in steps:
+        if name == "`rope`":
+            time_text = f"{1000 * statistics.median(seconds[name]):.0f} ms"
+            memory_text = f"{memory[name] / 2**20:.0f} MiB"
+        else:
+            ratios = [a / b for a, b in zip(seconds[name], seconds["`rope`"])]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            time_text = f"{middle:.2f} ({low:.2f}–{high:.2f})"
+            memory_text = f"{memory[name] / memory['`rope`']:.2f}"
+        rows.append(dict(name=name, time=time_text, memory=memory_text))
+    return rows
+
+if __name__ == "__main__":
+    config.run(main)
