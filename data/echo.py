@@ -1,7 +1,7 @@
 """Echoes: Python's own source, in which spans come again, so that text farther back is worth reading.
 
     python -m data.echo                               # rows of 128 bytes, and the last target
-    python -m data.echo --length=1024 --train=4000    # as many bytes in longer rows
+    python -m data.echo --length=1024 --train=5000    # as many bytes in longer rows
 
 A row of train is a piece of the standard library (data/stdlib.py). For every 128 bytes, three spans
 of 24 to 48 bytes are overwritten, each with what stands some distance before it. The distances are
@@ -53,7 +53,7 @@ def prepare(
     folder,
     length: int = 128,  # targets per row of train
     echoes: int = 3,  # per 128 bytes of train
-    train: int = 32_000,  # rows
+    train: int = 40_000,  # rows
     test: int = 250,  # rows of every other split
     seed: int = 0,  # other seeds draw other rows
 ):
