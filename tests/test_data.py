@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from conftest import contents, killed_at, one_line
 
-from data import flip_flop, options, stdlib, write_if_missing
+from data import echo, flip_flop, options, stdlib, write_if_missing
 from data.shards import Split, Writer, whole_file
 from data.tokenizer import tokenizer
 
@@ -329,3 +329,43 @@ def test_stdlib_splits_by_file(tmp_path, monkeypatch, capsys):
     assert f"wrote {tmp_path / 'out'}: {sizes}" in capsys.readouterr().out
     meta = Split(tmp_path / "out", "val").meta
     assert (meta["vocab_size"], meta["separator"]) == (257, 256)
+
+def test_echoes(tmp_path, monkeypatch):
+    """Rows of train are pieces of text in which spans come again. In the other splits, the last 32
+    bytes also stand as far back as the name says, or nowhere else, and all else is the same."""
+    random = np.random.default_rng(0)
+    texts = {split: random.integers(0, 256, 500_000).astype(np.uint16) for split in ("train", "val")}
+    monkeypatch.setattr(echo, "files", lambda: texts.items())
+    echo.prepare(tmp_path / "set", train=40, test=7)
+    train = Split(tmp_path / "set", "train")
+    assert (train.rows, train.row_length) == (40, 129)
+    copied = []  # in random bytes, a long copy is no accident
+    for start in train.windows(128).tolist():
+        x, y = train.read([start], 128)
+        row = bytes(np.append(x[0], y[0, -1]).astype(np.uint8))
+        copied += [row.find(row[i : i + 8]) < i for i in range(8, 121)]
+        assert (y != -1).all()
+    assert 0.3 < np.mean(copied) < 0.9
+
+    rows = {}
+    for size, distances in echo.DISTANCES.items():
+        for split in ["new", *(f"at{distance}" for distance in distances)]:
+            found = Split(tmp_path / "set", f"{split}_{size}")
+            assert (found.rows, found.row_length) == (7, size + 1)
+            x, y = found.read(found.windows(size), size)
+            assert ((y != -1) == (np.arange(size) >= size - 24)).all()
+            rows[split, size] = np.concatenate((x, y[:, -1:]), 1)
+    text = bytes(texts["val"].astype(np.uint8))
+    for (split, size), found in rows.items():
+        new = rows["new", size]
+        assert (new == rows["new", 1024][:, -size - 1 :]).all()
+        for row, plain in zip(found, new):
+            end = bytes(row[-32:].astype(np.uint8))
+            assert end in text and bytes(plain[:-32].astype(np.uint8)) in text
+            places = [m.start() for m in re.finditer(re.escape(end), bytes(row.astype(np.uint8)))]
+            want = [size - 31]
+            if split != "new":
+                want.insert(0, size - 31 - int(split[2:]))
+                changed = np.flatnonzero(row != plain)
+                assert want[0] <= changed.min() and changed.max() < want[0] + 32
+            assert places == want
