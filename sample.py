@@ -23,7 +23,15 @@ from data import locate
 from data.shards import Split
 from data.tokenizer import tokenizer
 from model import GPT, TEST_TIME, GPTConfig, trained_length
-from train import append_records, pick_device, score_sums, scores, to_device, tokenizer_name
+from train import (
+    append_records,
+    pick_device,
+    score_sums,
+    scores,
+    set_threads,
+    to_device,
+    tokenizer_name,
+)
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer text is read in segments of this length, to bound the memory
@@ -122,6 +130,7 @@ class Run:
         self.name = with_options(self.folder, self.options)
         self.device = pick_device(device)
         self.model, saved = GPT.from_checkpoint(self.folder, self.device, **self.options)
+        set_threads(self.device, self.model.cfg.n_embd)
         self.step = saved["step"]
         self.config = saved["config"]  # all options of the training
         self.flags = saved.get("flags", {})  # those that name it in tables

@@ -280,6 +280,19 @@ def test_dropout_differs_by_step_and_process(tmp_path):
         found.update(losses(tmp_path / str(ranks))[0].values())
     assert len(found) == 6
 
+@pytest.mark.parametrize("device, width, given, threads", [
+    ("cpu", 128, None, 1), ("cpu", 257, None, 3), ("cpu", 128, "3", 3), ("cuda", 128, None, 3)])
+def test_threads_of_small_models(monkeypatch, device, width, given, threads):
+    """One on a CPU, because more would wait for each other, unless OMP_NUM_THREADS says otherwise.
+    """
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    chosen = [3]
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    train.set_threads(torch.device(device), width)
+    assert chosen[-1] == threads
+
 # signals and kills
 
 def test_nohup(stream, tmp_path):
