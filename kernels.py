@@ -34,7 +34,7 @@ those with t < l <= i are left, whose weights P_it forgetting makes small.
 CoPE (arXiv:2405.18719, Listing 1). P = softmax(S + a), where the bias a depends on how many of the
 keys j to i the query counts. z_i = q_i e (e is learned) holds a_ij for integer p_ij.
 
-    g_ij = sigmoid(S_ij)                      the gate, of S or of gate_q.gate_k / sqrt(d)
+    g_ij = sigmoid(S_ij)                      gate of S without biases or gate_q.gate_k / sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
     a_ij = z_i[c] + w (z_i[c + 1] - z_i[c])   the bias; column c = floor(p_ij), w = p_ij - c
 
@@ -77,7 +77,8 @@ rows, which are T^2 / N numbers for tiles of N keys. Instead, the programs of th
 parts of dK, dV and dz to float32 memory, by relaxed atomics. The order of these additions varies,
 and so do the last bits of the gradients.
 
-No GPU has run these kernels yet. Tests run this same code in Triton's interpreter, and compile it.
+No GPU has run these kernels yet. The tests run this same code in Triton's interpreter, and compile
+it for GPUs that are absent.
 """
 import os
 from typing import Optional
