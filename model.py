@@ -15,10 +15,9 @@ methods. In this picture of one forward pass, the hooks are in capitals:
                 x, k, v -> PER_KEY -> all that LOGIT_BIAS must know about each key
                 softmax(q.k / sqrt(d) + LOGIT_BIAS + causal mask) v -> c_proj
 
-One more hook is not in the picture: `kernel_arguments` describes LOGIT_BIAS to kernels.py. No hook does anything unless a method
-overrides it, so pe="nope" is a plain GPT. With pe="cope+rope", four of the hooks in the picture
-act: RoPE overrides PER_POSITION and ENCODE_QK, which together rotate q and k, and CoPE overrides
-PER_KEY and LOGIT_BIAS, which turn counts of keys into a bias.
+No hook does anything unless a method overrides it, so pe="nope" is a plain GPT. With
+pe="cope+rope", four of the hooks act: RoPE overrides PER_POSITION and ENCODE_QK, which together
+rotate q and k, and CoPE overrides PER_KEY and LOGIT_BIAS, which turn counts of keys into a bias.
 
 Shapes    B  sequences in the batch
           T  new tokens, each with one query; t of them where a function gets only some
@@ -181,12 +180,6 @@ class PE(nn.Module):
         """
         return 0.0
 
-    def kernel_arguments(self, q, per_key):
-        """Returns the arguments of kernels.attention that stand for logit_bias, as a dict. They are
-        either key_bias (B, H, T), to add to the logits of each key, or CoPE's z, along with
-        gate_q and gate_k if its gates do not reuse the logits. q and per_key are those of
-        logit_bias, for all T tokens. Only methods whose logit_bias has a kernel need it."""
-
     @torch.no_grad()
     def clamp_parameters(self):
         """Moves parameters back into their bounds, after each step of the optimizer."""
@@ -234,7 +227,7 @@ class Attention(nn.Module):
         self.pes = nn.ModuleList(pes)  # their instances, in the same order
         self.bias_pes = [pe for pe in pes if overrides(type(pe), "logit_bias")]
         self.has_fused = not self.bias_pes and not cfg.hard_attention
-        self.use_triton = False  # set by GPT.use_kernels if a kernel supports this layer
+        self.use_triton = False  # set by GPT.use_kernels
 
     def forward(self, x, pos, j, per_position, cache=None):
         """Returns what attention adds to the residual stream, (B, T, C). x (B, T, C) is the
@@ -287,7 +280,7 @@ class Attention(nn.Module):
     def attend(self, q, k, v, unencoded_q, i, j, per_key):
         """Calls the fastest equivalent of `textbook` that applies."""
         if self.use_triton and q.size(2) == k.size(2):  # kernels.py needs as many queries as keys
-            return self.triton(q, k, v, unencoded_q, per_key)
+            return triton_attention(self, q, k, v, unencoded_q, per_key)
         if self.has_fused:
             return self.fused(q, k, v)
         return self.chunked(q, k, v, unencoded_q, i, j, per_key)
@@ -337,20 +330,6 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(
             q, k, v, mask, dropout, is_causal=is_causal, scale=self.d**-0.5)
         return y[..., :d]
-
-    def triton(self, q, k, v, unencoded_q, per_key):
-        """`textbook` in a Triton kernel, which does not store the logits either. The result is
-        the same up to rounding, for biases that kernel_arguments can describe."""
-        import kernels
-
-        arguments = {}
-        for pe, its_per_key in zip(self.bias_pes, per_key):
-            new = pe.kernel_arguments(unencoded_q, its_per_key)
-            if "key_bias" in arguments and "key_bias" in new:
-                new["key_bias"] = arguments["key_bias"] + new["key_bias"]
-            arguments.update(new)
-        dropout = self.cfg.dropout if self.training else 0.0
-        return kernels.attention(q, k, v, **arguments, dropout=dropout)
 
 def harden(weights):
     """Puts all weight on the key with the largest weight, but keeps the gradient of the softmax.
@@ -464,8 +443,8 @@ class GPT(nn.Module):
         except RuntimeError as error:
             first = str(error).split("\n")[1].strip()
             raise OSError(f"{unfit}: {first}") from error
-        # A tensor that several layers share has several names, and of the copies under these names
-        # only the last survives loading. So the copies in the checkpoint must be equal
+        # Layers that share a tensor save it under several names, and loading keeps only the last
+        # copy. So all copies must be equal
         for name, tensor in self.state_dict().items():
             if not torch.equal(tensor.cpu(), weights[name].cpu()):
                 raise OSError(f"{unfit}: its layers share {name}, of which the run has several")
@@ -584,35 +563,26 @@ class GPT(nn.Module):
         return per_token * T * fwdbwd_per_iter / dt / peak
 
     def use_kernels(self, dtype, kernels="auto"):
-        """Makes each layer use the Triton kernel of kernels.py if it supports the layer's methods,
-        unless kernels="off". Call this after the model has moved to its device. dtype is that of q,
-        k and v, which is autocast's dtype if autocast is on. Returns a line that says which code
-        computes the attention of training, such as "attention: fused rope, triton cope"."""
+        """Makes each layer use the Triton kernels if they can compute it, unless kernels="off".
+        Call this after the model has moved to its device. dtype is that of q, k and v, which is
+        autocast's dtype if autocast is on.
+
+        Returns a line that names the code that computes the attention of each kind of layer, and
+        in brackets why it is not a kernel, such as "attention: fused rope (it needs no kernel),
+        triton cope". fused is PyTorch's own attention, which never stores the T x T logits, and
+        chunked is `textbook` on some queries at a time."""
         labels = []
         for block in self.h:
             attn = block.attn
-            reason = "kernels=off" if kernels == "off" else self.why_no_kernel(attn, dtype)
+            reason = "kernels=off" if kernels == "off" else why_no_kernel(attn, dtype)
             attn.use_triton = reason is None
-            code = "triton"
-            if reason:
+            if reason is None:
+                label = f"triton {'+'.join(attn.names)}"
+            else:
                 code = "fused" if attn.has_fused else "chunked"
-                reason = f" ({reason})"
-            labels.append(f"{code} {'+'.join(attn.names)}{reason or ''}")
+                label = f"{code} {'+'.join(attn.names)} ({reason})"
+            labels.append(label)
         return "attention: " + ", ".join(dict.fromkeys(labels))
-
-    def why_no_kernel(self, attn, dtype):
-        """Returns why a layer cannot use a kernel, or None if it can."""
-        import kernels
-
-        if self.cfg.hard_attention:
-            return "hard attention has no kernel"
-        if not all(type(pe) in WITH_KERNEL for pe in attn.bias_pes):
-            return "its bias has no kernel"
-        with_kernel = [name for name in attn.names if PES[name] in WITH_KERNEL]
-        if not with_kernel:
-            return "it needs no kernel"
-        own_gates = "cope" in attn.names and self.cfg.cope_gates != "keys"
-        return kernels.why_not(with_kernel, attn.d, self.wte.weight.device, dtype, own_gates)
 
 # --- the methods ----------------------------------------------------------------------------------
 
@@ -910,12 +880,6 @@ class ALiBi(PE):
     def logit_bias(self, q, logits, i, j, per_key):
         return -self.slopes(q) * (i - j)
 
-    def kernel_arguments(self, q, per_key):
-        """A bias of m_h j per key is enough, because softmax drops -m_h i, which all keys share."""
-        j = torch.arange(q.size(2), device=q.device)
-        bias = self.slopes(q) * j  # (H, 1, T)
-        return dict(key_bias=bias.squeeze(1).expand(len(q), -1, -1))  # (B, H, T)
-
 class FoX(PE):
     """`fox`: adds sum_{l=j+1..i} log f_l, where f_l = sigmoid(x_l W + b) is the forget gate that
     token l has in each head (FoX arXiv:2503.02130 section 3). It is like ALiBi with slopes that
@@ -946,12 +910,6 @@ class FoX(PE):
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
         sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
         return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
-
-    def kernel_arguments(self, q, sums):
-        """A bias of minus the running sum at each key is enough, because softmax drops the sum at
-        the query, which is the same for all keys. Here the sums are rounded as they are, which adds
-        less error than q and k in bfloat16 do."""
-        return dict(key_bias=-sums.to(at_least_float32(q)))
 
 class CoPE(PE):
     """`cope` (Contextual Position Encoding): positions count the tokens that the query cares about.
@@ -1025,11 +983,6 @@ class CoPE(PE):
         """Returns q.e (B, H, t, npos), the bias at every integer position."""
         z = q @ self.e
         return z * self.d**-0.5 if self.cfg.cope_scale_z else z
-
-    def kernel_arguments(self, q, gate_k):
-        if self.cfg.cope_gates == "keys":  # the kernel takes the gates from its own logits
-            return dict(z=self.z(q))
-        return dict(z=self.z(q), gate_q=q, gate_k=gate_k)
 
 class CoPE_MLP(CoPE):
     """`cope_mlp`: CoPE with an MLP of N hidden units in place of the table, so that the bias is
@@ -1148,9 +1101,51 @@ PES = {                        # acts on        learns                        ca
     "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d
 }
 
-# kernels.attention supports what these add to the logits, or PoPE's wide q and k. A subclass of one
-# of them may compute something else, so it is not in this set
+# --- the Triton kernels, which are optional -------------------------------------------------------
+# kernels.py computes `textbook` for layers of these methods, up to rounding, without storing the
+# logits. A subclass of one of them may compute something else, so only these classes count
+
 WITH_KERNEL = {PoPE, ALiBi, FoX, CoPE}
+
+def why_no_kernel(attn, dtype):
+    """Returns why the kernels cannot compute a layer's attention, in words, or None if they can."""
+    if attn.cfg.hard_attention:
+        return "hard attention has no kernel"
+    if attn.cfg.dropout:
+        return "dropout has no kernel"
+    if not all(type(pe) in WITH_KERNEL for pe in attn.bias_pes):
+        return "its bias has no kernel"
+    if not any(type(pe) in WITH_KERNEL for pe in attn.pes):
+        return "it needs no kernel"
+    try:
+        import kernels
+    except ImportError:
+        return "no triton"
+    return kernels.why_not(attn.d, attn.c_v.weight.device, dtype)
+
+def key_bias(pe, q, per_key):
+    """Returns what ALiBi or FoX adds to the logits at each key, (H, T) or (B, H, T). The part of
+    logit_bias that depends only on the query is left out, because softmax drops it."""
+    if type(pe) is ALiBi:
+        return pe.slopes(q)[:, 0] * torch.arange(q.size(2), device=q.device)  # m_h j
+    # The sums are rounded as they are, which adds less error than q and k in bfloat16 do
+    return -per_key.to(at_least_float32(q))
+
+def triton_attention(attn, q, k, v, unencoded_q, per_key):
+    """`textbook` for all T tokens of a layer that has a kernel."""
+    import kernels
+
+    biases = []
+    cope = {}
+    for pe, its_per_key in zip(attn.bias_pes, per_key):
+        if type(pe) is not CoPE:
+            biases.append(key_bias(pe, unencoded_q, its_per_key))
+            continue
+        cope["z"] = pe.z(unencoded_q)
+        if attn.cfg.cope_gates != "keys":  # otherwise the gates reuse the kernel's own logits
+            cope.update(gate_q=unencoded_q, gate_k=its_per_key)
+    bias = sum(biases).expand(v.shape[:3]) if biases else None
+    return kernels.attention(q, k, v, bias, **cope)
 
 # --- the checks -----------------------------------------------------------------------------------
 

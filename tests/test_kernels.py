@@ -1,17 +1,17 @@
-"""kernels.py against the papers' equations in float64, written out below. The kernels may be off by
-twice as much as dense attention in the same precision, and the gradient of z by three times.
+"""kernels.py against the papers' equations in float64, written out below.
 
-Without a GPU they run in Triton's interpreter, and are compiled for GPUs that are absent. Triton
-reads TRITON_INTERPRET when it is imported, so the interpreter needs a process of its own.
+In float32, which only the interpreter takes, the output and all gradients are within 2e-5 of them.
+In 16 bits, the kernels may be off by twice as much as dense attention, and the gradient of z by six
+times, because it sums dS along a row, and O is rounded.
+
+Without a GPU the kernels run in Triton's interpreter, and are compiled for GPUs that are absent.
+Triton reads TRITON_INTERPRET when it is imported, so the interpreter needs a process of its own.
 With a GPU: python -m pytest tests/test_kernels.py -m gpu
 """
 import io
 import math
 import multiprocessing
-import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from datetime import timedelta
@@ -22,22 +22,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import kernels
 import model
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+kernels = pytest.importorskip("kernels")  # which needs Triton
 
-needs_triton = pytest.mark.skipif(kernels.triton.__version__ is None, reason="no triton")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 on_gpu = [pytest.mark.gpu, needs_gpu]
-
-def devices(interpreted, gpu):
-    """Returns (device, case, dtype) for the CPU and the GPU. The interpreter errs in bfloat16."""
-    found = [("cpu", case, "float16") for case in interpreted]
-    for case in gpu:
-        for dtype in ("float16", "bfloat16"):
-            found.append(pytest.param("cuda", case, dtype, marks=on_gpu))
-    return found
 
 def patch_once():
     """The interpreter patches triton.language for each call of a function in a kernel, and restores
@@ -60,6 +50,7 @@ def patch_once():
 
 if kernels.INTERPRET:
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # it fills what is not initialised with NaN
     patch_once()
 
 def interpreters(n):
@@ -96,37 +87,12 @@ def size(x):
     """Returns the root mean square and the largest absolute value."""
     return x.square().mean().sqrt().item(), x.abs().max().item()
 
-# --- the two snippets of assembly, to be tested first on a GPU ------------------------------------
-
-def assembly(table, at, words, x, y, mask, pairs):
-    lane = kernels.tl.arange(0, 128)
-    kernels.tl.store(words + lane, kernels.load_words(table + kernels.tl.load(at + lane)))
-    there = kernels.tl.load(mask + lane) != 0
-    kernels.store_two(pairs + 2 * lane, kernels.tl.load(x + lane), kernels.tl.load(y + lane), there)
-
-@pytest.mark.gpu
-@needs_gpu
-def test_assembly_loads_and_stores_the_same():
-    """Both are compared with PyTorch's indexing. All other GPU tests rely on them."""
-    torch.manual_seed(0)
-    table = torch.randint(-2**31, 2**31, (1000,), dtype=torch.int32, device="cuda")
-    at = torch.randint(1000, (128,), dtype=torch.int32, device="cuda")
-    x, y = torch.randn(2, 128, device="cuda")
-    mask = torch.randint(2, (128,), dtype=torch.int32, device="cuda")
-    words = torch.zeros_like(at)
-    pairs = torch.full((128, 2), 7.0, device="cuda")
-    kernels.triton.jit(assembly)[(1,)](table, at, words, x, y, mask, pairs)
-    assert torch.equal(words, table[at.long()])
-    stored = mask[:, None] != 0
-    assert torch.equal(pairs, torch.where(stored, torch.stack((x, y), 1), 7.0))
-
 # --- the equations, with T x T tensors ------------------------------------------------------------
 
-def equation(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None, units=None,
-             mask=None):
-    """Textbook attention with logits in float32 at least. z: CoPE's Listing 1. forget (B, H, T):
-    logits of FoX's gates. slope: ALiBi's m. units: gates are multiples of 1 / units. mask: the
-    factors by which dropout multiplies the weights, 0 for those that it drops."""
+def equation(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None):
+    """Textbook attention with logits in float32 at least. z: CoPE's Listing 1. gate_q without
+    gate_k: the gates come from the values. forget (B, H, T): logits of FoX's gates. slope: ALiBi's
+    m."""
     wide = torch.promote_types(q.dtype, torch.float32)
     T = q.size(2)
     scale = v.size(3) ** -0.5  # PoPE makes q and k twice as wide
@@ -140,32 +106,33 @@ def equation(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None,
     if slope is not None:
         logits = logits - slope * (t[:, None] - t)
     if z is not None:
-        g = torch.sigmoid(content if gate_q is None else (gate_q @ gate_k.mT).to(wide) * scale)
-        if units:
-            g = g + (torch.floor(g * units + 0.5) / units - g).detach()
-        p = torch.where(past, g, 0).flip(-1).cumsum(-1).flip(-1).clamp(max=z.size(3) - 1)
-        below, above = p.detach().floor(), p.detach().ceil()
+        gate_logits = content
+        if gate_q is not None:
+            gate_logits = (gate_q @ (v if gate_k is None else gate_k).mT).to(wide) * scale
+        g = torch.where(past, gate_logits.sigmoid(), 0)
+        p = g.flip(-1).cumsum(-1).flip(-1).clamp(max=z.size(3) - 1)
+        below = p.detach().long()
+        above = (below + 1).clamp(max=z.size(3) - 1)
         w, z = p - below, z.to(wide)
-        logits = logits + z.gather(-1, below.long()) * (1 - w) + z.gather(-1, above.long()) * w
+        logits = logits + z.gather(-1, below) * (1 - w) + z.gather(-1, above) * w
     weights = torch.where(past, logits, -torch.inf).softmax(-1)
-    if mask is not None:
-        weights = weights * mask
     return weights.to(v.dtype) @ v
 
-def kernel(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None, share=0.0):
-    """The same with kernels.py. share is the fraction of the weights that dropout drops."""
+def kernel(q, k, v, z=None, gate_q=None, gate_k=None, forget=None, slope=None):
+    """The same with kernels.py."""
     bias = None
     if forget is not None:
         bias = -F.logsigmoid(forget.float()).cumsum(-1)
     if slope is not None:
-        B, H, T, _ = q.shape
-        alibi = (slope * torch.arange(T, device=q.device)).expand(B, H, T)
+        alibi = (slope * torch.arange(q.size(2), device=q.device)).expand(q.shape[:3])
         bias = alibi if bias is None else bias + alibi
-    return kernels.attention(q, k, v, bias, z, gate_q, gate_k, dropout=share)
+    if gate_q is not None and gate_k is None:
+        gate_k = v
+    return kernels.attention(q, k, v, bias, z, gate_q, gate_k)
 
 # --- the methods ----------------------------------------------------------------------------------
 
-# The arguments of `inputs`
+# The arguments of `inputs`. A tile has 16, 32 or 64 rows
 CASES = {
     "PoPE, padded head": dict(T=63, d=48, D=96, B=2),
     "PoPE, several tiles": dict(T=257, d=64, D=128),
@@ -178,17 +145,19 @@ CASES = {
     "ALiBi + FoX": dict(T=200, d=64, biases="alibi, fox"),
     "CoPE, one token": dict(T=1, d=32, npos=4),
     "CoPE, padded head": dict(T=63, d=48, npos=16, B=2),
-    "CoPE, wide head": dict(T=64, d=128, npos=64, gates="separate", centre=-5),
+    "CoPE, wide head": dict(T=70, d=128, npos=64, gates="separate", centre=-5),
     "CoPE, half saturated": dict(T=257, d=64, npos=64),
     "CoPE, saturated at once": dict(T=257, d=32, npos=4, centre=5),
     "CoPE, some rows saturated": dict(T=257, d=32, npos=4, gates="mixed"),
-    "CoPE, never saturated": dict(T=257, d=32, npos=64, gates="separate", centre=-5),
+    "CoPE, never saturated": dict(T=130, d=32, npos=64, gates="separate", centre=-5),
+    "CoPE, two positions": dict(T=130, d=16, npos=2),
+    "CoPE, integer positions": dict(T=100, d=32, npos=16, gates="half"),
+    "CoPE, gates from values": dict(T=100, d=80, npos=16, gates="values"),
     "CoPE + PoPE": dict(T=130, d=32, D=64, npos=16),
     "CoPE + FoX, large table": dict(T=130, d=32, npos=256, biases="fox"),
+    "everything": dict(T=130, d=40, D=80, npos=16, gates="separate", biases="fox, alibi"),
 }
-# The kernel's float32 sigmoid and the oracle's in float64 sometimes round to neighbours. Here this
-# costs up to 5e-5 of the rms and 3e-4 of the largest value. A run of keys missing in dz costs 1e-2
-FLIPS, FLIPS_MAX = 2e-4, 2e-3
+IN_16_BITS = ["PoPE + FoX", "ALiBi", "CoPE, padded head", "CoPE, wide head", "everything"]
 
 def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype="float32",
            device="cpu"):
@@ -197,26 +166,28 @@ def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype
     dtype = getattr(torch, dtype)
 
     def heads(width):
-        x = torch.randn(B, T, H, width).to(device, dtype)
-        # a load that is wider than the head reads the NaN beside it
-        return F.pad(x, (0, 16), value=math.nan).transpose(1, 2)[..., :width]
+        return torch.randn(B, T, 2 * H * width).to(device, dtype)[..., : H * width].view(
+            B, T, H, width).transpose(1, 2)
 
     q, k = heads(D or d), heads(D or d)
     v, do = heads(d), heads(d)
     x = dict(q=q, k=k, v=v)
     if npos:
         x["z"] = torch.randn(B, H, T, npos).to(device, dtype)
+    if gates == "half":
+        q.zero_()  # so all gates are 1/2, and every other position is an integer
     if gates == "keys" and centre:
         q[..., 0] = math.copysign((abs(centre) * d**0.5) ** 0.5, centre)
         k[..., 0] = abs(q[..., 0])
-    if gates != "keys":
+    if gates == "values":
+        x["gate_q"] = heads(d)
+    if gates in ("separate", "mixed"):
         x["gate_q"] = heads(d)
         x["gate_q"][..., 0] = centre
         x["gate_k"] = heads(d)
         x["gate_k"][..., 0] = d**0.5
-    if gates == "mixed":  # the rows of every fourth tile hardly count, nor does a row of another
-        i = torch.arange(T, device=device)
-        rarely = (i // 32 % 4 == 3) | (i == 200)
+    if gates == "mixed":  # some queries, one in most tiles, count hardly any key
+        rarely = torch.arange(T, device=device) % 60 == 59
         x["gate_q"][..., 0] = torch.where(rarely, -5.0, 5.0)
     if "fox" in biases:
         x["forget"] = torch.randn(B, H, T, device=device)
@@ -224,35 +195,38 @@ def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype
     return x, slope, do
 
 def check_case(case, dtype, device="cpu"):
-    """The kernel is compared with the equations in float64, in which CoPE's gates are rounded too.
-    Its error may be a multiple of that of dense attention, whose gates are not rounded."""
     torch.manual_seed(700 + list(CASES).index(case))
     x, slope, do = inputs(**CASES[case], dtype=dtype, device=device)
     mine = results(partial(kernel, slope=slope), x, do)
-    if do.size(2) < 100 or device != "cpu":
+    if "z" not in x:
         assert same(mine, results(partial(kernel, slope=slope), x, do)), "it gave other bits"
     dense = results(partial(equation, slope=slope), x, do)
     exact = results(partial(equation, slope=slope), double(x), do)
-    rounded = results(partial(equation, slope=slope, units=2048), double(x), do)
     for name, want in exact.items():
         assert mine[name].dtype == dense[name].dtype
-        near, near_max = size(mine[name] - rounded[name])
+        near, near_max = size(mine[name] - want)
         slow, slow_max = size(dense[name] - want)
         rms, largest = size(want)
+        times = 6 if name == "z" else 2
         tiny = 2e-6  # where the exact answer is 0
-        # dz adds up dS, whose row sums are not 0 because P is rounded before P V (measured: 2.6)
-        times = 3 if name == "z" else 2
-        most = times * slow + tiny
-        most_max = 2 * times * slow_max + tiny  # the largest is a matter of luck
-        if "z" in x:
-            most += FLIPS * rms
-            most_max += FLIPS_MAX * largest
-        assert near <= most, f"{name}: rms {near:.1e}, dense {slow:.1e}"
-        assert near_max <= most_max, f"{name}: largest {near_max:.1e}, dense {slow_max:.1e}"
+        if dtype == "float32":
+            most, most_max = 2e-5 * rms + tiny, 2e-4 * largest + tiny
+        else:
+            most = times * slow + 2e-5 * rms + tiny
+            most_max = 2 * times * slow_max + 2e-4 * largest + tiny  # the largest varies by luck
+        assert near <= most, f"{name}: rms {near:.1e}, {most:.1e} is allowed"
+        assert near_max <= most_max, f"{name}: largest {near_max:.1e}, {most_max:.1e} is allowed"
 
-@needs_triton
-@pytest.mark.parametrize("device, case, dtype", devices(
-    [case for case in CASES if "never" not in case], CASES))
+def devices():
+    """Returns (device, case, dtype) for the CPU and the GPU. The interpreter errs in bfloat16."""
+    found = [("cpu", case, "float32") for case in CASES]
+    found += [("cpu", case, "float16") for case in IN_16_BITS]
+    for case in CASES:
+        for dtype in ("float16", "bfloat16"):
+            found.append(pytest.param("cuda", case, dtype, marks=on_gpu))
+    return found
+
+@pytest.mark.parametrize("device, case, dtype", devices())
 def test_methods(run, device, case, dtype):
     run(device, check_case, case, dtype)
 
@@ -266,84 +240,72 @@ def check_forget_gates(dtype, device="cpu"):
     rms, _ = size(exact)
     assert mine <= 2 * dense, f"off by {mine / rms:.2%}, dense by {dense / rms:.2%}"
 
-@needs_triton
 @pytest.mark.parametrize("device, dtype", [
     ("cpu", "float16"), pytest.param("cuda", "bfloat16", marks=on_gpu)])
 def test_forget_gates_of_long_sequences(run, device, dtype):
     run(device, check_forget_gates, dtype)
 
-def check_little_memory():
-    x, _, do = inputs(63, 48, npos=16, H=3, dtype="float16")
-    mine = results(kernel, x, do)
-    scratch = 8 * 63 * (1 + 16)  # bytes of one head
-    kernels.free_memory = lambda device: 4 * 2 * scratch  # two heads at a time, then the third
-    assert same(mine, results(kernel, x, do)), "heads overwrite each other's scratch"
+class LastTile:
+    """A kernel, of whose programs the interpreter runs only those of the last tile."""
+    def __init__(self, kernel):
+        self.kernel = kernel
 
-@needs_triton
-def test_heads_at_a_time(run):
-    run("cpu", check_little_memory)
+    def __getitem__(self, grid):
+        from triton.runtime.interpreter import interpreter_builder as builder
 
-# --- dropout: the mask is read out, and the equations use it --------------------------------------
+        builder.set_grid_idx = lambda x, y, z: setattr(builder, "grid_idx", (grid[0] - 1, y, z))
+        return self.kernel[(1, *grid[1:])]
 
-SHARE = 0.25
-DIGITS = {"float16": 11, "bfloat16": 8}  # a number's relative rounding error is 2^-digits at most
+def check_positions(T, largest_error):
+    """The positions in the last row of a long text, read out of the backward pass. The bias is
+    -p / 4, so dv_j, which is P_ij for this gradient of o, gives p. The row before counts hardly any
+    key, so all keys are counted."""
+    torch.manual_seed(0)
+    d, npos = 16, 64
+    q = torch.zeros(1, 1, T, d)
+    v = torch.randn(1, 1, T, d, requires_grad=True)
+    z = (-torch.arange(npos) / 4).expand(1, 1, T, npos)
+    gate_q, gate_k = 4 * torch.randn(2, 1, 1, T, d)
+    gate_k[..., 0] = 20
+    gate_q[..., 0] = 0
+    gate_q[0, 0, -2] = torch.tensor([-20.0] + [0] * (d - 1))
+    do = torch.zeros_like(v)
+    do[0, 0, -1, 0] = 1
+    with pytest.MonkeyPatch.context() as patch:
+        from triton.runtime.interpreter import interpreter_builder as builder
 
-def dropped(**x):
-    torch.manual_seed(7)
-    return kernel(**x, share=SHARE)
+        patch.setattr(builder, "set_grid_idx", None)  # so that it is restored
+        for name in ("forward_kernel", "backward_queries"):
+            patch.setattr(kernels, name, LastTile(getattr(kernels, name)))
+        o = kernels.attention(q, q, v, None, z, gate_q, gate_k)
+        (dv,) = torch.autograd.grad(o, v, do)
+    g = (gate_k[0, 0].double() @ gate_q[0, 0, -1].double() * d**-0.5).sigmoid()
+    p = g.flip(0).cumsum(0).flip(0)
+    lse = torch.logsumexp(-p.clamp(max=npos - 1) / 4, 0)
+    found = -4 * (dv[0, 0, :, 0].double().log() + lse)
+    assert (found - p)[p < npos - 1].abs().max() < largest_error
 
-def dropout_mask(x):
-    """Returns (B, H, T, T), 1 where a weight is kept. With a v whose columns are each 1 at one key
-    and 0 elsewhere, o shows which weights are not 0."""
-    B, H, T, d = x["v"].shape
-    columns = []
-    for start in range(0, T, d):
-        v = torch.zeros(T, d)
-        v[start : start + d] = torch.eye(d)[: T - start]
-        v = v.to(x["v"]).expand(B, H, T, d)
-        weak = {name: 0.1 * a for name, a in x.items()}  # no weight is so small that it becomes 0
-        if "forget" in x:
-            weak["forget"] = weak["forget"] + 9
-        weak["v"] = v
-        columns.append(dropped(**weak) != 0)
-    return torch.cat(columns, -1)[..., :T].float()
+@pytest.mark.parametrize("T, largest_error", [
+    (1024, 1e-4), pytest.param(8192, 5e-4, marks=pytest.mark.slow)])
+def test_positions_of_long_sequences(run, T, largest_error):
+    run("cpu", check_positions, T, largest_error)
 
-def check_mask(mask):
-    """Asserts that the right fraction is kept, independently of neighbours and of other heads."""
-    past = torch.ones_like(mask[0, 0]).tril().bool()
-    centred = torch.where(past, mask - (1 - SHARE), 0)
-    variance = SHARE * (1 - SHARE)
-    n = mask.numel() / mask[0, 0].numel() * past.sum()
-    assert abs(centred.sum()) < 5 * (variance * n) ** 0.5, "the wrong share is dropped"
-    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1), (2, 0), (0, 2)):
-        shifted = centred.roll((down, right), (-2, -1))
-        assert abs((centred * shifted).sum()) < 5 * variance * n**0.5, (down, right)
-    heads = centred.flatten(0, 1)
-    assert abs((heads[0] * heads[1]).sum()) < 5 * variance * past.sum() ** 0.5, "heads are alike"
-
-def check_dropout(case, dtype, device="cpu"):
-    torch.manual_seed(3)
-    x, _, do = inputs(**CASES[case], dtype=dtype, device=device)
-    with torch.no_grad():
-        mask = dropout_mask(x)
-    check_mask(mask)
-    mine = results(dropped, x, do)
-    assert same(mine, results(dropped, x, do)), "the same seed gave other bits"
-    torch.manual_seed(8)
-    with torch.no_grad():
-        assert not kernel(**x, share=SHARE).equal(kernel(**x, share=SHARE)), "two masks are equal"
-    scaled = mask.double() / (1 - SHARE)
-    exact = results(partial(equation, units=2048, mask=scaled), double(x), do)
-    for name, want in exact.items():
-        error = (mine[name] - want).abs().max()
-        bound = want.abs().max() * 8 * 2.0 ** -DIGITS[dtype] + 1e-5
-        assert error <= bound, f"{name}: off by {error:.1e}, where {bound:.1e} is allowed"
-
-@needs_triton
-@pytest.mark.parametrize("device, case, dtype", devices(
-    ["PoPE + FoX", "CoPE + PoPE", "ALiBi"], ["PoPE + FoX", "CoPE + PoPE", "ALiBi"]))
-def test_dropout(run, device, case, dtype):
-    run(device, check_dropout, case, dtype)
+def test_worked_row():
+    """The example at the top of kernels.py, by PyTorch's autograd."""
+    row = {}
+    for name, n in dict(g=6, p=6, c=6, w=6, dS=6, slope=6, dp=6, dg=6, dz=4).items():
+        words = re.search(rf"\n    {name} +(\S.*)", kernels.__doc__.split("key          0")[1])[1]
+        row[name] = torch.tensor([float(word) for word in words.split()[:n]])
+    z = torch.tensor([0.0, 2, 1, 3], requires_grad=True)
+    g = row["g"].clone().requires_grad_()
+    p = g.flip(0).cumsum(0).flip(0).clamp(max=3)
+    p.retain_grad()
+    c = p.long()
+    slope = z[(c + 1).clamp(max=3)] - z[c]
+    (z[c] + (p - c) * slope).backward(row["dS"])
+    found = dict(g=g, p=p, c=c, w=p - c, dS=row["dS"], slope=slope, dp=p.grad, dg=g.grad, dz=z.grad)
+    for name, want in row.items():
+        assert torch.equal(found[name].float(), want), name
 
 # --- as an operator of PyTorch, and in a model ----------------------------------------------------
 
@@ -352,23 +314,23 @@ def check_operator(device="cpu"):
     graphs of the forward and backward pass agree."""
     torch.manual_seed(0)
     x, _, do = inputs(40, 32, npos=4, gates="separate", dtype="float16", device=device)
-    q, k, v, z, gate_q, gate_k = (a.requires_grad_() for a in x.values())
-    bias = torch.randn(q.shape[:3], device=device, requires_grad=True)
-    seed = torch.empty(0, dtype=torch.int64, device=device)  # there is no dropout
+    tensors = (a.transpose(1, 2).contiguous().requires_grad_() for a in x.values())
+    q, k, v, z, gate_q, gate_k = tensors
+    z = z.detach().transpose(1, 2).contiguous().requires_grad_()
+    bias = torch.randn(z.shape[:3], device=device, requires_grad=True)
     for optional in ((bias, None, None, None), (bias, z, gate_q, gate_k)):
-        arguments = q, k, v, *optional, seed, 0.0
-        torch.library.opcheck(kernels.forward_op, arguments)
+        torch.library.opcheck(kernels.forward_op, (q, k, v, *optional))
     one = torch.ones((), device=device)  # the gradient of sum() is one number, expanded
+    del x["z"], x["gate_q"], x["gate_k"]
     assert same(results(kernels.attention, x, one.expand(do.shape)),
                 results(kernels.attention, x, torch.ones_like(do)))
 
-@needs_triton
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 def test_operator(run, device):
     run(device, check_operator)
 
 def tiny_gpt(pe, **options):
-    torch.manual_seed(3)  # with this seed no rounded gate takes a position across an integer
+    torch.manual_seed(3)
     sizes = dict(n_layer=2, n_head=2, n_embd=64, cope_npos=8)
     net = model.GPT(model.GPTConfig(vocab_size=11, pe=pe, **dict(block_size=40) | sizes | options))
     with torch.no_grad():
@@ -379,35 +341,28 @@ def tiny_gpt(pe, **options):
     return net
 
 def check_model(pe, cope_gates):
-    """Compares logits and gradients with and without kernels, and the loss with a compiled one."""
+    """Compares logits and gradients with and without kernels, eager and compiled. (The compiled
+    gradients of pope+fox need strides that PyTorch predicts rightly for softplus_backward.)"""
     torch._dynamo.reset()  # it keeps the graphs of 8 models
     net = tiny_gpt(pe, cope_gates=cope_gates)
     idx = torch.randint(11, (2, 40))
 
-    def run():
-        logits, loss = net(idx, idx)
-        return loss, logits, torch.autograd.grad(loss, list(net.parameters()))
+    def run(f):
+        logits, loss = f(idx, idx)
+        return dict(zip(net.state_dict(), torch.autograd.grad(loss, list(net.parameters()))),
+                    logits=logits)
 
-    def change(fast, slow):
-        return ((fast - slow).abs().max() / (slow.abs().max() + 1e-9)).item()
-
-    _, slow_logits, slow_grads = run()
+    slow = run(net)
     said = net.use_kernels(torch.float32)
     assert all(f"triton {mix}" in said for mix in pe.split(","))
-    loss, logits, grads = run()
-    traced = torch.compile(net, backend="eager", fullgraph=True)(idx, idx)[1]
-    assert (traced - loss).abs() < 1e-5
-    most, most_grad = 1e-5, 1e-4
-    if "cope" in pe:  # its gates are rounded
-        most = 3e-3
-        most_grad = 6e-3 if cope_gates == "keys" else 0.1
-    assert change(logits, slow_logits) < most
-    for (name, _), fast, slow in zip(net.named_parameters(), grads, slow_grads):
-        assert change(fast, slow) < most_grad, name
+    for f in (net, torch.compile(net, backend="aot_eager", fullgraph=True)):
+        for name, fast in run(f).items():
+            error = (fast - slow[name]).abs().max() / (slow[name].abs().max() + 1e-9)
+            assert error < (1e-5 if name == "logits" else 1e-4), name
 
-@needs_triton
 @pytest.mark.parametrize("pe, cope_gates", [
-    ("rope+fox,pope+alibi", "keys"), ("cope+pope,cope+fox", "keys"), ("cope+rope", "values")])
+    ("pope+fox,rope+alibi", "keys"), ("cope+pope,cope+fox+alibi", "keys"), ("cope+rope", "values"),
+    ("cope", "sep-keys")])
 def test_models_use_the_kernels(run, pe, cope_gates):
     run("cpu", check_model, pe, cope_gates)
 
@@ -430,7 +385,6 @@ def check_rank(rank, world, meeting_point):
         assert (p.grad - exact).abs().max() <= 1e-4 * exact.abs().max() + 1e-7, name
     torch.distributed.destroy_process_group()
 
-@needs_triton
 @pytest.mark.slow
 def test_accumulation_in_a_compiled_model_under_ddp(tmp_path):
     with interpreters(2) as executor:
@@ -440,12 +394,20 @@ def test_accumulation_in_a_compiled_model_under_ddp(tmp_path):
 
 def train_on_gpu(rank, world, meeting_point, pe):
     """Compares the loss and all gradients of a compiled model under autocast (and DDP, if there are
-    several GPUs) that uses the kernels, with those of the dense path in float32."""
+    several GPUs) that uses the kernels, with those of the dense path in float32. The gradients may
+    be off by twice as much as those of the dense path under autocast."""
     torch.cuda.set_device(rank)
     net = tiny_gpt(pe, block_size=300).to(rank)
     idx = torch.randint(11, (world, 2, 300), device=rank)  # the same in all processes
-    want = net(idx.flatten(0, 1), idx.flatten(0, 1))[1]
-    exact = torch.autograd.grad(want, list(net.parameters()))
+
+    def dense():
+        loss = net(idx.flatten(0, 1), idx.flatten(0, 1))[1]
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        return loss, torch.cat([gradient.flatten() for gradient in grads])
+
+    want, exact = dense()
+    with torch.autocast("cuda", torch.bfloat16):
+        _, rounded = dense()
     said = net.use_kernels(torch.bfloat16)
     assert "triton" in said, said
     f = torch.compile(net)
@@ -461,9 +423,7 @@ def train_on_gpu(rank, world, meeting_point, pe):
         torch.distributed.destroy_process_group()
     assert abs(loss.item() - want.item()) < 0.02 * want.item()
     found = torch.cat([p.grad.flatten() for p in net.parameters()])
-    exact = torch.cat([gradient.flatten() for gradient in exact])
-    most = 0.3 if "cope" in pe else 0.05  # CoPE's gates are rounded
-    assert (found - exact).norm() < most * exact.norm()
+    assert (found - exact).norm() < 2 * (rounded - exact).norm()
 
 @pytest.mark.gpu
 @needs_gpu
@@ -476,142 +436,94 @@ def test_training_on_gpus(pe, tmp_path):
 def test_why_not(monkeypatch):
     """What keeps a layer from the kernel, in the words that the training log prints."""
     monkeypatch.setattr(kernels, "INTERPRET", True)
-    monkeypatch.setattr(kernels.triton, "__version__", "3.6.0")
-
-    def ask(*names, d=64, dtype=torch.float16):
-        return kernels.why_not(names, d, "cpu", dtype)
-
-    assert ask("pope", d=16) is None and ask("pope", d=128) is None
-    assert ask("cope", "pope", d=128) == "head width 128 is not within 16 to 64"
-    assert kernels.why_not(["cope"], 128, "cpu", torch.float16) is None
-    assert "head width 128" in kernels.why_not(["cope"], 128, "cpu", torch.float16, own_gates=True)
-    assert ask("pope", dtype=torch.float64) == "torch.float64 inputs"
-    assert "interpreter" in ask("pope", dtype=torch.bfloat16)
+    assert kernels.why_not(16, "cpu", torch.float16) is None
+    assert kernels.why_not(129, "cpu", torch.float16) == "head width 129 is not within 16 to 128"
+    assert kernels.why_not(64, "cpu", torch.bfloat16) == "torch.bfloat16 inputs"
     monkeypatch.setattr(kernels, "INTERPRET", False)
-    assert ask("pope") == "no GPU"
+    assert kernels.why_not(64, "cpu", torch.float32) == "torch.float32 inputs"
+    assert kernels.why_not(64, "cpu", torch.float16).startswith("no NVIDIA GPU")
+    q = torch.zeros(1, 1, 9, 32).half()
+    with pytest.raises(ValueError, match="no NVIDIA GPU"):
+        kernels.attention(q, q, q)
 
-def test_without_triton():
-    """Without Triton one can import the module, ask, and get one clear line from a call."""
-    code = ("import sys; sys.modules['triton'] = None; import kernels, torch; "
-            "assert kernels.why_not(['pope'], 64, 'cuda', None) == 'no triton'; "
-            "q = torch.zeros(1, 1, 9, 32).half(); kernels.attention(q, q, q)")
-    failed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE,
-                            text=True)
-    assert failed.stderr.splitlines()[-1].startswith("ValueError: q is on cpu; ")
+@pytest.mark.parametrize("wrong", [
+    dict(k=(9, 16)), dict(v=(9, 65)), dict(key_bias=(8,)), dict(z=(9, 1)), dict(gate_q=(9, 32)),
+    dict(gate_q=(9, 32), gate_k=(9, 32)), dict(z=(9, 4), gate_q=(9, 32))])
+def test_shapes_that_would_read_past_a_tensor(wrong):
+    shapes = dict(q=(9, 32), k=(9, 32), v=(9, 32)) | wrong
+    with pytest.raises(AssertionError):
+        kernels.attention(**{name: torch.zeros(1, 2, *shape) for name, shape in shapes.items()})
 
 # --- compiled ahead of time -----------------------------------------------------------------------
 
-# Bytes of shared memory for a program. Each takes 1 KB more, and a multiprocessor has 1 KB more
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-# Bytes of registers that a thread may spill to memory, by chip and width of v. Narrower tiles spill
-# less, but take more instructions per pair of query and key, even with those of the spills counted
-SPILLED = {(80, 64): 512, (86, 64): 64, (90, 64): 128, (80, 128): 512, (90, 128): 1024,
-           (100, 64): 64, (120, 64): 512}
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 120: 99 * 1024}  # bytes of shared memory for a program
+SPILLED = 640  # bytes of registers that a thread may spill to memory
 
-def launches(method, d, T, share, monkeypatch):
+def launches(method, d, monkeypatch):
     """Returns (kernel, arguments, options) of the kernels of one step in bfloat16."""
     seen = []
 
-    def launch(kernel, grid, *args, **options):
-        seen.append((kernel, args, options | dict(enable_fp_fusion=True)))
+    class Recorded:
+        def __init__(self, kernel):
+            self.kernel = kernel
 
-    monkeypatch.setattr(kernels, "launch", launch)
+        def __getitem__(self, grid):
+            return lambda *args, **options: seen.append((self.kernel, args, options))
+
+    for name in ("forward_kernel", "backward_queries", "backward_keys"):
+        monkeypatch.setattr(kernels, name, Recorded(getattr(kernels, name)))
+    monkeypatch.setattr(kernels, "why_not", lambda *_: None)
     D = 2 * d if "pope" in method else d
     npos = 64 if "cope" in method else 0
     gates = "separate" if "separate" in method else "keys"
-    x, _, do = inputs(T, d, D, biases=method, npos=npos, gates=gates, dtype="bfloat16")
-    if npos:
-        x["z"] = x["z"].float()  # as model.py's is under autocast
-    results(partial(kernel, share=share), x, do)
+    x, _, do = inputs(1000, d, D, biases=method, npos=npos, gates=gates, dtype="bfloat16")
+    results(kernel, x, do)
     return seen
 
-def check_compiled(target, fn, args, options):
-    """Compiles a kernel for compute capability target / 10. Asserts what makes it fast."""
+IN_BRIEF = [(80, "cope, separate", 64), (90, "cope", 128), (90, "pope", 64), (120, "fox", 128)]
+IN_FULL = [(chip, method, d) for chip in SHARED for d in (64, 128)
+           for method in ("pope", "fox", "pope+fox", "cope", "cope, separate", "cope+pope")]
+
+@pytest.mark.parametrize("chip, method, d", [
+    *IN_BRIEF, *(pytest.param(*case, marks=pytest.mark.slow) for case in IN_FULL
+                 if case not in IN_BRIEF)])
+def test_compiles_for(chip, method, d, monkeypatch):
+    """Each kernel fits into a chip's memory, and spills little."""
     from triton import knobs
-
-    fn.device_caches.clear()
-    with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
-        knobs.compilation.always_compile = True  # what comes from the cache brings no log,
-        knobs.nvidia.dump_ptxas_log = True  # and only the assembler's log says what was spilled
-        compiled = fn.warmup(*args, grid=(1,), **options)
-    log = log.getvalue()
-    registers = int(re.search(r"Used (\d+) registers", log)[1])
-    spilled = int(re.search(r"(\d+) bytes spill stores", log)[1])
-    shared = compiled.metadata.shared
-    warps = options["num_warps"]
-    rows = options["N" if fn.__name__.endswith("_kv") else "M"]
-    says = f"{fn.__name__}: {registers} registers, {spilled} spilled, {shared} bytes shared"
-    assert shared <= SHARED[target], f"{says}: more than there is"
-    assert spilled <= SPILLED[target, options["DV"]], f"{says}: too many spilled"
-    assert warps * 16 <= rows, f"{says}: two warps do the same rows"
-    if target == 90:
-        assert "wgmma" in compiled.asm["ptx"], f"{says}: not the fast tensor core instruction"
-    threads = 32 * warps * 8 * math.ceil(registers / 8)
-    programs = min(65536 // threads, (SHARED[target] + 1024) // (shared + 1024))
-    # alone on a multiprocessor, it has nothing to do while it waits for its loads
-    assert programs >= 2 or options["DV"] > 64, f"{says}: one program per multiprocessor"
-
-@needs_triton
-@pytest.mark.parametrize("target, method, d, T, share", [
-    # each architecture and each method once; 1000 is no multiple of a tile, or of 16
-    (80, "cope, separate", 64, 1000, 0.0), (86, "pope+fox", 64, 1024, 0.1),
-    (90, "pope", 64, 1024, 0.0), (100, "cope", 64, 1000, 0.1), (120, "pope", 64, 1024, 0.0),
-    # other sizes and combinations
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        (80, "pope", 128, 1000, 0.0), (90, "cope", 64, 1, 0.0), (90, "cope", 128, 1000, 0.0),
-        (90, "cope", 64, 1000, 0.1), (100, "pope", 64, 1024, 0.0), (120, "cope", 64, 1000, 0.1)])])
-def test_compiles_for(target, method, d, T, share, monkeypatch):
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    monkeypatch.setattr(kernels, "is_small", lambda device: target in (86, 120))
-    found = launches(method, d, T, share, monkeypatch)
-    assert len(found) == 3
+    found = launches(method, d, monkeypatch)
+    assert len(found) == (2 if "cope" in method else 3)
     driver.set_active(SimpleNamespace(  # of a GPU that is not there
-        get_current_target=lambda: GPUTarget("cuda", target, 32),
-        get_current_device=lambda: target, get_current_stream=lambda device: 0))
+        get_current_target=lambda: GPUTarget("cuda", chip, 32),
+        get_current_device=lambda: chip, get_current_stream=lambda device: 0))
     try:
-        for launched in found:
-            check_compiled(target, *launched)
+        for fn, args, options in found:
+            fn.device_caches.clear()
+            with (knobs.nvidia.scope(), knobs.compilation.scope(),
+                  redirect_stdout(io.StringIO()) as log):
+                knobs.compilation.always_compile = True  # what comes from the cache brings no log,
+                knobs.nvidia.dump_ptxas_log = True  # and only the assembler's says what was spilled
+                compiled = fn.warmup(*args, grid=(1,), **options)
+            spilled = int(re.search(r"(\d+) bytes spill stores", log.getvalue())[1])
+            assert compiled.metadata.shared <= SHARED[chip], fn.__name__
+            assert spilled <= SPILLED, f"{fn.__name__} spills {spilled} bytes"
     finally:
         driver.set_active(None)
 
-# --- tests/bench.py, on a CPU ---------------------------------------------------------------------
+# --- eval/cost.py ---------------------------------------------------------------------------------
 
-@needs_triton
-def test_the_benchmark_builds_all_its_inputs(capsys):
-    import bench
+def check_cost(device="cpu"):
+    """A method whose attention has a kernel is measured with and without it, and the losses of the
+    two are compared."""
+    from eval import cost
 
-    lines = bench.main(["--dry"])
-    printed = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(printed) - 1  # the first one is the heading
-    failed = [line["name"] for line in lines if "error" in line]
-    assert all(name.endswith("flex_attention") for name in failed), failed  # not on a CPU
-    assert {line["kind"] for line in lines} == {"attention", "step"}
-    assert all(line["rel_error"] < 1e-4 for line in lines if "rel_error" in line)
+    cost.SIZES["cpu"] = dict(n_layer=1, n_head=2, n_embd=32, vocab_size=29)
+    cost.TOKENS["cpu"] = 64
+    for pe in ("fox", "cope+pope", "t5"):
+        found = list(cost.variants(pe, 32, torch.device(device)))
+        assert found == ([f"`{pe}`"] if pe == "t5" else [f"`{pe}`", f"`{pe}`, kernels"])
 
-# --- wrong input ----------------------------------------------------------------------------------
-
-def meta(T=9, d=32, B=1, H=2, stride=None):
-    """A tensor of this shape without memory; stride: from one token to the next."""
-    x = torch.empty(B, H, T, d, device="meta")
-    return x if stride is None else x.as_strided(x.shape, (0, d, stride, 1))
-
-@pytest.mark.parametrize("words, x, changed", [
-    ("^v is .* it must be", {}, dict(v=meta().half())),
-    ("^z is .* 2 columns", {}, dict(z=meta(d=1))),
-    ("own need z and gate_k as well", {}, dict(gate_q=meta())),
-    ("own need z as well", {}, dict(gate_q=meta(), gate_k=meta())),
-    ("width 130;", dict(d=130), {}),
-    ("32768 sequences of 2 heads", dict(B=32768), {}),
-    ("bfloat16 wrongly", {}, dict(q=meta().bfloat16())),
-    ("^dropout=1.0 must", {}, dict(dropout=1.0)),
-    ("^2097152 tokens", dict(T=2**21, stride=1024), {}),
-    ("^1000 tokens", dict(T=1000), dict(z=meta(T=1000, d=2**21)))])
-def test_errors_of_arguments(words, x, changed, monkeypatch):
-    """Each message is one line. Offsets over 32 bits, in q or run_ends, would leave the tensor."""
-    monkeypatch.setattr(kernels, "INTERPRET", True)
-    arguments = dict(q=meta(**x), k=meta(**x), v=meta(**x))
-    with pytest.raises(ValueError, match=words) as error:
-        kernels.attention(**arguments | changed)
-    assert "\n" not in str(error.value)
+def test_the_cost_of_kernels(run):
+    run("cpu", check_cost)

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import math
 import re
+import sys
 
 import oracles
 import pytest
@@ -13,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import kernels
 import model
 from model import GPT, PES, GPTConfig, at_least_float32, scaled_dot_products
 from train import pick_device
@@ -435,24 +435,31 @@ def test_cope_keeps_its_digits_over_8192_tokens():
     (dict(pe="cope_mlp,cope_alibi+fox"), "chunked cope_mlp (its bias has no kernel), "
                                          "chunked cope_alibi+fox (its bias has no kernel)"),
     (dict(pe="rope", hard_attention=True), "chunked rope (hard attention has no kernel)"),
+    (dict(pe="pope,fox", dropout=0.1), "fused pope (dropout has no kernel), "
+                                       "chunked fox (dropout has no kernel)"),
 ])
 def test_which_layers_use_the_kernel(options, said, monkeypatch):
-    monkeypatch.setattr(kernels, "why_not", lambda *_: None)
+    monkeypatch.setattr(pytest.importorskip("kernels"), "why_not", lambda *_: None)
     net = gpt(**options)
     assert net.use_kernels(torch.float16) == f"attention: {said}"
     assert "triton" not in net.use_kernels(torch.float16, "off")
     assert not any(block.attn.use_triton for block in net.h)
 
-def test_a_class_does_not_inherit_a_kernel(monkeypatch):
+def test_without_triton(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kernels", None)  # so importing it raises ImportError
+    assert gpt(pe="fox").use_kernels(torch.float16) == "attention: chunked fox (no triton)"
+
+@pytest.mark.parametrize("parent", ["alibi", "fox", "cope"])
+def test_a_class_does_not_inherit_a_kernel(parent, monkeypatch):
     """Otherwise kernels=auto would compute the parent's bias."""
-    class Steeper(PES["alibi"]):
+    class Steeper(PES[parent]):
         def logit_bias(self, *args):
             return 2 * super().logit_bias(*args)
 
     monkeypatch.setitem(PES, "steeper", Steeper)
-    monkeypatch.setattr(kernels, "why_not", lambda *_: None)
-    said = gpt(pe="steeper,alibi").use_kernels(torch.float16)
-    assert said == "attention: chunked steeper (its bias has no kernel), triton alibi"
+    monkeypatch.setattr(pytest.importorskip("kernels"), "why_not", lambda *_: None)
+    said = gpt(pe=f"steeper,{parent}").use_kernels(torch.float16)
+    assert said == f"attention: chunked steeper (its bias has no kernel), triton {parent}"
 
 @pytest.mark.parametrize("path", ["textbook", "chunked", "fused"])
 def test_attention_dropout(path):
