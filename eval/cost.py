@@ -12,7 +12,8 @@ PyTorch's own code.
 
 Other work on a machine slows all methods alike. So each of them takes one step in every round, in
 an order that is drawn anew, and its time is the median over the rounds of its ratio to rope's in
-the same round. The numbers in brackets are the quartiles.
+the same round. The numbers in brackets are the quartiles. A method that would need more than 8 GiB
+on a CPU is left out (–).
 """
 import copy
 import random
@@ -49,18 +50,21 @@ def main(words):
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "one thread of a CPU"
-    print(f"{name}, torch {torch.__version__}, {args.rounds} rounds\n")
-    print("| method | tokens | time of a step | memory for the backward pass |")
-    print("| --- | --- | --- | --- |")
-    for length in map(int, args.lengths):
+    print(f"{name}, torch {torch.__version__}, {args.rounds} rounds\n", flush=True)
+    rows = {}  # {name of a method: its cells}
+    for n, length in enumerate(map(int, args.lengths)):
         steps = {}
         for pe in dict.fromkeys(["rope", *args.methods]):
-            if is_too_large(pe, length, device):
-                print(f"| `{pe}` | {length} | – | more than {LARGEST / 2**30:.0f} GiB |")
-            else:
+            if not is_too_large(pe, length, device):
                 steps.update(variants(pe, length, device))
-        for row in measure(steps, args.rounds):
-            print(f"| {row['name']} | {length} | {row['time']} | {row['memory']} |", flush=True)
+        for name, cells in measure(steps, args.rounds).items():
+            empty = ["–"] * 2 * n  # it may have been too large at the lengths before
+            rows.setdefault(name, empty).extend(cells)
+    headings = [f"{what}, {length} tokens" for length in args.lengths for what in ("time", "memory")]
+    print(f"| method | {' | '.join(headings)} |\n{'| --- ' * (1 + len(headings))}|")
+    for name, cells in rows.items():
+        cells += ["–"] * (len(headings) - len(cells))
+        print(f"| {name} | {' | '.join(cells)} |")
 
 # --- a training step ------------------------------------------------------------------------------
 
@@ -158,8 +162,8 @@ def is_too_large(pe, length, device):
 # --- all of them ----------------------------------------------------------------------------------
 
 def measure(steps, rounds):
-    """Returns a row for each of the steps {name: Step}: its name, and the texts of its time and
-    memory, as multiples of rope's."""
+    """Returns {name: (time, memory)} of the steps {name: Step}, as texts. Those of rope are in
+    milliseconds and MiB, and the others are multiples of them."""
     seconds = {name: [] for name in steps}
     memory = {name: step.memory() for name, step in steps.items()}
     for step in steps.values():
@@ -167,18 +171,15 @@ def measure(steps, rounds):
     for _ in range(rounds):
         for name in random.sample(list(steps), len(steps)):
             seconds[name].append(steps[name].take())
-    rows = []
+    found = {}
     for name in steps:
-        if name == "`rope`":
-            time_text = f"{1000 * statistics.median(seconds[name]):.0f} ms"
-            memory_text = f"{memory[name] / 2**20:.0f} MiB"
-        else:
-            ratios = [a / b for a, b in zip(seconds[name], seconds["`rope`"])]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            time_text = f"{middle:.2f} ({low:.2f}–{high:.2f})"
-            memory_text = f"{memory[name] / memory['`rope`']:.2f}"
-        rows.append(dict(name=name, time=time_text, memory=memory_text))
-    return rows
+        ratios = [a / b for a, b in zip(seconds[name], seconds["`rope`"])]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        found[name] = (f"{middle:.2f} ({low:.2f}–{high:.2f})",
+                       f"{memory[name] / memory['`rope`']:.2f}")
+    found["`rope`"] = (f"{1000 * statistics.median(seconds['`rope`']):.0f} ms",
+                       f"{memory['`rope`'] / 2**20:.0f} MiB")
+    return found
 
 if __name__ == "__main__":
     config.run(main)

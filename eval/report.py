@@ -7,7 +7,8 @@ Makes tables and a picture of what sample.py and eval/tasks.py have measured:
 
 It reads run directories and files in the format of RUN/results.jsonl. There is a table for each
 config file and metric, the best row first, and the picture shows losses and errors over length, if
-there are several lengths. Runs that differ only in the seed share a row and a curve. If a number
+there are several lengths. Models that were trained at different lengths have tables and panels of
+their own. Runs that differ only in the seed share a row and a curve. If a number
 was measured twice for one row and seed, the later one counts. Numbers that were measured on
 different data are in different columns and panels.
 
@@ -132,20 +133,21 @@ def name_rows(lines, rows):
 
 def print_tables(lines, metrics=None, rows=None):
     """Prints the tables in Markdown, or only those of these metrics and rows."""
-    for (experiment, metric), table in grouped(lines, "experiment", "metric").items():
+    for (experiment, metric, trained), table in grouped(
+            lines, "experiment", "metric", "trained").items():
         if metric == "window_loss" or metrics and metric not in metrics:
             continue
         if metric == "loss":
-            table = table + windows_at_the_end(lines, experiment)
+            table = table + windows_at_the_end(lines, experiment, trained)
         table = name_rows(table, rows)
         if table:
             print_table(experiment, metric, table)
 
-def windows_at_the_end(lines, experiment):
+def windows_at_the_end(lines, experiment, trained):
     """Returns the lines with the window_loss at the largest multiple. It joins the losses as their
     last column."""
-    found = [line for line in lines
-             if line["experiment"] == experiment and line["metric"] == "window_loss"]
+    found = [line for line in lines if line["metric"] == "window_loss"
+             and (line["experiment"], line["trained"]) == (experiment, trained)]
     last = max((line["multiple"] for line in found), default=None)
     return [line for line in found if line["multiple"] == last]
 
@@ -220,7 +222,7 @@ def draw_by_length(lines, path, rows=None, windows=()):
              if line["metric"] == "token_error" or line["multiple"]]
     panels = {}
     for key, panel in grouped(
-            lines, "experiment", "kind", "data", "tokens", "fingerprint").items():
+            lines, "experiment", "kind", "data", "tokens", "fingerprint", "trained").items():
         panel = name_rows(panel, rows)
         if len({line["length"] for line in panel}) > 1:
             panels[key] = panel

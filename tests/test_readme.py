@@ -20,7 +20,7 @@ def test_tables(capsys, tmp_path):
     printed = capsys.readouterr().out
     text = Path("eval/README.md").read_text("utf-8")
     tables = re.findall(r"(\| row \| seeds .*\n(?:\|.*\n)+)", text)
-    assert len(tables) == 4
+    assert len(tables) == 5
     for table in tables:
         assert table in printed
 
@@ -59,8 +59,13 @@ def test_what_separates_methods():
     """The ratios that eval/README.md states for each experiment, in the order of its columns."""
     lines = [line for line in report.read(["eval/results.jsonl"])
              if not line["options"] and not line["flags"] and line["pe"] != "learned"]
-    text = " ".join(Path("eval/README.md").read_text("utf-8").split())
-    text = text[text.index("Not every column") : text.index("## Text")]
+    text = Path("eval/README.md").read_text("utf-8")
+    text = text[text.index("**What one seed can say.**") : text.index("## Text")]
+    stated = {}  # {experiment: its ratios}
+    for row in text.splitlines():
+        if row.startswith("| "):
+            name, cell, *_ = row.strip("| ").split(" | ")
+            stated[name] = re.findall(r"\d+\.\d", cell)
 
     def ratios(experiment, metric, splits=None, without=None):
         found = []
@@ -76,17 +81,17 @@ def test_what_separates_methods():
                 found.append(f"{means / seeds:.1f}")
         return found
 
-    for place, want in (
-        ("seeds, is", ratios("quickstart", "loss")),
-        ("longer texts), ", ratios("lookup_small", "token_error", "position")),
-        ("longer rows) and", ratios("copy_small", "token_error")),
-        ("without ALiBi", ratios("copy_small", "token_error", without="alibi")[1:]),
-        ("by content", ratios("lookup_small", "token_error", "content")),
+    copying = ratios("copy_small", "token_error")
+    copying += ratios("copy_small", "token_error", without="alibi")[1:]
+    for name, want in (
+        ("text", ratios("quickstart", "loss")),
+        ("lookup by position", ratios("lookup_small", "token_error", "position")),
+        ("copying", copying),
+        ("lookup by content", ratios("lookup_small", "token_error", "content")),
+        ("recall", ratios("recall_small", "token_error")),
         ("addition", ratios("addition_small", "token_error")),
-        ("Recall", ratios("recall_small", "token_error")),
     ):
-        stated = re.findall(r"\d+\.\d", text[text.index(place) :])
-        assert stated[: len(want)] == want, place
+        assert stated[name] == want, name
 
 CLAIMS = [  # what README.md states of a row: its config, metric, label, and {column: text}
     ("quickstart", "loss", "rope", {1.0: "1.476", 8.0: "2.441"}),
@@ -94,9 +99,9 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
     ("quickstart", "loss", "pope", {1.0: "1.481", 8.0: "1.743"}),
     ("quickstart", "loss", "cope+rope", {1.0: "1.450", 8.0: "1.504"}),
     ("quickstart", "loss", "cope", {8.0: "1.466"}),
-    ("quickstart", "loss", "alibi", {1.0: "1.602"}),
+    ("quickstart", "loss", "alibi", {1.0: "1.602", 8.0: "1.577"}),
     ("quickstart", "loss", "fox", {8.0: "1.482"}),
-    ("quickstart", "loss", "rope@rope_scaling=ntk,rope_factor=8", {8.0: "2.108"}),
+    ("quickstart", "loss", "rope@rope_scaling=ntk,rope_factor=8", {1.0: "1.598", 8.0: "2.108"}),
     ("quickstart", "window_loss", "rope", {8.0: "1.446"}),
     ("quickstart", "window_loss", "cope+rope", {8.0: "1.420"}),
     ("recall_small", "token_error", "pope", {"x16": "55%"}),
@@ -104,6 +109,7 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
     ("lookup_small", "token_error", "pope", {"position_x2": "35%"}),
     ("lookup_small", "token_error", "t5", {"position": "43%"}),
     ("lookup_small", "token_error", "fox", {"position": "60%"}),
+    ("lookup_small", "token_error", "alibi", {"position": "51%"}),
     ("lookup_small", "token_error", "rope", {"position_x3": "22.4%"}),
     ("lookup_small", "token_error", "carope", {"position_x3": "20.5%"}),
     ("lookup_small", "token_error", "cope", {"position_x3": "4.9%"}),
@@ -135,9 +141,36 @@ def test_claims_of_the_readme():
     others = [mean for (experiment, metric, label, column), mean in found.items()
               if (experiment, metric, column) == ("copy_small", "token_error", "x4")]
     assert sorted(others)[1] > 86
-    for label, cost in (("rope", 1.00), ("pope", 0.29), ("cope", 0.03)):
-        windows = found["quickstart", "window_loss", label, 8.0]
-        assert round(at_8x[label] - windows, 2) == cost
+    for label, rise in (("rope", 0.97), ("pope", 0.26), ("cope", -0.01), ("fox", -0.02),
+                        ("alibi", -0.03)):
+        assert round(at_8x[label] - found["quickstart", "loss", label, 1.0], 2) == rise
+        assert rise < 0 or f"{rise:.2f}" in text
+
+def test_what_distant_text_is_worth():
+    """To models that were trained on 1024 bytes: the loss with the last 128 in view, minus that with
+    all of them."""
+    lines = [line for line in report.read(["eval/results.jsonl"]) if line["trained"] == 1024]
+    worth = {}
+    for (pe, steps), row in curves.grouped(lines, "pe", "step").items():
+        at_the_end = {line["metric"]: line["value"] for line in row if line["multiple"] == 1}
+        worth[pe, steps] = at_the_end["window_loss"] - at_the_end["loss"]
+    for pe, steps, stated in (("rope", 1600, 0.007), ("rope", 4800, 0.007), ("pope", 4800, 0.007),
+                              ("alibi", 4800, 0.044)):
+        assert round(worth[pe, steps], 3) == stated
+
+def test_costs():
+    """README's multiples are those of eval/README's table, which eval.cost has printed."""
+    table = Path("eval/README.md").read_text("utf-8").split("| method | time, 128 tokens |")[1]
+    costs = {}  # {method: (time, memory) at 1024 tokens}
+    for row in table.split("\n\n")[0].splitlines()[2:]:
+        name, *cells = row.strip("| ").split(" | ")
+        costs[name.strip("`")] = [cells[2].split(" ")[0], cells[3]]
+    rows = Path("README.md").read_text("utf-8").split("| you want |")[1].split("\n\n")[0]
+    found = re.findall(r"\| `([^|]*)` \|[^|]*\| ([\d.]+) times the time, ([\d.]+) times the mem", rows)
+    assert len(found) == 5
+    for names, time, memory in found:
+        for name in names.split("` or `"):
+            assert [f"{float(cost):.1f}" for cost in costs[name]] == [time, memory], name
 
 def positions_apart(name, l, theta):
     """Returns how many different vectors expe or exqpe writes for 8192 positions in bfloat16."""
