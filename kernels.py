@@ -28,8 +28,8 @@ of a row. So the kernels take only b_j, the key_bias, and its gradient is
 
 where dS is the gradient of S + b. The second sum is the gradient of the b_i that cancelled. In
 exact arithmetic it is 0. But O is stored in 16 bits, so it is not quite 0, and d(log f_l) would add
-up the errors of all rows j >= l. With the second sum, the terms dS_it with t >= l cancel, and only
-those with t < l <= i are left, whose weights P_it forgetting makes small.
+up the errors of all rows j >= l. With the second sum, all terms dS_it with t >= l cancel. Only
+those with t < l <= i are left, and their weights P_it are small, because the past is forgotten.
 
 CoPE (arXiv:2405.18719, Listing 1). P = softmax(S + a), where the bias a depends on how many of the
 keys j to i the query counts. z_i = q_i e (e is learned) holds a_ij for integer p_ij.
@@ -80,7 +80,6 @@ and so do the last bits of the gradients.
 No GPU has run these kernels yet. The tests run this same code in Triton's interpreter, and compile
 it for GPUs that are absent.
 """
-import os
 from typing import Optional
 
 import torch
@@ -88,7 +87,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads this when it is imported
+INTERPRET = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1, read when triton is imported
 
 # --- shared by all kernels ------------------------------------------------------------------------
 # A program owns M rows of one head, bh = 0 .. B H - 1, and its loop takes N rows of the other kind
@@ -134,7 +133,8 @@ def look_up(z_row, gate, gates_right, NPOS: tl.constexpr):
     (M, 1) points to the z_i of each query. gate (M, N) is 0 where a query does not see the key, and
     gates_right (M,) are the sums of the gates to the right of the tile."""
     p = tl.minimum(gates_right[:, None] + tl.cumsum(gate, 1, reverse=True), NPOS - 1)
-    c = p.to(tl.int32)  # the cast rounds towards 0, also if the error of p makes it negative
+    # p may be negative: a little by its error, and much in rows past T, which have no gate_sum
+    c = tl.maximum(p.to(tl.int32), 0)
     here = tl.load(z_row + c).to(tl.float32)
     slope = tl.load(z_row + tl.minimum(c + 1, NPOS - 1)).to(tl.float32) - here
     return here + (p - c) * slope, slope, c, p - c
@@ -152,7 +152,7 @@ def online_softmax(s, v_tile, row_max, weight_sum, acc):
     acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc * shrink[:, None])
     return new_max, weight_sum, acc
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T"])  # otherwise T=1 and multiples of 16 would compile anew
 def forward_kernel(q, k, v, key_bias, z, gate_q, gate_k, o, lse, gate_sum, n_plain, T, H,
                    D: tl.constexpr, DV: tl.constexpr, NPOS: tl.constexpr, M: tl.constexpr,
                    N: tl.constexpr):
@@ -162,7 +162,7 @@ def forward_kernel(q, k, v, key_bias, z, gate_q, gate_k, o, lse, gate_sum, n_pla
     i = tl.program_id(0) * M + tl.arange(0, M)
     scale: tl.constexpr = DV**-0.5
     q_tile = load(q, bh, i, T, H, D)
-    row_max = tl.full((M,), -1e30, tl.float32)
+    row_max = tl.full((M,), -1e30, tl.float32)  # not -inf, because -inf - -inf would be NaN
     weight_sum = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, triton.next_power_of_2(DV)), tl.float32)
     n_left = tl.cdiv(tl.minimum(tl.program_id(0) * M + M, T), N)  # tiles of keys still to come
@@ -213,7 +213,7 @@ def backward_queries(q, k, v, key_bias, z, gate_q, gate_k, do, o, lse, gate_sum,
                      DV: tl.constexpr, NPOS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """Computes dq, delta = rowsum(dO * O) and ds_rows, the row sums of dS, of M queries. With CoPE,
     it also computes all other gradients, and adds those of keys to what other programs add. In rows
-    past T, P and dS are 0."""
+    past T, P and dS are 0, but q is 0 too, so their gates are 1/2."""
     bh = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * M + tl.arange(0, M)
     scale: tl.constexpr = DV**-0.5
@@ -253,7 +253,7 @@ def backward_queries(q, k, v, key_bias, z, gate_q, gate_k, do, o, lse, gate_sum,
 
     # 2. the keys that CoPE counts, from left to right, as dg is summed
     if z is not None:
-        # the keys above share the last column
+        # the keys that were not counted share the last column
         tl.atomic_add(dz + row * NPOS + NPOS - 1, ds_sum, mask=i < T, sem="relaxed")
         z_row = (z + row * NPOS)[:, None]
         dz_row = (dz + row * NPOS)[:, None]
@@ -279,8 +279,9 @@ def backward_queries(q, k, v, key_bias, z, gate_q, gate_k, do, o, lse, gate_sum,
             prob = tl.where(seen, tl.exp(s - row_lse[:, None]), 0.0)
             ds = prob * (tl.dot(do_tile, tl.trans(v_tile)) - row_delta[:, None])
             ds_sum += tl.sum(ds, 1)
-            tl.atomic_add(dz_row + c, ds * (1 - w), mask=seen, sem="relaxed")
-            tl.atomic_add(dz_row + tl.minimum(c + 1, NPOS - 1), ds * w, mask=seen, sem="relaxed")
+            counted = seen & (i < T)[:, None]
+            tl.atomic_add(dz_row + c, ds * (1 - w), mask=counted, sem="relaxed")
+            tl.atomic_add(dz_row + tl.minimum(c + 1, NPOS - 1), ds * w, mask=counted, sem="relaxed")
             add(dv, tl.dot(tl.trans(prob.to(q_tile.dtype)), do_tile), bh, j, T, H, DV)
             if key_bias is not None:
                 tl.atomic_add(ds_columns + bh * T + j, tl.sum(ds, 0), mask=j < T, sem="relaxed")
@@ -351,11 +352,11 @@ def launch(kernel, z, q, k, v, *others):
     B, T, H, D = q.shape
     M, N = tile_sizes(D, z is not None)
     npos = 0 if z is None else z.size(3)
-    stages = 2 if z is None else 1  # Triton 3.6 and 3.8 cannot pipeline CoPE's loops
+    stages = 2 if z is None else 1  # Triton 3.6 and 3.8 abort when they pipeline CoPE's loops
     with torch.cuda.device_of(q):
         kernel[(triton.cdiv(T, M), B * H)](
             q, k, v, *others, T, H, D=D, DV=v.size(3), NPOS=npos, M=M, N=N, num_warps=4,
-            num_stages=stages, enable_fp_fusion=True)
+            num_stages=stages, enable_fp_fusion=True)  # a * b + c in one instruction
 
 @torch.library.custom_op("nanope::attention", mutates_args=())
 def forward_op(q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[Tensor], z: Optional[Tensor],
@@ -390,7 +391,7 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
             return None
         if z is None:  # each number is stored once
             return torch.empty_like(x)
-        return torch.zeros_like(x, dtype=torch.float32)  # to which the programs add their parts
+        return torch.zeros_like(x, dtype=torch.float32)  # the programs add their parts to it
 
     dq, dk, dv, _, dz, dgate_q, dgate_k = map(gradient, inputs)
     launch(backward_queries, z, *inputs, do, o, lse, gate_sum, n_plain, delta, dq, dk, dv, ds_rows,
@@ -433,7 +434,8 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
 
     q, k      (B, H, T, D) after any rotation, where d <= D <= 2d, because PoPE's have width 2d
     v         (B, H, T, d), of the same dtype
-    key_bias  (B, H, T) in float32 is added to the logits of each key, as in ALiBi and FoX
+    key_bias  (B, H, T) in float32 is added to the logits of each key, as in ALiBi and FoX. Each
+              query needs a key with a logit above -1e30
     z         (B, H, T, npos) turns CoPE on; it is q @ e, with the q before rotation
     gate_q    (B, H, T, d), and gate_k likewise: the gates are sigmoids of gate_q.gate_k / sqrt(d).
               Without them they are sigmoids of q.k / sqrt(d), as in Listing 1"""
@@ -443,7 +445,7 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
     assert B * H < 2**16 and T * H * D < 2**31, "a grid or a sequence is too large"
     for x, width in ((k, D), (v, d), (gate_q, d), (gate_k, d)):
         assert x is None or (x.shape == (B, H, T, width) and x.dtype == q.dtype)
-    assert key_bias is None or key_bias.shape == (B, H, T)
+    assert key_bias is None or key_bias.shape == (B, H, T) and key_bias.dtype == torch.float32
     assert gate_q is None if z is None else z.shape[:3] == (B, H, T) and z.size(3) > 1
     q, k, v, gate_q, gate_k = (  # (B, H, T, width) -> (B, T, H, width)
         None if x is None else x.transpose(1, 2).contiguous() for x in (q, k, v, gate_q, gate_k))
@@ -451,16 +453,17 @@ def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
     return forward_op(q, k, v, key_bias, z, gate_q, gate_k)[0].transpose(1, 2)
 
 # --- what to try first on a GPU -------------------------------------------------------------------
-# No time has been measured yet, so these ideas are left out until a time shows their worth. Each
-# must make a training step, or attention to 1,024 and 8,192 tokens, clearly faster:
+# No time has been measured yet, so these ideas are left out until a measurement shows what they are
+# worth. Each must make a training step, or attention to 1,024 and 8,192 tokens, clearly faster:
 #
 # 1. exp2, with log2(e) in the scale, the biases and z, because GPUs compute exp as exp2 of a
-#    product. FoX's forward pass must show it.
+#    product. It must make FoX's forward pass faster.
 # 2. Other tiles, such as 128 queries in the forward pass, 64 keys for PoPE, and 64 queries for wide
 #    CoPE. They must be faster on every chip, although more registers spill.
-# 3. A loop without a mask for the tiles left of the diagonal. It must show a gain at 1,024 tokens,
-#    where one tile in nine is on the diagonal.
+# 3. A loop without a mask for the tiles left of the diagonal. It must be faster at 1,024 tokens,
+#    where an eighth of the tiles is on the diagonal.
 # 4. CoPE's sums along a row as products with a triangle of ones, on tensor cores. The errors of p
 #    and of the gradients must not grow, although the factors have only 16 bits.
 # 5. z[c] and z[c + 1] packed into one word, so that a look-up is one load, and dz summed over the
-#    keys of one column before its atomics. Small gates, which never saturate, must show it.
+#    keys of one column before its atomics. It must be faster with small gates, which never
+#    saturate.

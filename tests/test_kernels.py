@@ -512,6 +512,23 @@ def test_compiles_for(chip, method, d, monkeypatch):
     finally:
         driver.set_active(None)
 
+def check_short_sequences(T, npos, device="cpu"):
+    """Rows past T must neither read nor write before z and its gradient. In memory, NaN stands
+    before z. The gradient of z is compared with the sum that softmax makes 0."""
+    torch.manual_seed(0)
+    q = torch.randn(1, 1, T, 32, device=device)
+    memory = torch.full((66, T, npos), math.nan, device=device)
+    memory[-1] = torch.randn(T, npos)
+    z = memory[-1:][None].requires_grad_()
+    o = kernels.attention(q, q, q, z=z)
+    (dz,) = torch.autograd.grad(o.square().sum(), z)
+    assert o.isfinite().all() and dz.isfinite().all()
+    assert dz.sum(-1).abs().max() < 1e-5
+
+@pytest.mark.parametrize("T, npos", [(1, 2), (1, 64), (2, 2), (3, 4)])
+def test_short_sequences_stay_within_memory(run, T, npos):
+    run("cpu", check_short_sequences, T, npos)
+
 # --- eval/cost.py ---------------------------------------------------------------------------------
 
 def check_cost(device="cpu"):
