@@ -751,7 +751,7 @@ def test_a_temperature_near_zero_is_greedy():
     (dict(pe="alibi", alibi_fraction=1.3), "alibi_fraction=1.3 gives a slope to 5 of 4 heads"),
     (dict(pe="cope", cope_npos=1), "cope_npos=1 gives all keys the same position"),
     (dict(pe="t5", t5_max_distance=16), "t5_buckets=32 must be 4 or more"),
-    (dict(pe="cope+roap"), "pe='roap' is unknown; choose from nope, "),
+    (dict(pe="cope+roap"), "pe='roap' is unknown; choose from "),
     (dict(pe="rope,pope+rope"), "pope and rope cannot both encode q and k"),
     (dict(pe="expe+exqpe"), "expe and exqpe would write into the same dimensions"),
     (dict(pe="expe,exqpe", expe_once=True), "expe and exqpe would write into the same dimensions"),
