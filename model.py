@@ -115,9 +115,9 @@ class PE(nn.Module):
 
     An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
     it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
-    gives it, and does not decay. If it has to stay within bounds, name them in `bounds`, and do not
-    clamp it in a hook: the gradient of a clamp is zero outside of the bounds, so a value that has
-    crossed one would never come back.
+    gives it, and does not decay. If it has to stay within bounds, start there and name them in
+    `bounds`. Do not clamp it in a hook: the gradient of a clamp is zero outside of the bounds, so a
+    value that has crossed one would never come back.
 
     Parameters may be bfloat16, so a hook that computes in float32 has to cast them. Autocast
     computes all matrix products in bfloat16, so a hook that needs a precise one calls

@@ -318,8 +318,8 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
             before.append("other data")
             now.append(str(train.folder))
         if before:
-            raise Mistake(f"{cfg.out_dir} was trained with {' '.join(before)}, not {' '.join(now)}; "
-                          "resume it with the former, or start another run from its weights with "
+            raise Mistake(f"{cfg.out_dir} was trained with {' '.join(before)}, not "
+                          f"{' '.join(now)}; resume it with the former, or start another run from its weights with "
                           f"--init_from={cfg.out_dir} --out_dir=...")
     if origin and origin["meta"]["tokenizer"] != train.meta["tokenizer"]:
         raise Mistake(f"{train.folder} was tokenized with {tokenizer_name(train.meta)}, but "
@@ -583,8 +583,8 @@ def scores(sums):
     if not targets:
         raise Mistake("there is no target to evaluate; evaluate more, or check the mask")
     if not math.isfinite(nats):
-        raise Mistake(f"the loss of an evaluation became {nats}; train again with a lower "
-                      "--learning_rate")
+        raise Mistake(f"the loss of an evaluation is {nats}; if it was finite before, train again "
+                      "with a lower --learning_rate")
     found = {"loss": nats / targets}
     if errors:
         wrong, wrong_rows, rows = errors

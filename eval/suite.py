@@ -164,10 +164,13 @@ def warn_of_older_runs(runs):
               f"changed, delete them and start again:\nrm -r {shlex.join(older)}")
 
 def work(runs, jobs):
-    """Does what is left to do, with `jobs` processes at a time. Raises Mistake if a signal stops it,
+    """Does what is left to do, with `jobs` processes at a time. If a signal stops it, raises Mistake
     after the runs have saved their checkpoints."""
     waiting = [run for run in runs if not run.is_measured]
     left = total = sum(run.experiment.seconds for run in waiting)
+    if waiting:
+        print(f"{len(waiting)} runs are to be trained or measured, each with an output.txt in its "
+              f"directory, such as {waiting[0].folder}", flush=True)
     begin = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     with ThreadPoolExecutor(jobs) as pool:
@@ -177,8 +180,8 @@ def work(runs, jobs):
                 future.result()
                 left -= started[future].experiment.seconds
                 pace = (time.monotonic() - begin) / (total - left)
-                print(f"{n} of {len(waiting)} runs are finished; the others take about "
-                      f"{timedelta(seconds=round(pace * left))}", flush=True)
+                print(f"{n} of {len(waiting)} runs are finished, about "
+                      f"{timedelta(seconds=round(pace * left))} left", flush=True)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for run in waiting:
@@ -249,6 +252,9 @@ def where_it_stands(column):
             words = []
             for other in near:
                 distance = (mean - others[other]) / spread
+                if not distance:
+                    words.append(f"equal to {other}")
+                    continue
                 than = "worse than" if distance > 0 else "better than"
                 words.append(f"{abs(distance):.1f} spreads {than} {other}")
             sentences.append(f"{label} is {' and '.join(words)}.")

@@ -34,6 +34,11 @@ class InBfloat16(Slope):
     def logit_bias(self, q, logits, i, j, per_key):
         return (self.m * (j - i)).to(at_least_float32(q))
 
+class ProductUnderAutocast(Slope):
+    def logit_bias(self, q, logits, i, j, per_key):
+        distance = (j - i)[..., None].to(at_least_float32(q))  # (t, s, 1)
+        return (distance @ self.slope(q).view(1, self.H)).permute(2, 0, 1).to(at_least_float32(q))
+
 class RotationInBfloat16(PE):
     def per_position(self, x, pos):
         return (pos[:, None] * 0.5 ** torch.arange(self.d // 2).to(x.dtype)).to(at_least_float32(x))
@@ -57,6 +62,19 @@ class FrozenClamp(Slope):
 class ForgottenClamp(Slope):
     bounds = {}
 
+class StartsOutside(Slope):
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        self.m = nn.Parameter(-torch.ones(self.H, 1, 1))
+
+class NearOnly(Slope):
+    def logit_bias(self, q, logits, i, j, per_key):
+        return self.slope(q) * (j - i).clamp(min=-100)
+
+class NotInTraining(Slope):
+    def logit_bias(self, q, logits, i, j, per_key):
+        return self.slope(q) * (j - i) * (not self.training)
+
 class Shared(Slope):
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -73,7 +91,7 @@ def failures(cls, monkeypatch):
         if name != "slope":
             return others(cfg, name, p, h, x, q, v, scores, pos)
         m = p("m")[h].item()
-        assert m >= 0
+        assert m >= 0, "the slope is negative"
         return oracles.causal(len(x), lambda i, j: -m * (i - j))
 
     monkeypatch.setitem(PES, "slope", cls)
@@ -82,7 +100,7 @@ def failures(cls, monkeypatch):
     monkeypatch.setattr(oracles, "bias", bias)
     found = []
     for name, test in vars(test_model).items():
-        if getattr(test, "pytestmark", []) == [test_model.EVERY.mark]:
+        if getattr(test, "pytestmark", []) in ([test_model.EVERY.mark], [test_model.NAMES.mark]):
             try:
                 test("slope")
             except Exception:
@@ -94,10 +112,14 @@ def test_a_new_method_passes(monkeypatch):
 
 @pytest.mark.parametrize("cls, caught_by", [
     (InBfloat16, "test_far_positions_in_bfloat16"),
+    (ProductUnderAutocast, "test_far_positions_in_bfloat16"),
     (RotationInBfloat16, "test_far_positions_in_bfloat16"),
     (Buffer, "test_what_is_saved_is_what_learns"),
     (FrozenClamp, "test_bounds_hold_and_freeze_nothing"),
     (ForgottenClamp, "test_forward_equals_the_equations"),
+    (StartsOutside, "test_training_from_the_start"),
+    (NearOnly, "test_long_texts_equal_the_equations"),
+    (NotInTraining, "test_forward_equals_the_equations"),
     (Shared, "test_layers_share_what_the_paper_shares"),
     (SeesTheFuture, "test_no_position_sees_the_future"),
 ])
