@@ -18,7 +18,6 @@ import math
 import os
 import re
 import signal
-import sys
 import time
 import zlib
 from contextlib import contextmanager, suppress
@@ -319,8 +318,8 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
             now.append(str(train.folder))
         if before:
             raise Mistake(f"{cfg.out_dir} was trained with {' '.join(before)}, not "
-                          f"{' '.join(now)}; resume it with the former, or start another run from its weights with "
-                          f"--init_from={cfg.out_dir} --out_dir=...")
+                          f"{' '.join(now)}; resume it with the former, or start another run from "
+                          f"its weights with --init_from={cfg.out_dir} --out_dir=...")
     if origin and origin["meta"]["tokenizer"] != train.meta["tokenizer"]:
         raise Mistake(f"{train.folder} was tokenized with {tokenizer_name(train.meta)}, but "
                       f"{cfg.init_from} was trained with {tokenizer_name(origin['meta'])}; prepare "

@@ -28,8 +28,8 @@ def prepare(
     def documents():
         rows = hub(dataset, split="train")
         if "content" not in rows.column_names:
-            raise Mistake(f"{dataset} has no column `content`, only {', '.join(rows.column_names)}; "
-                          "name another one with --dataset")
+            raise Mistake(f"{dataset} has no column `content`, only "
+                          f"{', '.join(rows.column_names)}; name another one with --dataset")
         numbers = range(len(rows))[:limit]
         train = [i for i in numbers if i % 100 > 1]
         for split, chosen in (("val", numbers[::100]), ("test", numbers[1::100]), ("train", train)):

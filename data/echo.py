@@ -1,4 +1,4 @@
-"""Echoes: Python's own source, in which spans come again, so that text farther back is worth reading.
+"""Echoes: Python's own source, in which spans come again, so that distant text is worth reading.
 
     python -m data.echo                               # rows of 128 bytes, and the last target
     python -m data.echo --length=1024 --train=5000    # as many bytes in longer rows

@@ -60,7 +60,9 @@ def main(words):
         for name, cells in measure(steps, args.rounds).items():
             empty = ["–"] * 2 * n  # it may have been too large at the lengths before
             rows.setdefault(name, empty).extend(cells)
-    headings = [f"{what}, {length} tokens" for length in args.lengths for what in ("time", "memory")]
+    headings = []
+    for length in args.lengths:
+        headings += [f"time, {length} tokens", f"memory, {length} tokens"]
     print(f"| method | {' | '.join(headings)} |\n{'| --- ' * (1 + len(headings))}|")
     for name, cells in rows.items():
         cells += ["–"] * (len(headings) - len(cells))
@@ -137,7 +139,7 @@ def variants(pe, length, device):
 
 @torch.no_grad()
 def compare_losses(plain, other):
-    """Raises ValueError if the losses of the tokens differ between two steps, for weights that are so
+    """Raises ValueError if the losses of the tokens differ between two steps. The weights are so
     large that attention matters."""
     losses = []
     for step in (plain, other):

@@ -8,9 +8,9 @@ Makes tables and a picture of what sample.py and eval/tasks.py have measured:
 It reads run directories and files in the format of RUN/results.jsonl. There is a table for each
 config file and metric, the best row first, and the picture shows losses and errors over length, if
 there are several lengths. Models that were trained at different lengths have tables and panels of
-their own. Runs that differ only in the seed share a row and a curve. If a number
-was measured twice for one row and seed, the later one counts. Numbers that were measured on
-different data are in different columns and panels.
+their own. Runs that differ only in the seed share a row and a curve. If a number was measured twice
+for one row and seed, the later one counts. Numbers that were measured on different data are in
+different columns and panels.
 
 With --beside, your own rows are bold, and their curves are thick. Of the other file, only those
 numbers are shown that you have measured too.
@@ -44,8 +44,10 @@ UNITS = {  # how a data set begins: what the lengths in its panel count, and tok
 
 def main(words):
     parser = config.Parser(__doc__)
-    parser.add_argument("sources", nargs="+", type=config.text, metavar="RUN", help="run directory or file")
-    parser.add_argument("--beside", type=config.text, metavar="FILE", help="show the runs among those of this file")
+    parser.add_argument("sources", nargs="+", type=config.text, metavar="RUN",
+                        help="run directory or file")
+    parser.add_argument("--beside", type=config.text, metavar="FILE",
+                        help="show the runs among those of this file")
     parser.add_argument("--only", type=comma_separated, metavar="CONFIGS",
                         help="show only these config files, such as quickstart,recall_small [all]")
     parser.add_argument("--metrics", type=comma_separated,
@@ -171,7 +173,8 @@ def print_table(experiment, metric, table):
         marks = "`{}`" if beside or not any(line.get("beside") for line in table) else "**{}**"
         words = [marks.format(label), str(len(seeds))]
         for column in columns:
-            words.append(cell([line["value"] for line in cells.get(column, [])], metric, len(seeds)))
+            values = [line["value"] for line in cells.get(column, [])]
+            words.append(cell(values, metric, len(seeds)))
         mean = float("inf")
         if last in cells:
             mean = statistics.fmean(line["value"] for line in cells[last])

@@ -38,6 +38,7 @@ from model import GPT
 from sample import comma_separated
 from train import TrainConfig, read_options, read_records
 
+
 class Experiment(NamedTuple):
     """How the runs of a config file are measured, and which ones are published."""
     measure: str = ""  # the option of sample.py; empty: --evaluate of all splits but train
@@ -164,8 +165,8 @@ def warn_of_older_runs(runs):
               f"changed, delete them and start again:\nrm -r {shlex.join(older)}")
 
 def work(runs, jobs):
-    """Does what is left to do, with `jobs` processes at a time. If a signal stops it, raises Mistake
-    after the runs have saved their checkpoints."""
+    """Does what is left to do, with `jobs` processes at a time. If a signal stops it, this raises
+    Mistake after the runs have saved their checkpoints."""
     waiting = [run for run in runs if not run.is_measured]
     left = total = sum(run.experiment.seconds for run in waiting)
     if waiting:

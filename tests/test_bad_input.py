@@ -48,7 +48,7 @@ MISTAKES = [
     ("train.py --data={partial}", "{partial}"),
     # other runs
     ("train.py --init_from={nothing}", "{nothing}"),
-    ("train.py --init_from={run} --n_embd=32", "the weights of {run} do not fit a model with pe='rope': "),
+    ("train.py --init_from={run} --n_embd=32", "the weights of {run} do not fit a model with pe="),
     ("train.py --init_from={run} --pe=pope", "the weights of {run} do not fit a model with pe='po"),
     ("train.py --pe=rope --cope_npos=7", "cope_npos does nothing for pe='rope'"),
     ("train.py --init_from={run} --data={rows}", "{run} was trained with "),
@@ -56,7 +56,7 @@ MISTAKES = [
     ("train.py --out_dir={run}", "{run} already holds a run"),
     ("train.py --out_dir={gone}", "{gone} holds the results of a run whose ckpt.pt is gone"),
     ("train.py --out_dir={half} --resume", "{half}/ckpt.pt"),
-    ("train.py --out_dir={run} --resume --data={moved}/stream", "was trained with other data, not {moved}/stream"),
+    ("train.py --out_dir={run} --resume --data={moved}/stream", "with other data, not {moved}/s"),
     # sample.py
     ("sample.py", "RUN"),
     ("sample.py {nothing}", "{nothing}"),

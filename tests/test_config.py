@@ -106,7 +106,7 @@ def test_only_mistakes_and_files_are_one_line(monkeypatch, capsys):
             config.run(fail)
 
 def test_what_model_py_refuses_is_one_line(monkeypatch):
-    """An assertion of model.py that has a text. A method of somebody's own raises what it raises."""
+    """An assertion of model.py that has a text. A method of somebody's own keeps its traceback."""
     monkeypatch.setattr("sys.argv", ["script.py"])
 
     class Own(PES["alibi"]):

@@ -334,7 +334,8 @@ def test_echoes(tmp_path, monkeypatch):
     """Rows of train are pieces of text in which spans come again. In the other splits, the last 32
     bytes also stand as far back as the name says, or nowhere else, and all else is the same."""
     random = np.random.default_rng(0)
-    texts = {split: random.integers(0, 256, 500_000).astype(np.uint16) for split in ("train", "val")}
+    texts = {split: random.integers(0, 256, 500_000).astype(np.uint16)
+             for split in ("train", "val")}
     monkeypatch.setattr(echo, "files", lambda: texts.items())
     echo.prepare(tmp_path / "set", train=40, test=7)
     train = Split(tmp_path / "set", "train")

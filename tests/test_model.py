@@ -282,8 +282,8 @@ def test_layers_share_what_the_paper_shares(case):
 @EVERY
 def test_bounds_hold_and_freeze_nothing(case):
     """Training moves each parameter of a method far up or down. clamp_parameters moves it back into
-    its bounds, where the loss is finite and the parameter still learns. It does not if a hook clamps
-    it instead, or if a bound was forgotten."""
+    its bounds, where the loss is finite and the parameter still learns. It does not if a hook
+    clamps it instead, or if a bound was forgotten."""
     net, idx = build(case).double(), tokens(2, 16)
     start = copy.deepcopy(net.state_dict())
     for pe in methods(net):

@@ -147,8 +147,8 @@ def test_claims_of_the_readme():
         assert rise < 0 or f"{rise:.2f}" in text
 
 def test_what_distant_text_is_worth():
-    """To models that were trained on 1024 bytes: the loss with the last 128 in view, minus that with
-    all of them."""
+    """To models that were trained on 1024 bytes: the loss with the last 128 in view, minus that
+    with all of them."""
     lines = [line for line in report.read(["eval/results.jsonl"]) if line["trained"] == 1024]
     worth = {}
     for (pe, steps), row in curves.grouped(lines, "pe", "step").items():
@@ -166,7 +166,8 @@ def test_costs():
         name, *cells = row.strip("| ").split(" | ")
         costs[name.strip("`")] = [cells[2].split(" ")[0], cells[3]]
     rows = Path("README.md").read_text("utf-8").split("| you want |")[1].split("\n\n")[0]
-    found = re.findall(r"\| `([^|]*)` \|[^|]*\| ([\d.]+) times the time, ([\d.]+) times the mem", rows)
+    cost = r"([\d.]+) times the time, ([\d.]+) times the memory"
+    found = re.findall(rf"\| `([^|]*)` \|[^|]*\| {cost}", rows)
     assert len(found) == 5
     for names, time, memory in found:
         for name in names.split("` or `"):
