@@ -73,7 +73,7 @@ def test_log_likelihood(pe):
     different = [*PAIRS, ("print", bytes(written).decode())]
     pairs = different * 60  # more than a batch
     asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
-    got = Model(net, BYTES).loglikelihood(asked, disable_tqdm=True)
+    got = Model(net, BYTES, 16).loglikelihood(asked, disable_tqdm=True)
     exact = net.double()
     for i, score in enumerate(got):
         if i < len(different):
@@ -108,13 +108,24 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     tasks.main([run, "--tasks=cbt", "--device=cpu"])
-    found = {line["data"].rpartition("_")[2]: line["value"]
-             for line in read_records(f"{run}/results.jsonl") if line["metric"] == "acc,none"}
+    found = {record["data"].rpartition("_")[2]: record["values"]["acc,none"]
+             for record in read_records(f"{run}/results.jsonl")}
     assert "|acc" in capsys.readouterr().out
     assert found == dict(cn=1.0, ne=0.5, p=0.0, v=0.0, cbt=0.375)  # each kind counts the same
+
+def test_the_length_that_is_read(run):
+    """With learned positions, which end at 16, nothing longer can be read. --length may be less."""
+    lengths = []
+    net = sample.Run(run, device="cpu").model
+    net.register_forward_pre_hook(lambda _, arguments: lengths.append(arguments[0].size(1)))
+    for longest in (16, 7):
+        model = Model(net, BYTES, longest)
+        model.loglikelihood([Instance("loglikelihood", {}, (LONG, LONG), 0)], disable_tqdm=True)
+        assert max(lengths) == longest
+        lengths.clear()
 
 def test_what_cannot_be_scored(run, own_tasks):
     with pytest.raises(Mistake, match="'cbtt' is neither a task of the harness nor a yaml file"):
         tasks.main([run, "--tasks=cbtt", "--device=cpu"])
     with pytest.raises(Mistake, match="need a model of text"):
-        Model(None, BYTES | dict(separator=None))
+        Model(None, BYTES | dict(separator=None), 16)
