@@ -138,13 +138,20 @@ parts.draw_methods()
 
 # %% [markdown]
 """
-- **Where query and key are.** `expe` writes the position as a number into some entries of the
-  vectors from which q and k are computed. Here the head reads only the first of these entries. In
-  `exqpe` it grows only at every fifth letter, because five entries take turns.
+- **Where query and key are.** `learned` and `sinusoidal` add a vector to each token embedding.
+  `expe` writes the position as a number into some entries of the vectors from which q and k are
+  computed. Here the head reads only the first of these entries. In `exqpe` it grows only at every
+  fifth letter, because five entries take turns.
 - **Their distance.** Nothing changes if both move along, so a panel has one colour along each
-  diagonal. `rope` and `pope` add up waves, to which the next section comes.
-- **The letters between them.** A long word need not be farther away than a short one. Which letters
-  count is learned.
+  diagonal. `alibi` adds -m (i - j), with a fixed slope m. `relative` has a learned vector for each
+  distance i - j, which is multiplied with q, and `t5` a learned number for each range of distances.
+  `rope` and `pope` add up waves, to which the next section comes.
+- **The letters between them.** A long word need not be farther away than a short one. In `fox` each
+  token has a forget gate, a number between 0 and 1, and the logarithms of all gates between key and
+  query are added to the logit. All kinds of `cope` count letters, to which section 7 comes. Which
+  letters matter is learned.
+
+A panel's mean is subtracted, because softmax heeds only differences.
 
 ## 4. Rotation: what content sets, and what position sets
 
@@ -157,8 +164,8 @@ each key with the same query, over the distance.
 # %%
 @torch.no_grad()
 def pair(name, content, pos):
-    """Returns the pair of a key with this content, at the positions pos: (T, 2). It is rotated by
-    1/3 radian, or 19 degrees, per position."""
+    """Returns the pair of a key with this content, at the positions pos: (T, 2). RoPE and PoPE
+    rotate it by 1/3 radian, or 19 degrees, per position."""
     d = 2 if name == "pope" else 4  # PoPE makes a pair of each entry, and thus uses content[0] only
     pe = PES[name](GPTConfig(n_head=1, n_embd=d, base=9.0))
     x = torch.ones(1, len(pos), d)  # the tokens, which only CARoPE looks at
@@ -216,7 +223,8 @@ The other rows are remedies that scale the frequencies of a trained model. `line
 by eight. Then no angle is new, but neighbours look almost alike. `ntk` divides that of the last
 pair by eight, leaves that of the first one, and those in between change by degrees. `yarn` divides
 a frequency by eight if the pair makes at most one rotation within the trained length, and leaves it
-if the pair makes 32 or more. Here even pair 0 makes only 10, so `yarn` changes all of them.
+if the pair makes 32 or more. Here even pair 0 makes only 10, so `yarn` changes all of them. It also
+makes all logits larger, here by the factor 1.46.
 
 Are the new angles to blame, or only the length of the text? To find out, we let some pairs of the
 trained model stop: at distances above 63, they stay at the angle of 63. Then we look at the loss
@@ -237,7 +245,8 @@ class Stopped(RoPE):
         mine[:, self.pairs] = 1.0
         mine = mine.flatten()  # entries c and c + d/2 are a pair
         now = scaled_dot_products(rotated(q, i[:, 0]) * mine, k, self.d)
-        at_63 = scaled_dot_products(rotated(q, torch.tensor([63])) * mine, rotated(k, -j), self.d)
+        unrotated_k = rotated(k, -j)  # turned back, so q at 63 is at the distance 63
+        at_63 = scaled_dot_products(rotated(q, torch.tensor([63])) * mine, unrotated_k, self.d)
         return torch.where(i - j > 63, at_63 - now, 0.0)
 
 PES["stopped"] = Stopped
@@ -259,15 +268,16 @@ five seeds. In the last 64 bytes, the loss was 0.6 to 1.1 nats higher than in th
 0.5 to 1.1 higher if the fast pairs stopped, but only 0.0 to 0.1 if the slow pairs did.)
 
 The right panel shows what the remedies cost. `linear` and `yarn` do not get worse with length, but
-they are bad from the start, because this model was trained with other angles. `ntk` only puts off
-the rise. Therefore a model is often trained a little more after scaling.
+they are bad from the start, because this model was trained with other angles for each distance.
+`ntk` puts off the rise until more of its pairs meet new angles. Therefore a model is often trained
+a little more after scaling.
 
 ## 6. The loss beyond the trained length
 
 The models above are too small for comparing methods. The picture shows the larger ones of
 [README.md](../README.md), which were trained on 128 bytes of Python code at a time. They read texts
-of 128 bytes (1x) to 1024 bytes (8x). Each curve is a mean over several seeds, and its band goes
-from the lowest to the highest.
+of 128 bytes (1x) to 1024 bytes (8x). Each curve is a mean over three to five seeds, and its band
+goes from the lowest to the highest.
 """
 
 # %%
@@ -278,17 +288,18 @@ parts.draw_lengths(methods, in_windows="rope")
 """
 At the trained length, ALiBi is behind, FoX a little, and the others are about equal. Beyond it, all
 that rotate get worse. PoPE and CARoPE meet new angles too, but are harmed less than RoPE. CoPE's
-counts end at npos - 1, so it meets no new positions, and the biases of FoX and ALiBi only continue
-to fall.
+counts end at npos - 1, so it meets no new positions. The biases of FoX and ALiBi only continue to
+fall, so distant keys have hardly any weight.
 
-The dashed curve belongs to the same RoPE models on the same bytes, but here each byte sees at most
-the last 128, so no distance is new. This project makes two comparisons:
+The dashed curve belongs to the same RoPE models on the same bytes, but here they read windows of
+128 bytes that overlap by half, so that each byte sees 65 to 128 bytes and no distance is new. This
+project makes two comparisons:
 
-- **With the loss at the trained length** (8x - 1x): how much does the loss rise when a model reads
+- **With the loss at the trained length** (B - A): how much does the loss rise when a model reads
   longer texts than in training?
-- **With the last 128 bytes** (8x - 8x, seeing the last 128): how much higher is the loss of the
-  same model on the same bytes if it sees all of the text, rather than only the last 128 bytes?
-  Above zero, distant text harms the predictions. Below zero, it helps.
+- **With the last 128 bytes** (B - C): how much higher is the loss of the same model on the same
+  bytes if it sees all of the text, rather than only the last 128 bytes? Above zero, distant text
+  harms the predictions. Below zero, it helps.
 """
 
 # %%
@@ -298,13 +309,13 @@ parts.print_costs(methods)
 # %% [markdown]
 """
 The second number is a little larger than the first, because at 1x the first bytes of each text are
-predicted from very few others. There a byte sees 1 to 128 bytes, whereas it nearly always sees 65
-to 128 in the long texts that are limited to the last 128.
+predicted from very few others.
 
 None of these methods gains from distant text, but there was little to gain. RoPE and PoPE models
 that are trained on 1024 bytes at a time predict these bytes only 0.01 nats better with all of the
-text in view than with the last 128 bytes, and an ALiBi model 0.04. So the numbers do not say how
-well a method can use distant text. They say how much a method is harmed by seeing it.
+text in view than with the last 128 bytes, and an ALiBi model 0.04 ([the
+table](README.md#what-distant-text-is-worth)). So the numbers do not say how well a method can use
+distant text. They say how much a method is harmed by seeing it.
 
 ## 7. CoPE counts
 

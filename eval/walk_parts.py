@@ -211,7 +211,8 @@ def draw_methods():
                     "each column a letter that\nit sees (the key).", fontsize=9, va="top")
             bar = part.colorbar(image, cax=ax.inset_axes([0, 0.3, 1, 0.07]),
                                 orientation="horizontal", ticks=[-3, 0, 3])
-            bar.set_label("added to the logit\n(red: attends more)", fontsize=9)
+            bar.set_label("added to the logit, minus\nthe mean of the panel\n(red: attends more)",
+                          fontsize=9)
     show(figure, 3, "methods", "what each method adds to the logits of a short text, in three "
          "rows: by position, by distance, and by the letters in between.")
 
@@ -342,11 +343,10 @@ def draw_lengths(methods, in_windows):
 def print_costs(methods):
     """Prints both comparisons of the loss at 8x, for the methods of published models."""
     lines = published(methods)
-    print("          1x      8x      8x, seeing     8x - 1x   8x - 8x, seeing")
-    print("                          the last 128             the last 128")
+    print("          A: 1x   B: 8x   C: 8x, the last 128   B - A   B - C")
     for pe in methods:
         short = mean_loss(lines, pe, "loss", 1)
         long = mean_loss(lines, pe, "loss", 8)
         last = mean_loss(lines, pe, "window_loss", 8)
-        print(f"{pe:8}  {short:.3f}   {long:.3f}   {last:.3f}          {long - short:+.2f}     "
-              f"{long - last:+.2f}")
+        print(f"{pe:8}  {short:.3f}   {long:.3f}   {last:.3f}                 {long - short:+.2f}"
+              f"   {long - last:+.2f}")
