@@ -110,25 +110,27 @@ class PE(nn.Module):
     """The base of all methods. A method overrides the hooks through which it acts.
 
     The model makes one instance for each layer that uses the method. GPT.__init__ says how layers
-    share a parameter. `per_position` and `embed` run only in the first layer's instance. A
-    parameter that they read must be shared, because the copies in other layers would never learn.
-
-    An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
-    it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
-    gives it, and does not decay. If it has to stay within bounds, start there and name them in
-    `bounds`. Do not clamp it in a hook: the gradient of a clamp is zero outside of the bounds, so a
-    value that has crossed one would never come back.
-
-    Parameters may be bfloat16, so a hook that computes in float32 has to cast them. Autocast
-    computes all matrix products in bfloat16, so a hook that needs a precise one calls
-    precise_product.
+    share a parameter. `per_position` and `embed` are called only on the first layer's instance, so
+    all layers must share the parameters that these two read. The others would never learn.
 
     While tokens are generated, `encode_qk` and `per_key` find in the dict `cache` what they stored
     there in the previous calls. It belongs to one method in one layer. Otherwise it is empty. (The
     cache of a whole layer also holds keys and values. In a layer of `fox+rope` it is {"k": encoded
     keys, "v": values, "fox": {"sums": ...}, "rope": {}}.)
+
+    For a method of your own:
+
+    - An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
+      it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
+      gives it, and does not decay.
+    - If a parameter has to stay within bounds, start there and name them in `bounds`. Do not clamp
+      it in a hook: the gradient of a clamp is zero outside of the bounds, so a value that has
+      crossed one would never come back.
+    - Parameters may be bfloat16, so a hook that computes in float32 has to cast them. Autocast
+      computes all matrix products in bfloat16, so a hook that needs a precise one calls
+      precise_product.
     """
-    reads = ()  # the options that only it and some other methods read, for refuse_idle_options
+    reads = ()  # options that are refused if no method of the model names them here
     limit = math.inf  # the longest input that it can encode
     bounds = {}  # {name of a parameter: (lowest, highest)}, which hold after each training step
 
@@ -250,7 +252,7 @@ class Attention(nn.Module):
         q, k = self.c_qk(x_qk).chunk(2, -1)
         q, k = split_heads(q, self.H), split_heads(k, self.H)  # (B, H, T, d)
         v = split_heads(self.c_v(x), self.H)
-        unencoded_q = q
+        unencoded_q = q  # for biases that multiply q with vectors that are not encoded, as CoPE's e
         for name, pe in zip(self.names, self.pes):
             # only rope, carope and pope change anything, and a layer has at most one of them
             own_cache = cache.setdefault(name, {})
