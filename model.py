@@ -252,7 +252,7 @@ class Attention(nn.Module):
         q, k = self.c_qk(x_qk).chunk(2, -1)
         q, k = split_heads(q, self.H), split_heads(k, self.H)  # (B, H, T, d)
         v = split_heads(self.c_v(x), self.H)
-        unencoded_q = q  # for biases that multiply q with vectors that are not encoded, as CoPE's e
+        unencoded_q = q  # for biases that multiply q with what is not encoded, such as CoPE's e
         for name, pe in zip(self.names, self.pes):
             # only rope, carope and pope change anything, and a layer has at most one of them
             own_cache = cache.setdefault(name, {})
