@@ -120,9 +120,9 @@ class PE(nn.Module):
 
     For a method of your own:
 
-    - An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever values
-      it had, and weight decay, like any other. A bare nn.Parameter keeps the value that __init__
-      gives it, and does not decay.
+    - An nn.Linear or nn.Embedding that __init__ creates gets GPT-2's initialisation, whatever
+      values it had, and weight decay, like any other. A bare nn.Parameter keeps the value that
+      __init__ gives it, and does not decay.
     - If a parameter has to stay within bounds, start there and name them in `bounds`. Do not clamp
       it in a hook: the gradient of a clamp is zero outside of the bounds, so a value that has
       crossed one would never come back.
