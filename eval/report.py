@@ -80,16 +80,13 @@ def read(sources):
         if not os.path.isfile(path):
             print(f"left out {source}, which has no results.jsonl", file=sys.stderr)
             continue
-        for record in read_records(path):
-            if "values" not in record:
-                raise Mistake(f"{path} is of an older version; delete it and measure the run again")
-            for line in lines_of({**record, "run": folder}):
-                key = str([line[field] for field in (*ROW, *COLUMN)])
-                before = found.get(key, line)["run"]
-                if before != folder:
-                    repeated[f"{before} and {folder} are the same row with the same seed, so only "
-                             "the second one counts"] = None
-                found[key] = line
+        for line in lines_of(path, folder):
+            key = str([line[field] for field in (*ROW, *COLUMN)])
+            before = found.get(key, line)["run"]
+            if before != folder:
+                repeated[f"{before} and {folder} are the same row with the same seed, so only the "
+                         "second one counts"] = None
+            found[key] = line
     for message in repeated:
         print(message, file=sys.stderr)
     if not found:
@@ -97,17 +94,21 @@ def read(sources):
                       "python sample.py RUN --evaluate=val")
     return list(found.values())
 
-def lines_of(record):
-    """Yields a line for each number of a record. A record leaves out what is empty."""
-    record = {"flags": {}, "settings": None, "options": {}, "multiple": None, "tokens": None,
-              "window": record["trained"], **record}
-    name = os.path.splitext(os.path.basename(record["config"]))[0]
-    record["experiment"] = name or "no config file"
-    for metric, value in record.pop("values").items():
-        line = {**record, "metric": metric, "value": value}
-        if metric != "window_loss":
-            line["window"] = None
-        yield line
+def lines_of(path, run):
+    """Yields a line for each number in a file of results, with `run` as the name of its run,
+    because the directory may have been renamed. A record leaves out what is empty."""
+    for record in read_records(path):
+        if "values" not in record:
+            raise Mistake(f"{path} is of an older version; delete it and measure the run again")
+        record = {"flags": {}, "settings": None, "options": {}, "multiple": None, "tokens": None,
+                  "window": record["trained"], **record, "run": run}
+        name = os.path.splitext(os.path.basename(record["config"]))[0]
+        record["experiment"] = name or "no config file"
+        for metric, value in record.pop("values").items():
+            line = {**record, "metric": metric, "value": value}
+            if metric != "window_loss":
+                line["window"] = None
+            yield line
 
 def comparable(others, lines):
     """Returns the lines of `others` that measure the same as one of `lines`, marked as `beside`.
@@ -246,10 +247,7 @@ def draw_by_length(lines, path, rows=None, windows=()):
         title = TITLES.get(name, name)
         if names.count(name) > 1:
             title += f" ({key[2]}, data {key[4]})"
-        lengths = sorted({line["length"] for line in drawn})
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(lengths, lengths, rotation=90 if len(lengths) > 6 else 0)
-        ax.minorticks_off()
+        curves.length_axis(ax, drawn)
         ax.set_title(title, loc="left")
         ax.set_xlabel(f"length, {unit}s; dashed: as trained")
     curves.name_curves(*axes)

@@ -36,7 +36,7 @@ from eval import report
 from eval.curves import grouped, read_log
 from model import GPT
 from sample import comma_separated
-from train import TrainConfig, read_options, read_records
+from train import TrainConfig, read_options
 
 
 class Experiment(NamedTuple):
@@ -113,6 +113,7 @@ class Run:
         it has been."""
         write_if_missing(self.cfg.data, self.cfg.block_size)
         split = Split(locate(self.cfg.data), "train")
+        self.cfg.vocab_size = self.cfg.vocab_size or split.vocab_size
         self.metric = "token_error" if split.masks else "loss"
         measure = self.experiment.measure
         if not measure:
@@ -125,9 +126,9 @@ class Run:
         field = "split" if option == "--evaluate" else "multiple"
         path = os.path.join(self.folder, "results.jsonl")
         found = set()
-        for record in read_records(path) if os.path.exists(path) else []:
-            if record["step"] == self.cfg.max_iters and not record["options"]:
-                found.add(str(record[field]))
+        for line in report.lines_of(path, self.folder) if os.path.exists(path) else []:
+            if line["step"] == self.cfg.max_iters and not line["options"]:
+                found.add(str(line[field]))
         wanted = values.split(",")
         if field == "multiple":
             wanted = [str(float(value)) for value in wanted]
@@ -202,13 +203,13 @@ def show(runs):
     published = [line for line in report.read([ROOT / "eval" / "results.jsonl"])
                  if not line["flags"] and not line["options"]]
     lines = own + report.comparable(published, own)
-    for (path, metric), same in grouped([vars(run) | vars(run.cfg) for run in measured],
-                                        "config", "metric").items():
+    for path, metric in dict.fromkeys((run.cfg.config, run.metric) for run in measured):
         table = [line for line in lines if line["config"] == path]
         report.print_tables(table, [metric])
         print()
-        for run in {(run["pe"], run["folder"]): run for run in same}.values():
-            print(f"{run['folder']}: {price(run['cfg'], run['folder'])}")
+        for run in measured:
+            if run.cfg.config == path:
+                print(f"{run.folder}: {price(run)}")
         for column in grouped([line for line in table if line["metric"] == metric],
                               *report.COLUMN).values():
             print(where_it_stands(column))
@@ -219,13 +220,11 @@ def show(runs):
     except Mistake as mistake:  # without matplotlib
         print(f"no picture, because {mistake}")
 
-def price(cfg, folder):
+def price(run):
     """Returns how large the model of a run is, and how long a step took."""
-    split = Split(locate(cfg.data), "train")
-    cfg.vocab_size = cfg.vocab_size or split.vocab_size
     with torch.device("meta"):
-        parameters = GPT(cfg).get_num_params()
-    _, records = read_log(folder)
+        parameters = GPT(run.cfg).get_num_params()
+    _, records = read_log(run.folder)
     ms = [record["ms"] for record in records if "ms" in record]
     step = f", {statistics.median(ms):.0f} ms per step" if ms else ""
     return f"{parameters / 1e6:.3f}M parameters{step}"

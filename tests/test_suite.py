@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import sample
+import train
 from eval import suite
 from model import read_checkpoint
 from train import read_records
@@ -87,6 +89,20 @@ def test_an_interrupted_suite(project, number):
         reached.append(read_checkpoint(folder)["step"])
         os.utime(project / "model.py")
     assert 0 < reached[0] < reached[1] < 2000
+
+def test_a_run_that_was_also_measured_in_another_way(stream, tmp_path, monkeypatch):
+    """The numbers of --evaluate have no multiple of the trained length, which the suite looks for
+    in a run of the quickstart."""
+    monkeypatch.chdir(tmp_path)
+    method = (f"rope --data={stream} --max_iters=1 --eval_batches=1 --n_layer=1 --n_embd=16 "
+              "--block_size=16")
+    run = suite.Run(method, "quickstart", 0)
+    train.main(run.words)
+    for measure, is_measured in (("--evaluate=val", False), ("--extrapolate=1,2,4,8", True)):
+        sample.main([run.folder, measure, "--device=cpu", "--eval_tokens=2100"])
+        again = suite.Run(method, "quickstart", 0)
+        again.prepare()
+        assert again.is_measured == is_measured
 
 def line(pe, seed, value, **more):
     return dict(pe=pe, label=pe, seed=seed, value=value, metric="loss", split="val", multiple=None,
