@@ -398,7 +398,8 @@ def backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, key_bias: Optional[
            ds_columns, dz, dgate_q, dgate_k)
     if z is None:
         launch(backward_keys, z, q, k, v, key_bias, do, lse, delta, dk, dv, ds_columns)
-    grads = dq, dk, dv, ds_columns - ds_rows, dz, dgate_q, dgate_k
+    dkey_bias = ds_columns - ds_rows
+    grads = dq, dk, dv, dkey_bias, dz, dgate_q, dgate_k
     return [grad.to(x.dtype) for grad, x in zip(grads, inputs) if x is not None]
 
 @backward_op.register_fake
