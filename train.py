@@ -205,7 +205,8 @@ def read_options(words):
     if not words:
         raise Mistake("nothing to train; try python train.py config/quickstart.py, or --help")
     from_file, from_flags = config.read(TrainConfig, words)
-    cfg = TrainConfig(**{**from_file, **from_flags})
+    default = TrainConfig(**from_file)
+    cfg = replace(default, **from_flags)
     origin = None
     if cfg.init_from:
         cfg.init_from = from_flags["init_from"] = os.path.normpath(cfg.init_from)
@@ -213,34 +214,34 @@ def read_options(words):
         of_origin = model_options(origin)
         for name in {"block_size", "dropout"} & from_file.keys():  # the weights fit any of these
             del of_origin[name]
-        cfg = TrainConfig(**{**from_file, **of_origin, **from_flags})
-    identity = identify(cfg, from_file, from_flags)
-    cfg.out_dir = cfg.out_dir or directory(cfg, from_file, identity["flags"])
+        cfg = replace(default, **{**of_origin, **from_flags})
+    identity = identify(cfg, default, from_file, from_flags)
+    cfg.out_dir = cfg.out_dir or directory(cfg, default, identity["flags"])
     refuse_nonsense(cfg, from_flags)
     saved, lock = open_run(cfg)
     return cfg, identity, saved, origin, lock
 
-def identify(cfg, from_file, from_flags):
+def identify(cfg, default, from_file, from_flags):
     """Returns what identifies a run in tables and pictures, besides its config file, pe and step,
     as a dict that is saved with it. `flags` are those that change what it learns, apart from pe and
     the seed. `settings` is a checksum of what the config file says, because somebody may edit it
-    between two runs, and their mean would then mean nothing."""
+    between two runs, and their mean would then mean nothing. default has the options of a run
+    without flags."""
     unnamed = MAY_CHANGE - {"data"} | {"pe", "seed"}
     if cfg.schedule == "constant":  # a run may then become longer, and stay the same run
         unnamed = unnamed | {"max_iters"}
-    default = TrainConfig(**from_file)
     flags = {name: value for name, value in from_flags.items()
              if name not in unnamed and value != getattr(default, name)}
     settings = sorted((name, value) for name, value in from_file.items() if name not in unnamed)
     return {"flags": flags, "settings": zlib.crc32(repr(settings).encode())}
 
-def directory(cfg, from_file, flags):
+def directory(cfg, default, flags):
     """Returns out/<config>_<pe>, followed by the flags and by the seed if it is not that of the
     config file, as in out/quickstart_rope_n_layer=6_seed7."""
     words = [os.path.splitext(os.path.basename(cfg.config))[0] or "train", cfg.pe]
     for name, value in flags.items():
         words.append(f"{name}={os.path.basename(str(value))}")  # data may be a path
-    if cfg.seed != TrainConfig(**from_file).seed:
+    if cfg.seed != default.seed:
         words.append(f"seed{cfg.seed}")
     name = re.sub(r"[^\w.,=+-]", "_", "_".join(words))  # sample.py gives @ a special meaning
     if len(name) > 150:  # file systems have limits
@@ -333,14 +334,14 @@ def differences(cfg, saved):
     checkpoint, and those of the command line."""
     old = replace(cfg, **{name: value for name, value in saved["config"].items()
                           if hasattr(cfg, name)})  # a newer version may have other options
-    may_change = MAY_CHANGE
-    if all(learning_rate(step, old) == learning_rate(step, cfg) for step in range(saved["step"])):
-        may_change = MAY_CHANGE | SCHEDULE
-    before, now = [], []
-    for name, value in asdict(old).items():
-        if name not in may_change and value != getattr(cfg, name):
-            before.append(f"--{name}={value}")
-            now.append(f"--{name}={getattr(cfg, name)}")
+    changed = {name for name, value in asdict(old).items() if value != getattr(cfg, name)}
+    changed -= MAY_CHANGE
+    steps = range(saved["step"])  # those that were taken
+    if changed & SCHEDULE and all(learning_rate(s, old) == learning_rate(s, cfg) for s in steps):
+        changed -= SCHEDULE
+    names = [name for name in asdict(cfg) if name in changed]  # in the order of --help
+    before = [f"--{name}={getattr(old, name)}" for name in names]
+    now = [f"--{name}={getattr(cfg, name)}" for name in names]
     return before, now
 
 def tokenizer_name(meta):
