@@ -23,7 +23,7 @@ import time
 import torch
 
 import config
-from model import GPT, PES, GPTConfig
+from model import GPT, PES, GPTConfig, why_no_kernel
 from sample import comma_separated
 from train import pick_device
 
@@ -43,12 +43,10 @@ def main(words):
                         help="tokens per sequence [128,1024]")
     parser.add_argument("--rounds", type=config.integer, default=15, metavar="N",
                         help="steps of each method at each length [%(default)s]")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
-                        help="auto: the fastest available [auto]")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="[a CUDA GPU if there is one]")
     args = parser.parse_intermixed_args(words)
-    device = pick_device(args.device)
+    device = pick_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "one thread of a CPU"
     print(f"{name}, torch {torch.__version__}, {args.rounds} rounds\n", flush=True)
     rows = {}  # {name of a method: its cells}
@@ -79,6 +77,7 @@ class Step:
         self.device = device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.model = GPT(cfg).to(device)
+        self.kernels = kernels
         self.attention = self.model.use_kernels(self.dtype, kernels)  # in words
         self.optimizer = self.model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), device.type)
         self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
@@ -125,16 +124,14 @@ class Step:
 def variants(pe, length, device):
     """Returns {name: Step} of a method: by PyTorch, with the kernels if they can compute it, and on
     a GPU each of them compiled, too."""
-    plain = Step(pe, length, device)
-    found = {f"`{pe}`": plain}
-    with_kernels = Step(pe, length, device, "auto")
-    if "triton" in with_kernels.attention:
-        compare_losses(plain, with_kernels)
-        found[f"`{pe}`, kernels"] = with_kernels
+    found = {f"`{pe}`": Step(pe, length, device)}
+    plain = found[f"`{pe}`"]
+    if any(why_no_kernel(block.attn, plain.dtype) is None for block in plain.model.h):
+        found[f"`{pe}`, kernels"] = Step(pe, length, device, "auto")
+        compare_losses(*found.values())
     if device.type == "cuda":
         for name, step in list(found.items()):
-            kernels = "auto" if "kernels" in name else "off"
-            found[f"{name}, compiled"] = Step(pe, length, device, kernels, compiled=True)
+            found[f"{name}, compiled"] = Step(pe, length, device, step.kernels, compiled=True)
     return found
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ the highest. The pictures are out/training.png and out/loss_by_position.png.
 import itertools
 import math
 import os
-import re
 import statistics
 import textwrap
 
@@ -99,8 +98,8 @@ def parts_of_name(line):
     """Returns the words of which a label may consist, of which the first is always part of it."""
     name = [with_options(line["pe"], line["options"]), os.path.basename(line["config"])]
     for flag, value in line["flags"].items():
-        if flag == "init_from":  # which may have several seeds, too
-            value = re.sub(r"_seed\d+$", "", value)
+        if flag == "init_from":  # of each seed, a run that may be named after the same seed
+            value = value.removesuffix(f"_seed{line['seed']}")
         name.append(f"--{flag}={value}")
     return name
 
@@ -273,6 +272,13 @@ def label_axis(ax, metric, unit="token"):
     split, _, name = metric.rpartition("/")
     label = METRICS.get(name, name).replace("per token", f"per {unit}")
     ax.set_ylabel(f"{split}: {label}" if split else label)
+
+def length_axis(ax, lines):
+    """Gives a panel over length a logarithmic axis with a tick at each length of the lines."""
+    lengths = sorted({line["length"] for line in lines})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, lengths, rotation=90 if len(lengths) > 6 else 0)
+    ax.minorticks_off()
 
 # --- the two pictures -----------------------------------------------------------------------------
 
