@@ -16,8 +16,8 @@ only at the end, so its loss is the price of new text. Only the last 24 of them 
 the first ones have to tell that something is repeated. All splits have the same rows otherwise, and
 the shorter rows are the ends of the longer ones, so all splits have the same targets.
 
-splits   train; new_128, at32_128, at64_128, at96_128; new_256, at64_256, at192_256; new_512,
-         at64_512, at384_512; new_1024, at64_1024, at128_1024, at256_1024, at512_1024, at900_1024
+splits   train; new_128, at64_128; new_1024, at64_1024, at128_1024, at256_1024, at512_1024,
+         at900_1024
 """
 import math
 
@@ -31,7 +31,7 @@ from data.stdlib import SEPARATOR, files
 WRITTEN_BY_TRAIN = True
 SPAN = 32  # bytes of a test row that come again
 SCORED = 24  # of these, the last ones
-DISTANCES = {128: (32, 64, 96), 256: (64, 192), 512: (64, 384), 1024: (64, 128, 256, 512, 900)}
+DISTANCES = {128: (64,), 1024: (64, 128, 256, 512, 900)}
 
 def generate(random, text, length, echoes):
     """Returns a row of train, `length` tokens of the text with `echoes` echoes."""

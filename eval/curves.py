@@ -273,11 +273,10 @@ def label_axis(ax, metric, unit="token"):
     label = METRICS.get(name, name).replace("per token", f"per {unit}")
     ax.set_ylabel(f"{split}: {label}" if split else label)
 
-def length_axis(ax, lines):
-    """Gives a panel over length a logarithmic axis with a tick at each length of the lines."""
-    lengths = sorted({line["length"] for line in lines})
+def length_axis(ax, ticks):
+    """Gives a panel over length a logarithmic axis. ticks are {length: what is written there}."""
     ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, lengths, rotation=90 if len(lengths) > 6 else 0)
+    ax.set_xticks(list(ticks), list(ticks.values()), rotation=90 if len(ticks) > 6 else 0)
     ax.minorticks_off()
 
 # --- the two pictures -----------------------------------------------------------------------------

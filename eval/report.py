@@ -6,16 +6,17 @@ Makes tables and a picture of what sample.py and eval/tasks.py have measured:
     python -m eval.report eval/results.jsonl        the tables of eval/README.md
 
 It reads run directories and files in the format of RUN/results.jsonl. There is a table for each
-config file and metric, the best row first, and the picture shows losses and errors over length, if
-there are several lengths. Models that were trained at different lengths have tables and panels of
-their own. Runs that differ only in the seed share a row and a curve. If a number was measured twice
-for one row and seed, the later one counts. Numbers that were measured on different data are in
-different columns and panels.
+config file and metric, the best row first. The picture shows losses and errors over length, if
+there are several lengths, and the losses of data/echo.py over the distance of the copy. Models that
+were trained at different lengths have tables and panels of their own. Runs that differ only in the
+seed share a row and a curve. If a number was measured twice for one row and seed, the later one
+counts. Numbers that were measured on different data are in different columns and panels.
 
 With --beside, your own rows are bold, and their curves are thick. Of the other file, only those
 numbers are shown that you have measured too.
 """
 import os
+import re
 import statistics
 import sys
 
@@ -34,11 +35,13 @@ TITLES = {  # of panels; others have the name of their config file
     "lookup_small, content": "looking up a value by its key",
     "lookup_small, position": "looking up a value by counting back",
     "copy_small": "copying letters",
-    "addition_small": "adding numbers",
 }
+
+ECHO = r"(?:at(\d+)|new)_\d+"  # splits of data/echo.py, and the distance of the copy
 
 UNITS = {  # how a data set begins: what the lengths in its panel count, and tokens per such unit
     "stdlib": ("byte", 1),
+    "echo": ("byte", 1),
     "strings@task=copy": ("letter", 2),  # each letter comes again in the answer
 }
 
@@ -65,7 +68,7 @@ def main(words):
     if args.only:
         lines = [line for line in lines if line["experiment"] in args.only]
     print_tables(lines, args.metrics, args.rows)
-    draw_by_length(lines, args.out, args.rows, args.windows)
+    draw(lines, args.out, args.rows, args.windows)
 
 # --- which numbers count --------------------------------------------------------------------------
 
@@ -217,18 +220,18 @@ def cell(values, metric, seeds):
         text += f" [{len(values)} of {seeds} seeds]"
     return text
 
-# --- the picture over length ----------------------------------------------------------------------
+# --- the picture over length or distance ----------------------------------------------------------
 
-def draw_by_length(lines, path, rows=None, windows=()):
+def draw(lines, path, rows=None, windows=()):
     """Draws what was measured at several lengths, which is the loss of --extrapolate or the errors
-    of --evaluate. There is a panel for each config file, data set and kind of question."""
-    lines = [{**line, "kind": kind_of(line["split"])} for line in lines
-             if line["metric"] == "token_error" or line["multiple"]]
+    of --evaluate, and the loss of echoes at several distances. There is a panel for each config
+    file, data set and kind of question."""
+    lines = [*over_length(lines), *over_distance(lines)]
     panels = {}
     for key, panel in grouped(
             lines, "experiment", "kind", "data", "tokens", "fingerprint", "trained").items():
         panel = name_rows(panel, rows)
-        if len({line["length"] for line in panel}) > 1:
+        if len({line["at"] for line in panel}) > 1:
             panels[key] = panel
     if not panels:
         return
@@ -240,18 +243,42 @@ def draw_by_length(lines, path, rows=None, windows=()):
         drawn += [{**line, "label": f"{line['label']}, in windows of {line['trained']}"}
                   for line in panel if line["metric"] == "window_loss" and line["label"] in windows]
         unit, tokens = unit_of(key[2])
-        drawn = [{**line, "length": line["length"] // tokens, "trained": line["trained"] // tokens}
+        drawn = [{**line, "trained": line["trained"] // tokens, "at": line["at"] // tokens}
                  for line in drawn]
-        curves.draw_curves(ax, drawn, "length", "value", colors)
+        ticks = {line["at"]: line["tick"] or line["at"] for line in drawn}
+        curves.draw_curves(ax, drawn, "at", "value", colors)
         curves.label_axis(ax, drawn[0]["metric"], unit)
         title = TITLES.get(name, name)
         if names.count(name) > 1:
             title += f" ({key[2]}, data {key[4]})"
-        curves.length_axis(ax, drawn)
+        curves.length_axis(ax, ticks)
         ax.set_title(title, loc="left")
-        ax.set_xlabel(f"length, {unit}s; dashed: as trained")
+        ax.set_xlabel(f"{drawn[0]['x']}, {unit}s; dashed: as trained")
     curves.name_curves(*axes)
     curves.save(figure, path)
+
+def over_length(lines):
+    """Yields the losses of --extrapolate and the errors of --evaluate. Each has a place `at` on the
+    axis `x`, what its `tick` says, and the `kind` of its question."""
+    for line in lines:
+        if line["multiple"] or line["metric"] == "token_error":
+            if not re.fullmatch(ECHO, line["split"]):
+                yield {**line, "kind": kind_of(line["split"]), "x": "length",
+                       "at": line["length"], "tick": ""}
+
+def over_distance(lines):
+    """Yields the losses of data/echo.py over the distance of the copy, in the longest rows, because
+    only they have several distances. New text, which has no copy, is farthest to the right."""
+    echoes = [line for line in lines
+              if line["metric"] == "loss" and re.fullmatch(ECHO, line["split"])]
+    longest = max((line["length"] for line in echoes), default=0)
+    for line in echoes:
+        if line["length"] == longest:
+            distance = re.fullmatch(ECHO, line["split"])[1]
+            yield {**line, "experiment": "finding a copy",
+                   "kind": f"given {longest} bytes, trained on {line['trained']}",
+                   "x": "distance of the copy", "at": int(distance or 2 * longest),
+                   "tick": "" if distance else "no copy"}
 
 def unit_of(data):
     """Returns what the lengths of a data set count, and how many tokens such a unit takes."""

@@ -216,7 +216,7 @@ def show(runs):
     print("\nBold rows are yours. The others come from another CPU, which rounds differently. To "
           "see how much that matters, add one of their methods, such as rope.\n")
     try:
-        report.draw_by_length(lines, "out/suite.png")
+        report.draw(lines, "out/suite.png")
     except Mistake as mistake:  # without matplotlib
         print(f"no picture, because {mistake}")
 

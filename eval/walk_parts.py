@@ -331,7 +331,7 @@ def draw_lengths(methods, in_windows):
     figure = Figure((WIDTH, 4), layout="constrained")
     ax = figure.subplots()
     curves.draw_curves(ax, drawn, "length", "value", curves.COLORS)
-    curves.length_axis(ax, drawn)
+    curves.length_axis(ax, {line["length"]: line["length"] for line in drawn})
     ax.set(xlabel="length of the text, bytes; dashed: as trained", ylabel="loss, nats per byte")
     curves.name_curves(ax)
     show(figure, 6, "lengths", "the loss of larger models over the length of the text. RoPE's "

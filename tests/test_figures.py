@@ -348,7 +348,7 @@ def test_the_curves_of_a_report(drawn, monkeypatch):
             lines.append(ABOUT | dict(
                 run=run, pe=pe, experiment="x", multiple=2**n, tokens=9, length=8 * 2**n,
                 value=value) | change)
-    report.draw_by_length(lines, "x", windows=["rope"])
+    report.draw(lines, "x", windows=["rope"])
     (ax,) = drawn[0].axes
     found = {line.get_label(): (line.get_color(), line.get_linestyle(), line.get_xydata().tolist())
              for line in ax.lines if not line.get_label().startswith("_")}
@@ -383,7 +383,7 @@ def test_a_panel_for_each_set_of_lengths(drawn, monkeypatch):
                     lines.append(ABOUT | dict(
                         run="r", experiment=experiment, split=split, metric=metric, length=length,
                         multiple=multiple, fingerprint=fingerprint, value=10.0 + length))
-    report.draw_by_length(lines, "x")
+    report.draw(lines, "x")
     axes = [ax for ax in drawn[0].axes if ax.get_visible()]
     assert [ax.get_title("left") for ax in axes] == [
         "predicting text", "task", "looking up a value by its key (d, data 0)",
@@ -391,6 +391,29 @@ def test_a_panel_for_each_set_of_lengths(drawn, monkeypatch):
     for ax in axes:
         assert ax.lines[0].get_xydata().tolist() == [[8, 18], [16, 26]]
         assert ax.get_xticks().tolist() == [8, 16]
+
+def test_echoes_over_distance(drawn, monkeypatch):
+    """The loss of echoes has a panel over the distance of the copy, for each trained length, with
+    the loss of new text to the right. Short rows, which have one distance, have no panel."""
+    monkeypatch.setattr(curves, "name_curves", lambda *axes: None)
+    lines = []
+    for trained in (128, 1024):
+        for split, length in (("new_128", 128), ("at64_128", 128), ("new_1024", 1024),
+                              ("at64_1024", 1024), ("at900_1024", 1024)):
+            for metric in ("loss", "token_error"):
+                lines.append(ABOUT | dict(
+                    run="r", experiment="echo_small", data="echo", metric=metric, split=split,
+                    length=length, trained=trained, value=len(lines)))
+    report.draw(lines, "x")
+    assert [ax.get_title("left") for ax in drawn[0].axes] == [
+        "finding a copy, given 1024 bytes, trained on 128",
+        "finding a copy, given 1024 bytes, trained on 1024"]
+    for ax, first in zip(drawn[0].axes, (0, 10)):
+        points = [[64, 6], [900, 8], [2048, 4]]
+        assert ax.lines[0].get_xydata().tolist() == [[x, first + y] for x, y in points]
+        labels = [label.get_text() for label in ax.get_xticklabels()]
+        assert dict(zip(ax.get_xticks(), labels)) == {64: "64", 900: "900", 2048: "no copy"}
+        assert ax.get_ylabel() == "loss, nats per byte"
 
 def draw_named(n, name):
     """Returns a panel with n curves, which end higher and higher, and the figure's height before
@@ -447,7 +470,7 @@ def test_axes_say_what_they_count(drawn, monkeypatch):
         for length in (24, 48):
             lines.append(ABOUT | dict(run="r", experiment="x", data=data, metric="token_error",
                                       length=length, trained=24, value=1.0))
-    report.draw_by_length(lines, "x")
+    report.draw(lines, "x")
     found = [(ax.get_xlabel().split()[1], *ax.get_xticks()) for ax in drawn[0].axes]
     assert found == [("bytes;", 24, 48), ("tokens;", 24, 48), ("letters;", 12, 24),
                      ("tokens;", 24, 48)]

@@ -89,7 +89,6 @@ def test_what_separates_methods():
         ("copying", copying),
         ("lookup by content", ratios("lookup_small", "token_error", "content")),
         ("recall", ratios("recall_small", "token_error")),
-        ("addition", ratios("addition_small", "token_error")),
     ):
         assert stated[name] == want, name
 
