@@ -136,10 +136,9 @@ def main(words):
             refuse_nan(step, loss=processes.sum(loss), gradient=norm,
                        weights=torch.nn.utils.get_total_norm(raw_model.parameters()))
             if rank == 0:
-                with whole_file(os.path.join(cfg.out_dir, "ckpt.pt")) as file:
-                    torch.save(dict(model=raw_model.state_dict(), optimizer=optimizer.state_dict(),
-                                    step=step, config=asdict(cfg), meta=train.meta,
-                                    wandb=log.wandb_id, **identity), file)
+                save_checkpoint(cfg.out_dir, dict(
+                    model=raw_model.state_dict(), optimizer=optimizer.state_dict(), step=step,
+                    config=asdict(cfg), meta=train.meta, wandb=log.wandb_id, **identity))
             saved_step = step
         if must_evaluate:
             # without DDP, in which all processes must make the same number of forward passes
@@ -214,7 +213,8 @@ def read_options(words):
         of_origin = model_options(origin)
         for name in {"block_size", "dropout"} & from_file.keys():  # the weights fit any of these
             del of_origin[name]
-        cfg = replace(default, **{**of_origin, **from_flags})
+        default = replace(default, **of_origin)
+        cfg = replace(default, **from_flags)
     identity = identify(cfg, default, from_file, from_flags)
     cfg.out_dir = cfg.out_dir or directory(cfg, default, identity["flags"])
     refuse_nonsense(cfg, from_flags)
@@ -259,6 +259,9 @@ def refuse_nonsense(cfg, from_flags):
     if cfg.min_lr > cfg.learning_rate and cfg.schedule != "constant":
         raise Mistake(f"min_lr={cfg.min_lr} is above learning_rate={cfg.learning_rate}, so the "
                       "learning rate would rise; lower --min_lr")
+    if cfg.decay_iters and cfg.schedule == "constant":
+        raise Mistake(f"decay_iters={cfg.decay_iters} does nothing with schedule=constant; decay "
+                      "with --schedule=linear or cosine, which is constant before")
 
 def open_run(cfg):
     """Returns the checkpoint in the run directory, or None, and the lock of the directory, or None
@@ -336,12 +339,17 @@ def differences(cfg, saved):
                           if hasattr(cfg, name)})  # a newer version may have other options
     changed = {name for name, value in asdict(old).items() if value != getattr(cfg, name)}
     changed -= MAY_CHANGE
-    steps = range(saved["step"])  # those that were taken
-    if changed & SCHEDULE and all(learning_rate(s, old) == learning_rate(s, cfg) for s in steps):
-        changed -= SCHEDULE
+    other_rates = []  # the steps that were taken with another learning rate
+    if changed & SCHEDULE:
+        other_rates = [step for step in range(saved["step"])
+                       if learning_rate(step, old) != learning_rate(step, cfg)]
+        if not other_rates:
+            changed -= SCHEDULE
     names = [name for name in asdict(cfg) if name in changed]  # in the order of --help
     before = [f"--{name}={getattr(old, name)}" for name in names]
     now = [f"--{name}={getattr(cfg, name)}" for name in names]
+    if other_rates:
+        now.append(f"(which changes the learning rate from step {other_rates[0]} on)")
     return before, now
 
 def tokenizer_name(meta):
@@ -457,21 +465,24 @@ class StopSignal:
                 signal.signal(number, self.hear)
 
     def hear(self, number, frame):
-        if os.environ.get("RANK", "0") == "0":
-            with suppress(OSError):  # the terminal may be closed
-                os.write(2, b"\nstopping; the same command with --resume continues. Another Ctrl-C "
-                            b"ends the run without saving\n")
         if self.ends_the_run:
+            self.say(b"stopped by a signal; the same command with --resume continues")
             end_by(number)
+        self.say(b"stopping after this step. Another Ctrl-C ends the run without saving")
         self.number = number
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the run at once
+
+    def say(self, words):
+        if os.environ.get("RANK", "0") == "0":
+            with suppress(OSError):  # the terminal may be closed
+                os.write(2, b"\n" + words + b"\n")  # because print may be interrupted
 
     @contextmanager
     def at_once(self):
         """Within this context, a signal ends the process at once."""
         self.ends_the_run = True
         if self.number:  # it came just before
-            end_by(self.number)
+            self.hear(self.number, None)
         yield
         self.ends_the_run = False
 
@@ -499,6 +510,16 @@ def refuse_nan(step, **tensors):
         if not tensor.isfinite():
             raise Mistake(f"the {name} became {tensor.item()} before step {step}, so these weights "
                           "are not saved; train again with a lower --learning_rate")
+
+def save_checkpoint(run, checkpoint):
+    """Writes run/ckpt.pt. A kill or a full disk leaves the previous one."""
+    try:
+        with whole_file(os.path.join(run, "ckpt.pt")) as file:
+            torch.save(checkpoint, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch.save hides that the disk is full
+            raise error.__context__ from None
+        raise
 
 def learning_rate(step, cfg):
     """Returns the learning rate of a step, which follows a linear warm-up and then the schedule.

@@ -51,6 +51,7 @@ MISTAKES = [
     ("train.py --init_from={run} --n_embd=32", "the weights of {run} do not fit a model with pe="),
     ("train.py --init_from={run} --pe=pope", "the weights of {run} do not fit a model with pe='po"),
     ("train.py --pe=rope --cope_npos=7", "cope_npos does nothing for pe='rope'"),
+    ("train.py --schedule=constant --decay_iters=2", "decay_iters=2 does nothing with schedule=c"),
     ("train.py --init_from={run} --data={rows}", "{run} was trained with "),
     ("train.py --init_from={nano}", "{nano}/ckpt.pt"),
     ("train.py --out_dir={run}", "{run} already holds a run"),
