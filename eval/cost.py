@@ -50,16 +50,16 @@ def main(words):
     name = torch.cuda.get_device_name() if device.type == "cuda" else "one thread of a CPU"
     print(f"{name}, torch {torch.__version__}, {args.rounds} rounds\n", flush=True)
     rows = {}  # {name of a method: its cells}
-    for n, length in enumerate(map(int, args.lengths)):
+    lengths = sorted(map(int, args.lengths))  # a method that is too large for one is so for longer
+    for length in lengths:
         steps = {}
         for pe in dict.fromkeys(["rope", *args.methods]):
             if not is_too_large(pe, length, device):
                 steps.update(variants(pe, length, device))
         for name, cells in measure(steps, args.rounds).items():
-            empty = ["–"] * 2 * n  # it may have been too large at the lengths before
-            rows.setdefault(name, empty).extend(cells)
+            rows.setdefault(name, []).extend(cells)
     headings = []
-    for length in args.lengths:
+    for length in lengths:
         headings += [f"time, {length} tokens", f"memory, {length} tokens"]
     print(f"| method | {' | '.join(headings)} |\n{'| --- ' * (1 + len(headings))}|")
     for name, cells in rows.items():

@@ -66,8 +66,13 @@ def main(words):
     if args.beside:
         lines += comparable(read([args.beside]), lines)
     if args.only:
+        known = {line["experiment"] for line in lines}
         lines = [line for line in lines if line["experiment"] in args.only]
-    print_tables(lines, args.metrics, args.rows)
+        if not lines:
+            raise Mistake(f"--only={','.join(args.only)} leaves nothing; there are "
+                          f"{', '.join(sorted(known))}")
+    if not print_tables(lines, args.metrics, args.rows):
+        raise Mistake("no table has these --rows and --metrics; without them, all are printed")
     draw(lines, args.out, args.rows, args.windows)
 
 # --- which numbers count --------------------------------------------------------------------------
@@ -138,7 +143,9 @@ def name_rows(lines, rows):
 # --- tables ---------------------------------------------------------------------------------------
 
 def print_tables(lines, metrics=None, rows=None):
-    """Prints the tables in Markdown, or only those of these metrics and rows."""
+    """Prints the tables in Markdown, or only those of these metrics and rows, and returns how many
+    there were."""
+    printed = 0
     for (experiment, metric, trained), table in grouped(
             lines, "experiment", "metric", "trained").items():
         if metric == "window_loss" or metrics and metric not in metrics:
@@ -148,6 +155,8 @@ def print_tables(lines, metrics=None, rows=None):
         table = name_rows(table, rows)
         if table:
             print_table(experiment, metric, table)
+            printed += 1
+    return printed
 
 def windows_at_the_end(lines, experiment, trained):
     """Returns the lines with the window_loss at the largest multiple. It joins the losses as their

@@ -100,10 +100,13 @@ class Run:
         self.words = [path, f"--pe={pe}", *options, f"--seed={seed + n}", "--device=cpu",
                       "--resume"]
         # refuses mistakes in all runs before any of them is trained
-        self.cfg, _, saved, _, lock = read_options(self.words)
+        self.cfg, identity, saved, _, lock = read_options(self.words)
         if lock:
             lock.close()  # the process that trains needs it
         self.folder = self.cfg.out_dir
+        if saved and saved.get("settings") != identity["settings"]:
+            raise Mistake(f"{path} has changed since {self.folder} was trained; delete that "
+                          "directory, or change the file back")
         self.is_trained = saved is not None and saved["step"] >= self.cfg.max_iters
         self.process = None
         self.reason = None  # why it failed
@@ -123,16 +126,18 @@ class Run:
             measure = f"--evaluate={','.join(names)}"
         self.to_measure = ["sample.py", self.folder, "--device=cpu", measure]
         option, _, values = measure.partition("=")
-        field = "split" if option == "--evaluate" else "multiple"
+        if option == "--evaluate":
+            wanted = {(name, None) for name in values.split(",")}
+        else:
+            name = self.cfg.eval_splits.split(",")[0]
+            wanted = {(name, float(value)) for value in values.split(",")}
         path = os.path.join(self.folder, "results.jsonl")
         found = set()
         for line in report.lines_of(path, self.folder) if os.path.exists(path) else []:
-            if line["step"] == self.cfg.max_iters and not line["options"]:
-                found.add(str(line[field]))
-        wanted = values.split(",")
-        if field == "multiple":
-            wanted = [str(float(value)) for value in wanted]
-        self.is_measured = self.is_trained and found.issuperset(wanted)
+            if (line["step"], line["options"], line["fingerprint"]) == (
+                    self.cfg.max_iters, {}, split.fingerprint):
+                found.add((line["split"], line["multiple"]))
+        self.is_measured = self.is_trained and found >= wanted
 
     def finish(self):
         """Trains, if that is not done yet, and measures. Sets `reason` if one of the two fails."""

@@ -283,8 +283,10 @@ def test_a_table(tmp_path, capsys):
         ("`learned`", ["1", "0.500", "–", "–"])]
     report.main([*sources, "--rows=rope,learned", "--only=x", "--metrics=loss", picture])
     assert [*tables(capsys)[title]] == ["row", "`rope`", "`learned`"]
-    report.main([*sources, "--only=y", picture])
-    assert not tables(capsys)
+    with pytest.raises(Mistake, match="--only=y leaves nothing; there are x"):
+        report.main([*sources, "--only=y", picture])
+    with pytest.raises(Mistake, match="no table has these --rows"):
+        report.main([*sources, "--rows=roqe", picture])
 
 def test_rows_beside_others(tmp_path, capsys):
     """A file of results is read like a run. Only numbers that were measured here too are shown of

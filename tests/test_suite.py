@@ -1,4 +1,5 @@
 """eval/suite.py: two steps of training on the smallest experiment, in a copy of the project."""
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import pytest
 
 import sample
 import train
+from config import Mistake
 from eval import suite
 from model import read_checkpoint
 from train import read_records
@@ -91,18 +93,36 @@ def test_an_interrupted_suite(project, number):
     assert 0 < reached[0] < reached[1] < 2000
 
 def test_a_run_that_was_also_measured_in_another_way(stream, tmp_path, monkeypatch):
-    """The numbers of --evaluate have no multiple of the trained length, which the suite looks for
-    in a run of the quickstart."""
+    """Neither the numbers of --evaluate nor those on other data count as the ones that the suite
+    measures of the quickstart, which it then has still to measure."""
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(stream, tmp_path / "other")
+    meta = json.loads((tmp_path / "other" / "meta.json").read_text())
+    (tmp_path / "other" / "meta.json").write_text(json.dumps(meta | dict(checksum=1)))
     method = (f"rope --data={stream} --max_iters=1 --eval_batches=1 --n_layer=1 --n_embd=16 "
               "--block_size=16")
     run = suite.Run(method, "quickstart", 0)
     train.main(run.words)
-    for measure, is_measured in (("--evaluate=val", False), ("--extrapolate=1,2,4,8", True)):
-        sample.main([run.folder, measure, "--device=cpu", "--eval_tokens=2100"])
+    for measure, is_measured in (
+            ("--evaluate=val", False), ("--extrapolate=1,2,4,8 --data=./other", False),
+            ("--extrapolate=1,2,4,8", True)):
+        sample.main([run.folder, *measure.split(), "--device=cpu", "--eval_tokens=2100"])
         again = suite.Run(method, "quickstart", 0)
         again.prepare()
         assert again.is_measured == is_measured
+
+def test_an_edited_config_file_is_another_run(stream, tmp_path, monkeypatch):
+    """Otherwise the numbers of the old file would be shown for the new one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    mine = tmp_path / "config" / "mine.py"
+    mine.write_text(f"data = {str(stream)!r}\nn_layer = n_head = 1\nn_embd = block_size = 16\n"
+                    "max_iters = 1\neval_batches = 1\n")
+    train.main(suite.Run("rope", "mine", 0).words)
+    assert suite.Run("rope", "mine", 0).is_trained
+    mine.write_text(mine.read_text() + "learning_rate = 1.0\n")
+    with pytest.raises(Mistake, match="config/mine.py has changed since out/mine_rope"):
+        suite.Run("rope", "mine", 0)
 
 def line(pe, seed, value, **more):
     return dict(pe=pe, label=pe, seed=seed, value=value, metric="loss", split="val", multiple=None,
