@@ -7,12 +7,7 @@ Echoes: how far back does a method find a copy? A run takes five to ten minutes 
 
 The text is Python's own source, in which spans of 24 to 48 bytes come again (data/echo.py). Models
 are trained on 128 bytes at a time. The loss of each split is that of a span that also stands so
-many bytes before the end of a row, or of a new one.
-
-This is the control, a model that is trained on 1024 bytes at a time, with as many tokens per step:
-
-    python train.py config/echo_small.py --block_size=1024 --batch_size=2 \
-        --data=echo@length=1024,train=5000
+many bytes before the end of a row, or of a new one. The control is echo_long.py.
 
 Our choices. This is not an experiment from a paper. The model is the quickstart's, but reads three
 times as many tokens, at twice the learning rate, because a model learns to copy suddenly, and with
