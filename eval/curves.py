@@ -98,8 +98,10 @@ def parts_of_name(line):
     """Returns the words of which a label may consist, of which the first is always part of it."""
     name = [with_options(line["pe"], line["options"]), os.path.basename(line["config"])]
     for flag, value in line["flags"].items():
-        if flag == "init_from":  # of each seed, a run that may be named after the same seed
+        if flag == "init_from":  # its name may end in the same method and seed
             value = value.removesuffix(f"_seed{line['seed']}")
+            if value.endswith(f"_{line['pe']}"):
+                value = value.removesuffix(line["pe"]) + "*"
         name.append(f"--{flag}={value}")
     return name
 

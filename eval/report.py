@@ -35,6 +35,8 @@ TITLES = {  # of panels; others have the name of their config file
     "lookup_small, content": "looking up a value by its key",
     "lookup_small, position": "looking up a value by counting back",
     "copy_small": "copying letters",
+    "echo_small, in 1024 bytes": "finding a copy in 1024 bytes, trained on 128",
+    "echo_long, in 1024 bytes": "after a quarter more training, on 1024",
 }
 
 ECHO = r"(?:at(\d+)|new)_\d+"  # splits of data/echo.py, and the distance of the copy
@@ -235,11 +237,12 @@ def draw(lines, path, rows=None, windows=()):
     """Draws what was measured at several lengths, which is the loss of --extrapolate or the errors
     of --evaluate, and the loss of echoes at several distances. There is a panel for each config
     file, data set and kind of question."""
-    lines = [*over_length(lines), *over_distance(lines)]
+    named = []
+    for same in grouped([*over_length(lines), *over_distance(lines)], "experiment").values():
+        named += name_rows(same, rows)
     panels = {}
     for key, panel in grouped(
-            lines, "experiment", "kind", "data", "tokens", "fingerprint", "trained").items():
-        panel = name_rows(panel, rows)
+            named, "experiment", "kind", "data", "tokens", "fingerprint", "trained").items():
         if len({line["at"] for line in panel}) > 1:
             panels[key] = panel
     if not panels:
@@ -247,6 +250,7 @@ def draw(lines, path, rows=None, windows=()):
     names = [f"{experiment}, {kind}" if kind else experiment for experiment, kind, *_ in panels]
     colors = curves.colors_of(line for panel in panels.values() for line in panel)
     figure, axes = curves.panels(len(panels), 2, 4.5 if len(panels) > 1 else 7, 3)
+    of_distance = []
     for ax, name, key, panel in zip(axes, names, panels, panels.values()):
         drawn = [line for line in panel if line["metric"] != "window_loss"]
         drawn += [{**line, "label": f"{line['label']}, in windows of {line['trained']}"}
@@ -263,6 +267,10 @@ def draw(lines, path, rows=None, windows=()):
         curves.length_axis(ax, ticks)
         ax.set_title(title, loc="left")
         ax.set_xlabel(f"{drawn[0]['x']}, {unit}s; dashed: as trained")
+        if drawn[0]["x"] != "length":
+            of_distance.append(ax)
+    for ax in of_distance[1:]:  # their losses are those of the same spans
+        ax.sharey(of_distance[0])
     curves.name_curves(*axes)
     curves.save(figure, path)
 
@@ -284,10 +292,8 @@ def over_distance(lines):
     for line in echoes:
         if line["length"] == longest:
             distance = re.fullmatch(ECHO, line["split"])[1]
-            yield {**line, "experiment": "finding a copy",
-                   "kind": f"given {longest} bytes, trained on {line['trained']}",
-                   "x": "distance of the copy", "at": int(distance or 2 * longest),
-                   "tick": "" if distance else "no copy"}
+            yield {**line, "kind": f"in {longest} bytes", "x": "distance of the copy",
+                   "at": int(distance or 2 * longest), "tick": "" if distance else "no copy"}
 
 def unit_of(data):
     """Returns what the lengths of a data set count, and how many tokens such a unit takes."""

@@ -311,11 +311,22 @@ parts.print_costs(methods)
 The second number is a little larger than the first, because at 1x the first bytes of each text are
 predicted from very few others.
 
-None of these methods gains from distant text, but there was little to gain. RoPE and PoPE models
-that are trained on 1024 bytes at a time predict these bytes only 0.01 nats better with all of the
-text in view than with the last 128 bytes, and an ALiBi model 0.04 ([the
-table](README.md#what-distant-text-is-worth)). So the numbers do not say how well a method can use
-distant text. They say how much a method is harmed by seeing it.
+None of these methods gains from distant text, but in this text there is little to gain. RoPE and
+PoPE models that are trained on 1024 bytes at a time predict these bytes only 0.01 nats better with
+all of the text in view than with the last 128 bytes, and an ALiBi model 0.04 ([the
+table](README.md#what-distant-text-is-worth)). So these numbers say how much a method is harmed by
+distant text, but not whether it can use it.
+
+For that, another text has spans that come again ([data/echo.py](../data/echo.py)). A model that
+finds the earlier copy predicts the span nearly for free. Again the models were trained on 128 bytes
+at a time, and all of them find copies there. The picture shows what happens in 1024 bytes:
+
+![The loss of a span over the distance of its copy, for five methods](echoes.png)
+
+A curve that is as high at a distance as it is without a copy has not found the copy. RoPE finds
+none, not even 64 bytes back, although it did in training. A head that looks for the same letters
+needs a logit that depends on content at any distance. CoPE's positions end at npos - 1, ALiBi and
+FoX only subtract something from the logit, and so they keep finding what looks alike.
 
 ## 7. CoPE counts
 

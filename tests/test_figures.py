@@ -399,23 +399,24 @@ def test_echoes_over_distance(drawn, monkeypatch):
     the loss of new text to the right. Short rows, which have one distance, have no panel."""
     monkeypatch.setattr(curves, "name_curves", lambda *axes: None)
     lines = []
-    for trained in (128, 1024):
+    for experiment, trained in (("echo_small", 128), ("echo_long", 1024)):
         for split, length in (("new_128", 128), ("at64_128", 128), ("new_1024", 1024),
                               ("at64_1024", 1024), ("at900_1024", 1024)):
             for metric in ("loss", "token_error"):
                 lines.append(ABOUT | dict(
-                    run="r", experiment="echo_small", data="echo", metric=metric, split=split,
+                    run="r", experiment=experiment, data="echo", metric=metric, split=split,
                     length=length, trained=trained, value=len(lines)))
     report.draw(lines, "x")
     assert [ax.get_title("left") for ax in drawn[0].axes] == [
-        "finding a copy, given 1024 bytes, trained on 128",
-        "finding a copy, given 1024 bytes, trained on 1024"]
+        "finding a copy in 1024 bytes, trained on 128",
+        "after a quarter more training, on 1024"]
     for ax, first in zip(drawn[0].axes, (0, 10)):
         points = [[64, 6], [900, 8], [2048, 4]]
         assert ax.lines[0].get_xydata().tolist() == [[x, first + y] for x, y in points]
         labels = [label.get_text() for label in ax.get_xticklabels()]
         assert dict(zip(ax.get_xticks(), labels)) == {64: "64", 900: "900", 2048: "no copy"}
         assert ax.get_ylabel() == "loss, nats per byte"
+        assert ax.get_ylim() == drawn[0].axes[0].get_ylim()
 
 def draw_named(n, name):
     """Returns a panel with n curves, which end higher and higher, and the figure's height before
