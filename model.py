@@ -921,7 +921,7 @@ class CoPE(PE):
     integer, as (d, npos) or (H, d, npos), and between two integers q_i.e is interpolated linearly
     (CoPE arXiv:2405.18719 eq. 3-8 and Listing 1; eq. 3 omits sqrt(d)).
 
-    This is the row of query 5, with npos = 4 and z = q_5.e = (0, 2, 1, 3). kernels.py continues it
+    Query 5 sees this, with npos = 4 and z = q_5.e = (0, 2, 1, 3). kernels.py continues the example
     with the gradients.
 
         key     0     1     2     3     4     5

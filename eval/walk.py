@@ -6,12 +6,6 @@ This lesson is for readers who know attention, but not yet how a model learns th
 input. [walk.md](walk.md) is the lesson with all that its code prints and draws, so it can be read
 without running anything. To try changes, edit `eval/walk.py` and run `python -m eval.walk` (after
 `pip install matplotlib`), which takes about a minute and writes its pictures to `out/`.
-
-This command renders walk.md again (after `pip install jupytext nbconvert ipykernel`):
-
-    RENDER=1 jupytext --to ipynb --set-kernel python3 --execute -o - eval/walk.py |
-    jupyter nbconvert --stdin --to markdown --CoalesceStreamsPreprocessor.enabled=True \
-        --output-dir eval --output walk
 """
 
 # %%
@@ -333,8 +327,8 @@ FoX only subtract something from the logit, and so they keep finding what looks 
 In CoPE (contextual), a position is a count. The gate sigmoid(q_i.k_j / √d) says how much query i
 counts key j, and the position p of a key is the sum of the gates from this key to the query. A
 learned table e gives the bias: z = q_i.e has an entry for each integer, and between two integers
-the bias is interpolated. Here is the row of query 5. Its gates are chosen by hand, and z is
-(0, 2, 1, 3).
+the bias is interpolated. Here is what query 5 sees, with gates that are chosen by hand,
+and z = (0, 2, 1, 3).
 """
 
 # %%
@@ -351,7 +345,7 @@ def row_of_last_query(gates, z):
     p = cope.positions(gates)
     return torch.stack((gates, p, cope.bias_at(p, q)))[:, 0, 0, -1]
 
-parts.heading("7. CoPE counts: a row of six keys, as query 5 sees them")
+parts.heading("7. CoPE counts: six keys, as query 5 sees them")
 rows = row_of_last_query([0.5, 0.75, 0.75, 0.5, 0.5, 0.75], z=[0.0, 2, 1, 3])
 print("key  ", *[f"{key:5}" for key in range(6)])
 for name, values in zip(("gate", "p", "bias"), rows):

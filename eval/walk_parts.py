@@ -1,6 +1,12 @@
-"""
+r"""
 What eval/walk.py needs besides positional encodings: small models, the results of larger ones, and
 pictures (these need matplotlib).
+
+This command renders walk.md again (after `pip install jupytext nbconvert ipykernel`):
+
+    RENDER=1 jupytext --to ipynb --set-kernel python3 --execute -o - eval/walk.py |
+    jupyter nbconvert --stdin --to markdown --CoalesceStreamsPreprocessor.enabled=True \
+        --output-dir eval --output walk
 """
 import dataclasses
 import functools
