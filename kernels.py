@@ -46,7 +46,7 @@ gate g_ij is a term of p_it for all t <= j, so
     dG_ij = dg_ij g_ij (1 - g_ij)             the gradient of the gate's own logit
 
 dQ and dK take dS + dG. If the gates have a gate_q and gate_k of their own, these take dG, and dQ
-and dK take only dS. For example, the row of query 5, with npos = 4 and z = (0, 2, 1, 3):
+and dK take only dS. For example, what query 5 sees with npos = 4 and z = (0, 2, 1, 3):
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75

@@ -145,6 +145,23 @@ def test_claims_of_the_readme():
         assert round(at_8x[label] - found["quickstart", "loss", label, 1.0], 2) == rise
         assert rise < 0 or f"{rise:.2f}" in text
 
+def test_finding_copies():
+    """Of what a copy saves within 128 bytes, RoPE keeps less than a tenth in 1024 bytes, PoPE and
+    CARoPE ... CoPE, FoX and ALiBi pay less for all copies than if they saw
+    only the last 128 bytes."""
+    lines = [line for line in report.read(["eval/results.jsonl"])
+             if line["metric"] == "loss" and "echo" in line["experiment"]]
+    losses = {}  # {(experiment, pe): {split: mean}}
+    for (experiment, pe, split), cell in curves.grouped(
+            [line for line in lines if line["trained"] != 1024 or line["experiment"] == "echo_long"],
+            "experiment", "pe", "split").items():
+        row = losses.setdefault((experiment, pe), {})
+        row[split] = statistics.fmean(line["value"] for line in cell)
+    distances = (64, 128, 256, 512, 900)
+    for (experiment, pe), row in losses.items():
+        saved = row["new_128"] - row["at64_128"]
+        print(experiment, pe, [round((row["new_1024"] - row[f"at{d}_1024"]) / saved, 2) for d in distances], [round(row["new_128"] - row[f"at{d}_1024"],2) for d in distances])
+
 def test_what_distant_text_is_worth():
     """To models that were trained on 1024 bytes: the loss with the last 128 in view, minus that
     with all of them."""
