@@ -333,8 +333,8 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
                       f"{train.folder}; use --vocab_size=0")
 
 def differences(cfg, saved):
-    """Returns the options that a resumed run must not change, as two lists of flags: those of its
-    checkpoint, and those of the command line."""
+    """Returns the options that a resumed run has changed although it must not, as two lists of
+    flags: one with the values of its checkpoint, and one with the new values."""
     old = replace(cfg, **{name: value for name, value in saved["config"].items()
                           if hasattr(cfg, name)})  # a newer version may have other options
     changed = {name for name, value in asdict(old).items() if value != getattr(cfg, name)}
@@ -375,10 +375,10 @@ def set_up(cfg, saved, origin, device):
 # --- processes, devices and signals ---------------------------------------------------------------
 
 class Processes:
-    """The processes that torchrun started for this run, or only this one. Each has a device and an
-    equal part of every batch. `sum` and `max` wait for all processes, so all must call them at the
-    same point of the program. For a tensor on the CPU they do not wait for the GPU, because gloo
-    sends it, rather than NCCL."""
+    """The processes that torchrun started for this run, or only this process if there is no
+    torchrun. Each has a device and an equal part of every batch. `sum` and `max` wait for all
+    processes, so all must call them at the same point of the program. For a tensor on the CPU they
+    do not wait for the GPU, because gloo sends it, rather than NCCL."""
 
     def __init__(self, cfg):
         self.rank = int(os.environ.get("RANK", 0))  # set by torchrun
@@ -524,7 +524,7 @@ def save_checkpoint(run, checkpoint):
 def learning_rate(step, cfg):
     """Returns the learning rate of a step, which follows a linear warm-up and then the schedule.
     cosine and linear fall from learning_rate to min_lr, which they would reach at max_iters. With
-    decay_iters, they begin to fall only so many steps before."""
+    decay_iters, they begin to fall only that many steps before max_iters."""
     if step < cfg.warmup_iters:
         return cfg.learning_rate * (step + 1) / (cfg.warmup_iters + 1)
     begin = cfg.warmup_iters

@@ -90,8 +90,9 @@ class Parser(argparse.ArgumentParser):
         return next(iter(difflib.get_close_matches(name, names, 1)), None)
 
     def add_option(self, name, kind, help):
-        """Adds --name=value, where kind is the type of the value: int, float, str, bool, a Literal,
-        or one of these or None. An option that is not given is left out of the result."""
+        """Adds --name=value, where kind is the type of the value: int, float, str, bool or a
+        Literal, or a union of one of these with None. An option that is not given is left out of
+        the result."""
         flag = f"--{name}"
         help = help.replace("%", "%%")  # argparse formats it
         given = dict(default=argparse.SUPPRESS, help=help)

@@ -227,8 +227,8 @@ class Writer(contextlib.AbstractContextManager):
         the `write` that brings it to this many.
     settings: everything that the contents of a corpus depend on, or None in a small set.
 
-    `meta` will be meta.json. It is saved with each shard, so a caller puts there what it needs for
-    resuming. `written` is {split: number of its tokens}.
+    `meta` will be meta.json. If there are `settings`, it is saved with each shard, so a caller puts
+    into it what it needs for resuming. `written` is {split: number of its tokens}.
     """
 
     def __init__(self, folder, vocab_size, tokenizer, separator=None, shard_tokens=100_000_000,

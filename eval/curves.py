@@ -79,10 +79,11 @@ def grouped(lines, *fields):
     return groups
 
 def add_labels(lines):
-    """Gives each line of a table or a panel a `label`, which is the name of its row or its curve.
-    Lines share it if they differ only in the seed. It consists of pe, the options that were changed
-    at test time, the config file and the flags, without those that all lines have, as in
-    "pope --pope_delta=uniform" or "rope@rope_scaling=ntk,rope_factor=8"."""
+    """Gives each line of a table or a picture a `label`, which is the name of its row or its curve.
+    Lines share it if they differ only in the seed. It begins with pe and the options that were
+    changed at test time. The config file and the flags follow, except for those that all lines
+    share, as in "pope --pope_delta=uniform" or "rope@rope_scaling=ntk,rope_factor=8". If lines
+    would share a label but differ in the step or the settings, the label ends with these."""
     names = [parts_of_name(line) for line in lines]
     shared = set.intersection(*map(set, names))  # what all have says nothing
     for line, (pe, *others) in zip(lines, names):

@@ -89,14 +89,15 @@ def losses_of(gpt):
 # --- larger models, from eval/results.jsonl -------------------------------------------------------
 
 def published(methods):
-    """Returns the results on text of these methods with the options of config/quickstart.py."""
+    """Returns the results of these methods on text, with the options of config/quickstart.py."""
     lines = report.read([Path(__file__).with_name("results.jsonl")])
     return [line for line in lines
             if line["experiment"] == "quickstart" and line["pe"] in methods
             and line["multiple"] and not line["flags"] and not line["options"]]
 
 def mean_loss(lines, pe, metric, multiple):
-    """Returns the mean over the seeds of one of the results."""
+    """Returns the value of a metric for the method pe, at this multiple of the trained length, as
+    a mean over the seeds."""
     return statistics.fmean(line["value"] for line in lines if (
         line["pe"], line["metric"], line["multiple"]) == (pe, metric, multiple))
 
@@ -231,9 +232,9 @@ SETS = {
 }
 
 def draw_pairs(points, products):
-    """Draws two panels for each method, for two keys with different contents. points {method:
-    [(T, 2), (T, 2)]} are the pair's places in the plane, at the first T positions, and products
-    {method: [(N,), (N,)]} the products with a query at the distances 0 to N - 1."""
+    """Draws two panels for each method, for two keys with different contents. points, {method:
+    [(T, 2), (T, 2)]}, are the places of each key's pair in the plane, at the first T positions.
+    products, {method: [(N,), (N,)]}, are its products with a query at the distances 0 to N - 1."""
     figure = Figure((WIDTH, 5.0))
     axes = figure.subplots(2, 3, height_ratios=[1.25, 1], sharey="row", gridspec_kw=dict(
         left=0.055, right=0.99, top=0.94, bottom=0.1, wspace=0.06, hspace=0.42))

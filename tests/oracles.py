@@ -39,7 +39,8 @@ def gelu(x):
     return np.array(values).reshape(x.shape)
 
 def causal(T, f):
-    """The (T, T) array of f(i, j) for j <= i; the future stays zero and is never asked for."""
+    """Returns the (T, T) array of f(i, j) for j <= i. Its entries for the future, j > i, are zero,
+    and f is not called for them."""
     return np.array([[f(i, j) if j <= i else 0.0 for j in range(T)] for i in range(T)])
 
 def dots(q, k):
@@ -96,7 +97,8 @@ def exqpe(x, pos, cfg, S, theta, theta2):
 # --- rotations: the dot product changes -----------------------------------------------------------
 
 def rope(q, k, pos, cfg):
-    """Su et al. 2021, section 3.2.2: theta_c = base^(-2c/d), c = 0..d/2-1, rotate by t theta_c.
+    """Su et al. 2021, section 3.2.2: pair c at position n is rotated by the angle n theta_c, where
+    theta_c = base^(-2c/d), c = 0..d/2-1.
     With cfg.rope_fraction, all this is done to the first dimensions, as to a head of that width
     (GPT-NeoX's rotary_pct), and the others stay as they are.
     With cfg.rope_scaling, linear divides the positions by s (Chen et al. 2023), ntk raises the base

@@ -1,5 +1,6 @@
-"""The configurator and the config files: what they may say, and that every key has an effect. The
-errors for all other input are in test_bad_input.py."""
+"""Options and config files: how they are read, which mistakes in them are refused, and that all
+config files and documented commands work. The errors for all other input are in
+test_bad_input.py."""
 import dataclasses
 import glob
 import importlib

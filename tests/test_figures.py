@@ -449,8 +449,8 @@ def test_names_of_curves_do_not_overlap():
     (23, "curve"), (13, "a name that needs two of the lines of a panel"),
     (60, "curve --learning_rate=0.001 --warmup_iters=100")])
 def test_many_names_are_a_legend(n, name, capsys):
-    """It is below the panel and within the figure, which grows. Of very many curves, those are
-    drawn that end lowest."""
+    """It is below the panel and within the figure, which grows. If there are more than MOST_CURVES
+    curves, only those that end lowest are drawn."""
     ax, height = draw_named(n, name)
     names = [" ".join(text.get_text().split()) for text in ax.get_legend().get_texts()]
     assert names == [f"{name} {i}" for i in reversed(range(min(n, curves.MOST_CURVES)))]

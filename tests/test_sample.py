@@ -210,7 +210,8 @@ def test_a_directory_that_cannot_be_written(runs, tmp_path, capsys, monkeypatch)
     assert printed.err.count("results.jsonl could not be written (Permission denied), so") == 2
 
 def test_tokens_and_options_are_kept(runs):
-    """Options at test time have their types and one order, however they were written."""
+    """Options that are changed at test time are recorded with their types and in the order of
+    GPTConfig, in whatever order they were given."""
     run = f"{runs / 'rope'}@rope_factor=8,rope_scaling=ntk"
     sample.main([run, "--extrapolate=2", "--eval_tokens=512", "--device=cpu"])
     line = read_records(runs / "rope" / "results.jsonl")[-1]

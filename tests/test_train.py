@@ -1,6 +1,6 @@
 """train.py: a run that is stopped, resumed or divided over processes is the same run, no way of
-ending it loses it, and its numbers are those that a sum by hand gives. What is refused before
-training is in test_bad_input.py."""
+ending it loses it, and its numbers are those that a sum by hand gives. test_bad_input.py tests
+mistakes in the command line."""
 import collections
 import errno
 import itertools

@@ -150,7 +150,8 @@ def test_panels_differ():
 
 @torch.no_grad()
 def test_stopped_pairs_stop():
-    """With all pairs stopped, a distance above 63 has the logits of 63. With none, RoPE's."""
+    """With all pairs stopped, a distance above 63 has the logits of 63. With none stopped, the
+    logits are RoPE's."""
     source = SOURCE[SOURCE.index("class Stopped") : SOURCE.index('PES["stopped"]')]
     names = dict(vars(model), torch=torch)
     exec(source, names)
