@@ -120,8 +120,9 @@ class Run:
         self.metric = "token_error" if split.masks else "loss"
         measure = self.experiment.measure
         if not measure:
-            names = self.cfg.eval_splits.split(",")
-            names += [split_of(shard) for shard in split.meta["shards"]]
+            names = list(split.meta["row_length"])  # in the order in which they were written
+            names += self.cfg.eval_splits.split(",")
+            names += [split_of(shard) for shard in split.meta["shards"]]  # text has no rows
             names = [name for name in dict.fromkeys(names) if name != "train"]
             measure = f"--evaluate={','.join(names)}"
         self.to_measure = ["sample.py", self.folder, "--device=cpu", measure]

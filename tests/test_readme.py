@@ -167,6 +167,15 @@ def test_finding_copies():
     assert min(kept["pope"][:2]) > 0.3 and max(kept["pope"][2:]) < 0.1
     for pe in ("cope", "fox", "alibi"):
         assert max(copies[pe]) < losses[pe]["new_128"]
+    text = " ".join(Path("eval/README.md").read_text("utf-8").split())
+    text = text[text.index("A model that sees such rows from the start") :]
+    from_the_start = {(line["pe"], line["split"]): line["value"]
+                      for line in report.read(["eval/results.jsonl"])
+                      if line["metric"] == "loss" and line["experiment"] == "echo_small"
+                      and line["trained"] == 1024}
+    stated = re.findall(r"\d\.\d\d", text)[:4]
+    assert stated == [f"{from_the_start[pe, split]:.2f}" for pe in ("rope", "cope")
+                      for split in ("at64_1024", "new_1024")]
 
 def test_what_distant_text_is_worth():
     """To models that were trained on 1024 bytes: the loss with the last 128 in view, minus that
