@@ -311,16 +311,18 @@ all of the text in view than with the last 128 bytes, and an ALiBi model 0.04 ([
 table](README.md#what-distant-text-is-worth)). So these numbers say how much a method is harmed by
 distant text, but not whether it can use it.
 
-For that, another text has spans that come again ([data/echo.py](../data/echo.py)). A model that
-finds the earlier copy predicts the span nearly for free. Again the models were trained on 128 bytes
-at a time, and all of them find copies there. The picture shows what happens in 1024 bytes:
+For that, there is another text, in which spans come again ([data/echo.py](../data/echo.py)). A
+model that finds the earlier copy of a span predicts the span nearly for free. These models, too,
+were trained on 128 bytes at a time, and all five find copies there. The left picture shows the loss
+of a span in 1024 bytes:
 
 ![The loss of a span over the distance of its copy, for five methods](echoes.png)
 
-A curve that is as high at a distance as it is without a copy has not found the copy. RoPE finds
-none, not even 64 bytes back, although it did in training. A head that looks for the same letters
-needs a logit that depends on content at any distance. CoPE's positions end at npos - 1, ALiBi and
-FoX only subtract something from the logit, and so they keep finding what looks alike.
+Where a curve is as high as without a copy, the method has not found the copy. RoPE finds hardly
+any, not even 64 bytes back. It rotates what content adds to a logit, by angles that are new beyond
+the trained length. ALiBi and FoX only subtract something from a logit, and CoPE's positions end at
+npos - 1, so their heads can still find what looks alike. The right picture has the same models
+after further training on 1024 bytes. By then, RoPE finds copies, too.
 
 ## 7. CoPE counts
 
