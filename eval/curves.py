@@ -166,6 +166,8 @@ def draw_curves(ax, lines, x, y, colors):
         points = {}  # {x: {seed: y}}
         for line in curve:
             points.setdefault(line[x], {})[line["seed"]] = line[y]
+            if line.get("tick"):  # it is beside the axis, so a gap comes before it
+                points.setdefault(line[x] - 1, {})[line["seed"]] = math.nan
         seeds = max(points.values(), key=len).keys()
         values = {at: list(points[at].values()) for at in sorted(points)
                   if points[at].keys() == seeds}

@@ -266,7 +266,7 @@ def draw(lines, path, rows=None, windows=()):
             title += f" ({key[2]}, data {key[4]})"
         curves.length_axis(ax, ticks)
         ax.set_title(title, loc="left")
-        ax.set_xlabel(f"{drawn[0]['x']}, {unit}s; dashed: as trained")
+        ax.set_xlabel(f"{drawn[0]['x']}, {unit}s; dashed: trained length")
         if drawn[0]["x"] != "length":
             of_distance.append(ax)
     for ax in of_distance[1:]:  # their losses are those of the same spans
