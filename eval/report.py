@@ -6,11 +6,12 @@ Makes tables and a picture of what sample.py and eval/tasks.py have measured:
     python -m eval.report eval/results.jsonl        the tables of eval/README.md
 
 It reads run directories and files in the format of RUN/results.jsonl. There is a table for each
-config file and metric, the best row first. The picture shows losses and errors over length, if
-there are several lengths, and the losses of data/echo.py over the distance of the copy. Models that
-were trained at different lengths have tables and panels of their own. Runs that differ only in the
-seed share a row and a curve. If a number was measured twice for one row and seed, the later one
-counts. Numbers that were measured on different data are in different columns and panels.
+config file and metric, the best row first, and the losses of --extrapolate have one of their own.
+The picture shows losses and errors over length, if there are several lengths, and the losses of
+data/echo.py over the distance of the copy. Models that were trained at different lengths have
+tables and panels of their own. Runs that differ only in the seed share a row and a curve. If a
+number was measured twice for one row and seed, the later one counts. Numbers that were measured on
+different data are in different columns and panels.
 
 With --beside, your own rows are bold, and their curves are thick. Of the other file, only those
 numbers are shown that you have measured too.
@@ -35,8 +36,10 @@ TITLES = {  # of panels; others have the name of their config file
     "lookup_small, content": "looking up a value by its key",
     "lookup_small, position": "looking up a value by counting back",
     "copy_small": "copying letters",
+    "echo_small": "predicting code, trained on 128 bytes",
     "echo_small, in 1024 bytes": "finding a copy in 1024 bytes, trained on 128",
-    "echo_long, in 1024 bytes": "after a quarter more training, on 1024",
+    "echo_long": "predicting code, trained further on 1024",
+    "echo_long, in 1024 bytes": "finding a copy, trained further on 1024",
 }
 
 ECHO = r"(?:at(\d+)|new)_\d+"  # splits of data/echo.py, and the distance of the copy
@@ -148,11 +151,12 @@ def print_tables(lines, metrics=None, rows=None):
     """Prints the tables in Markdown, or only those of these metrics and rows, and returns how many
     there were."""
     printed = 0
-    for (experiment, metric, trained), table in grouped(
-            lines, "experiment", "metric", "trained").items():
+    lines = [{**line, "over_length": line["multiple"] is not None} for line in lines]
+    for (experiment, metric, trained, over_length), table in grouped(
+            lines, "experiment", "metric", "trained", "over_length").items():
         if metric == "window_loss" or metrics and metric not in metrics:
             continue
-        if metric == "loss":
+        if over_length:
             table = table + windows_at_the_end(lines, experiment, trained)
         table = name_rows(table, rows)
         if table:

@@ -283,7 +283,7 @@ parts.draw_lengths(methods, in_windows="rope")
 At the trained length, ALiBi is behind, FoX a little, and the others are about equal. Beyond it, all
 that rotate get worse. PoPE and CARoPE meet new angles too, but are harmed less than RoPE. CoPE's
 counts end at npos - 1, so it meets no new positions. The biases of FoX and ALiBi only continue to
-fall, so distant keys have hardly any weight.
+fall.
 
 The dashed curve belongs to the same RoPE models on the same bytes, but here they read windows of
 128 bytes that overlap by half, so that each byte sees 65 to 128 bytes and no distance is new. This
@@ -305,24 +305,22 @@ parts.print_costs(methods)
 The second number is a little larger than the first, because at 1x the first bytes of each text are
 predicted from very few others.
 
-None of these methods gains from distant text, but in this text there is little to gain. RoPE and
-PoPE models that are trained on 1024 bytes at a time predict these bytes only 0.01 nats better with
-all of the text in view than with the last 128 bytes, and an ALiBi model 0.04 ([the
-table](README.md#what-distant-text-is-worth)). So these numbers say how much a method is harmed by
-distant text, but not whether it can use it.
+None of these models gains from distant text. They have not learned to find anything there. Others
+of the same size were trained longer, on 128 bytes at a time of a text in which spans come again
+([data/echo.py](../data/echo.py)). A model that finds the earlier copy of a span predicts the span
+nearly for free, and all five methods have learned that. The upper pictures show what they do with
+1024 bytes of ordinary code (left), and with a span whose copy stands in 1024 bytes (right):
 
-For that, there is another text, in which spans come again ([data/echo.py](../data/echo.py)). A
-model that finds the earlier copy of a span predicts the span nearly for free. These models, too,
-were trained on 128 bytes at a time, and all five find copies there. The left picture shows the loss
-of a span in 1024 bytes:
+![The loss of five methods over length and over the distance of a copy](echoes.png)
 
-![The loss of a span over the distance of its copy, for five methods](echoes.png)
-
-Where a curve is as high as without a copy, the method has not found the copy. RoPE finds hardly
-any, not even 64 bytes back. It rotates what content adds to a logit, by angles that are new beyond
-the trained length. ALiBi and FoX only subtract something from a logit, and CoPE's positions end at
-npos - 1, so their heads can still find what looks alike. The right picture has the same models
-after further training on 1024 bytes. By then, RoPE finds copies, too.
+ALiBi and FoX gain from distant text, and the right picture shows why. Where a curve is as high as
+without a copy, the method has not found the copy. RoPE finds hardly any, not even 64 bytes back. It
+rotates what content adds to a logit, and the angles of distant keys are new, so these keys may draw
+attention away from near copies, too. ALiBi and FoX only subtract something from a logit, so their
+heads can still find what looks alike. CoPE's positions end at npos - 1. It finds copies in part,
+and best those at the start of the text, which it sees as in training. The lower pictures show the
+same models after further training on 1024 bytes. Now all five gain from distant text ([the
+numbers](README.md#what-distant-text-is-worth)).
 
 ## 7. CoPE counts
 

@@ -409,7 +409,7 @@ def test_echoes_over_distance(drawn, monkeypatch):
     report.draw(lines, "x")
     assert [ax.get_title("left") for ax in drawn[0].axes] == [
         "finding a copy in 1024 bytes, trained on 128",
-        "after a quarter more training, on 1024"]
+        "finding a copy, trained further on 1024"]
     for ax, first in zip(drawn[0].axes, (0, 10)):
         points = [point for point in ax.lines[0].get_xydata().tolist() if not math.isnan(point[1])]
         assert points == [[64, first + 6], [900, first + 8], [2048, first + 4]]
