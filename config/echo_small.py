@@ -4,10 +4,12 @@ Echoes: how far back does a method find a copy? A run takes five to ten minutes 
     python train.py config/echo_small.py              # PoPE
     python train.py config/echo_small.py --pe=rope    # or another of PES; other seeds: --seed=1338
     python sample.py out/echo_small_{pope,rope} --evaluate=new_128,at64_128,new_1024,at64_1024
+    python sample.py out/echo_small_{pope,rope} --data=stdlib --split=val --extrapolate=1,8
 
 The text is Python's own source, in which spans of 24 to 48 bytes come again (data/echo.py). Models
-are trained on 128 bytes at a time. The loss of each split is that of a span that also stands so
-many bytes before the end of a row, or of a new one. The control is echo_long.py.
+are trained on 128 bytes at a time. The loss of at64_1024 is that of a span that also stands 64
+bytes earlier in 1024 bytes, and that of new_1024 is the loss of a span without a copy. The last
+command shows what they have learned about ordinary code. The control is echo_long.py.
 
 Our choices. This is not an experiment from a paper. The model is the quickstart's, but reads three
 times as many tokens, at twice the learning rate, because a model learns to copy suddenly, and with
