@@ -9,7 +9,7 @@ Echoes: how far back does a method find a copy? A run takes five to ten minutes 
 The text is Python's own source, in which spans of 24 to 48 bytes come again (data/echo.py). Models
 are trained on 128 bytes at a time. The loss of at64_1024 is that of a span that also stands 64
 bytes earlier in 1024 bytes, and that of new_1024 is the loss of a span without a copy. The last
-command shows what they have learned about ordinary code. The control is echo_long.py.
+command shows what they have learned about ordinary code. The control is echo_long_small.py.
 
 Our choices. This is not an experiment from a paper. The model is the quickstart's, but reads three
 times as many tokens, at twice the learning rate, because a model learns to copy suddenly, and with

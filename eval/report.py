@@ -38,8 +38,8 @@ TITLES = {  # of panels; others have the name of their config file
     "copy_small": "copying letters",
     "echo_small": "predicting code, trained on 128 bytes",
     "echo_small, in 1024 bytes": "finding a copy in 1024 bytes, trained on 128",
-    "echo_long": "predicting code, trained further on 1024",
-    "echo_long, in 1024 bytes": "finding a copy, trained further on 1024",
+    "echo_long_small": "predicting code, trained further on 1024",
+    "echo_long_small, in 1024 bytes": "finding a copy, trained further on 1024",
 }
 
 ECHO = r"(?:at(\d+)|new)_\d+"  # splits of data/echo.py, and the distance of the copy

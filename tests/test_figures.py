@@ -399,7 +399,7 @@ def test_echoes_over_distance(drawn, monkeypatch):
     the loss of new text to the right. Short rows, which have one distance, have no panel."""
     monkeypatch.setattr(curves, "name_curves", lambda *axes: None)
     lines = []
-    for experiment, trained in (("echo_small", 128), ("echo_long", 1024)):
+    for experiment, trained in (("echo_small", 128), ("echo_long_small", 1024)):
         for split, length in (("new_128", 128), ("at64_128", 128), ("new_1024", 1024),
                               ("at64_1024", 1024), ("at900_1024", 1024)):
             for metric in ("loss", "token_error"):

@@ -2,8 +2,8 @@
 Echoes, the control: the models of echo_small.py, trained further on 1024 bytes at a time, for a
 quarter of the steps. A run takes 4 to 20 minutes on one core.
 
-    python train.py config/echo_long.py --init_from=out/echo_small_rope     # or another of them
-    python sample.py out/echo_long_rope_* --evaluate=new_128,at64_128,new_1024,at64_1024
+    python train.py config/echo_long_small.py --init_from=out/echo_small_rope
+    python sample.py out/echo_long_small_rope_* --evaluate=new_128,at64_128,new_1024,at64_1024
 
 Our choices. A step has as many tokens as in echo_small.py. A model that has not been trained on
 short rows before does not learn to copy in 2400 such steps.
