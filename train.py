@@ -339,17 +339,17 @@ def differences(cfg, saved):
                           if hasattr(cfg, name)})  # a newer version may have other options
     changed = {name for name, value in asdict(old).items() if value != getattr(cfg, name)}
     changed -= MAY_CHANGE
-    other_rates = []  # the steps that were taken with another learning rate
+    other_rate = None  # the first step that was taken with another learning rate
     if changed & SCHEDULE:
-        other_rates = [step for step in range(saved["step"])
-                       if learning_rate(step, old) != learning_rate(step, cfg)]
-        if not other_rates:
+        other_rate = next((step for step in range(saved["step"])
+                           if learning_rate(step, old) != learning_rate(step, cfg)), None)
+        if other_rate is None:
             changed -= SCHEDULE
     names = [name for name in asdict(cfg) if name in changed]  # in the order of --help
     before = [f"--{name}={getattr(old, name)}" for name in names]
     now = [f"--{name}={getattr(cfg, name)}" for name in names]
-    if other_rates:
-        now.append(f"(which changes the learning rate from step {other_rates[0]} on)")
+    if other_rate is not None:
+        now.append(f"(which changes the learning rate from step {other_rate} on)")
     return before, now
 
 def tokenizer_name(meta):
