@@ -290,12 +290,14 @@ def over_length(lines):
 def over_distance(lines):
     """Yields the losses of data/echo.py over the distance of the copy, in the longest rows, because
     only they have several distances. New text, which has no copy, is farthest to the right."""
-    echoes = [line for line in lines
-              if line["metric"] == "loss" and re.fullmatch(ECHO, line["split"])]
-    longest = max((line["length"] for line in echoes), default=0)
-    for line in echoes:
+    echoes = []
+    for line in lines:
+        split = re.fullmatch(ECHO, line["split"])
+        if split and line["metric"] == "loss":
+            echoes.append((line, split[1]))
+    longest = max((line["length"] for line, _ in echoes), default=0)
+    for line, distance in echoes:
         if line["length"] == longest:
-            distance = re.fullmatch(ECHO, line["split"])[1]
             yield {**line, "kind": f"in {longest} bytes", "x": "distance of the copy",
                    "at": int(distance or 2 * longest), "tick": "" if distance else "no copy"}
 
