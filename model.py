@@ -70,6 +70,8 @@ class GPTConfig:
     rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # to read longer texts
     rope_factor: float = 1.0  # rope_scaling: the longer texts' length / the trained length, > 1
     rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
+    # carope
+    carope_x: Literal["input", "embedding"] = "input"  # of attention, or of the token; sets f
     # pope
     pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
     pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
@@ -143,7 +145,8 @@ class PE(nn.Module):
     def per_position(self, x, pos):
         """Returns what encode_qk needs to know about the positions pos (T,) of the new tokens, such
         as angles. This is called once per forward pass, on the first layer's instance, and all
-        layers use the result. x (B, T, C) is used only for its dtype and device."""
+        layers use the result. x (B, T, C) holds the token embeddings, which most methods use only
+        for their dtype and device."""
 
     def embed(self, x, pos):
         """Returns the token embeddings x (B, T, C), changed or not. This is called once per forward
@@ -728,12 +731,15 @@ class CARoPE(PE):
     content. Each token x_t sets one frequency per head, f(x_t) = 1 / (softplus(x_t W + b) + 1), and
     the angle of pair c is the running sum
     phi_c(i) = sum_{t<=i} f(x_t)^c, c = 0..d/2-1 (CARoPE arXiv:2507.23083 section 2). Pair 0 does
-    not depend on content, because f^0 = 1. The paper takes "the embedding of the token" as x,
-    whereas we take the attention's input.
+    not depend on content, because f^0 = 1.
+
+    carope_x says what x is. The paper's words are "the embedding of the token", but with that, our
+    small models get worse in longer texts nearly as much as RoPE's, and the paper's models do not
+    (eval/README.md). So x is the attention's input, unless carope_x="embedding".
 
     The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
     constant b: with W = 0 it gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
-    reads = ("base",)
+    reads = ("base", "carope_x")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -743,7 +749,13 @@ class CARoPE(PE):
         target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
         self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1) in a stable form
 
-    def encode_qk(self, q, k, x, per_position, cache):
+    def per_position(self, x, pos):
+        """Returns the token embeddings (B, T, C) if they set the frequencies."""
+        return x if self.cfg.carope_x == "embedding" else None
+
+    def encode_qk(self, q, k, x, embeddings, cache):
+        if embeddings is not None:
+            x = embeddings
         u = precise_product(x, self.W) + self.b  # (B, T, H)
         log_f = -torch.log1p(F.softplus(u))
         c = torch.arange(self.d // 2, device=x.device)

@@ -20,12 +20,13 @@ H100 GPUs. Of its data, 9.9B tokens are for training and 0.1B for evaluation.
 Our choices. data/fineweb_edu.py keeps 0.1B tokens for val and as many for test, so that 9.8B are
 left for training. Sequences are drawn at random, so 19,000 steps leave 36% of these unread and read
 others several times. There are 12 heads, as in GPT-2, because the paper's 10 do not divide 768. The
-paper's x_t is "the embedding of the token", whereas ours is the input of each layer's attention.
-The paper starts CARoPE as RoPE but does not say how, so we add to x_t W a constant that makes
-CARoPE equal to RoPE as long as W = 0. The sinusoidal baseline multiplies the token embeddings by
-sqrt(768) = 27.7, as in Vaswani et al., unless --sinusoidal_scale=False; the paper does not say
-whether it does. Weight decay, betas and dropout are those with which GPT-2 is usually reproduced
-(0.1, 0.9 and 0.95, none), because the paper says only that they are GPT-2's.
+paper's x_t is "the embedding of the token", whereas ours is the input of each layer's attention,
+because our small models read longer texts well only with that; --carope_x=embedding takes the
+paper's words as they are. The paper starts CARoPE as RoPE but does not say how, so we add to x_t W
+a constant that makes CARoPE equal to RoPE as long as W = 0. The sinusoidal baseline multiplies the
+token embeddings by sqrt(768) = 27.7, as in Vaswani et al., unless --sinusoidal_scale=False; the
+paper does not say whether it does. Weight decay, betas and dropout are those with which GPT-2 is
+usually reproduced (0.1, 0.9 and 0.95, none), because the paper says only that they are GPT-2's.
 
 Memory at micro_batch=32 is about 19 GB.
 """

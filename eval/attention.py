@@ -86,14 +86,15 @@ def tokens_of_files(run, paths, length):
 @torch.no_grad()
 def measure(model, idx, measure_layer):
     """Returns {layer: what measure_layer returns for it}, for the texts idx (B, T). measure_layer
-    is a function of an Attention, its input x (B, T, C) and the arguments of its `textbook`. Layers
-    for which it returns None are left out, because they have nothing to show."""
+    is a function of an Attention, its input x (B, T, C), its per_position and the arguments of its
+    `textbook`. Layers for which it returns None are left out, because they have nothing to show."""
     layers = {}
 
     def add(attn, args):
-        x, pos, j, angles, _ = args
-        q, k, v, unencoded_q, per_key = attn.encode(x, pos, angles, {})
-        found = measure_layer(attn, x, q, k, v, unencoded_q, pos[:, None], j, per_key)
+        x, pos, j, per_position, _ = args
+        q, k, v, unencoded_q, per_key = attn.encode(x, pos, per_position, {})
+        found = measure_layer(
+            attn, x, per_position, q, k, v, unencoded_q, pos[:, None], j, per_key)
         if found is not None:
             layers[attentions.index(attn)] = found.detach().cpu()
 
@@ -104,7 +105,7 @@ def measure(model, idx, measure_layer):
         hook.remove()
     return layers
 
-def norms(attn, x, q, k, *rest):
+def norms(attn, x, per_position, q, k, *rest):
     """Returns (2, n), the norms in q and in k of the pair of entries that rotates at each of the n
     frequencies, averaged over texts, heads and tokens (PoPE Figures 3 to 6). In PoPE such a norm is
     a magnitude mu_c."""
@@ -116,17 +117,19 @@ def norms(attn, x, q, k, *rest):
             pairs = pairs.unflatten(-1, (2, -1))  # (2, B, H, T, 2, n)
             return pairs.norm(dim=-2).mean((1, 2, 3))
 
-def learned_rotation(attn, x, *rest):
+def learned_rotation(attn, x, per_position, *rest):
     """Returns (H, n), which holds PoPE's delta_c in radians, or the mean of CARoPE's f^c over the
     tokens divided by its value at initialisation."""
     for pe in attn.pes:
         if isinstance(pe, PoPE):
             return pe.delta
         if isinstance(pe, CARoPE):
+            if pe.cfg.carope_x == "embedding":
+                x = per_position["carope"]
             tokens = x.flatten(0, 1)[:, None]  # as texts of one token, whose phase is f^c
             q = x.new_zeros(len(tokens), pe.H, 1, pe.d)
             cache = {}
-            pe.encode_qk(q, q, tokens, None, cache)
+            pe.encode_qk(q, q, tokens, pe.per_position(tokens, None), cache)
             mean = cache["phi"].mean((0, 2))  # (H, n)
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
@@ -139,11 +142,11 @@ def cope_map(attn, name, q, k, v, unencoded_q, i, j, per_key):
             found = getattr(pe, name)(unencoded_q, logits, i, j, gate_k)
             return found[0].masked_fill(j > i, math.nan)
 
-def gates(attn, x, *operands):
+def gates(attn, x, per_position, *operands):
     """Returns CoPE's gates g_ij, (H, T, T) (CoPE Figure 7)."""
     return cope_map(attn, "gates", *operands)
 
-def position_weights(attn, x, *operands):
+def position_weights(attn, x, per_position, *operands):
     """Returns (H, T, T), CoPE's attention from position alone, as if q.k were the same for all
     keys. It is exp(z_i[p_ij]), divided by the largest in its row (CoPE Figure 4)."""
     z = cope_map(attn, "logit_bias", *operands)

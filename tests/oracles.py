@@ -280,9 +280,8 @@ def override(cfg, name, p, x, pos):
     values = [getattr(cfg, key) if cfg.expe_learned == "no" else float(p(key)) for key in keys]
     return (expe if name == "expe" else exqpe)(x, pos, cfg, *values)
 
-def embed(cfg, params, idx, pos):
-    """Token embeddings. Each method that acts on them acts once, however many layers name it."""
-    x = np.array([params["wte.weight"][token] for token in idx])
+def embed(cfg, params, x, pos):
+    """The token embeddings x after all methods. Each acts once, however many layers name it."""
     done = set()
     for i in range(cfg.n_layer):
         for name, p in methods(cfg, params, i):
@@ -297,12 +296,14 @@ def embed(cfg, params, idx, pos):
                 x = override(cfg, name, p, x, pos)
     return x
 
-def score(cfg, name, p, h, x, pos, q, k):
-    """Head h's scaled scores (T, T), with q and k rotated if the method is a rotation."""
+def score(cfg, name, p, h, x, embeddings, pos, q, k):
+    """Head h's scaled scores (T, T), with q and k rotated if the method is a rotation. x is the
+    normed input of the layer."""
     if name == "rope":
         return dots(*rope(q, k, pos, cfg))
     if name == "carope":
-        return dots(*carope(q, k, x, p("W")[:, h], cfg))
+        source = embeddings if cfg.carope_x == "embedding" else x
+        return dots(*carope(q, k, source, p("W")[:, h], cfg))
     if name == "pope":
         delta = np.zeros(q.shape[1]) if cfg.pope_delta == "none" else p("delta")[h]
         return pope_scores(q, k, pos, delta, cfg)
@@ -338,7 +339,7 @@ def bias(cfg, name, p, h, x, q, v, scores, pos):
         return cope_alibi_bias(pij, cfg.cope_m0 * 2.0 ** -h)
     return cope_alibi_bias(pij, alibi_slopes(H)[h])
 
-def attention(cfg, params, i, x, pos):
+def attention(cfg, params, i, x, embeddings, pos):
     """Causal self-attention of layer i on its normed input x (T, C)."""
     T, C = x.shape
     d = C // cfg.n_head
@@ -356,7 +357,7 @@ def attention(cfg, params, i, x, pos):
         head = slice(h * d, (h + 1) * d)
         q, k, v = qk[:, :C][:, head], qk[:, C:][:, head], v_all[:, head]
         rotation, p = next((pe for pe in pes if pe[0] in ROTATE), ("nope", None))
-        scores = a = score(cfg, rotation, p, h, x, pos, q, k)
+        scores = a = score(cfg, rotation, p, h, x, embeddings, pos, q, k)
         for name, p in pes:
             if name in BIAS:
                 a = a + bias(cfg, name, p, h, x, q, v, scores, pos)
@@ -393,9 +394,11 @@ def mlp(cfg, params, name, x):
 def gpt(cfg, params, idx, start=0):
     """Logits (T, vocab) of the tokens idx, the first of which stands at position `start`."""
     pos = list(range(start, start + len(idx)))
-    x = embed(cfg, params, idx, pos)
+    embeddings = np.array([params["wte.weight"][token] for token in idx])
+    x = embed(cfg, params, embeddings, pos)
     for i in range(cfg.n_layer):
-        x = x + attention(cfg, params, i, norm(cfg, params, f"h.{i}.ln_1", x), pos)
+        normed = norm(cfg, params, f"h.{i}.ln_1", x)
+        x = x + attention(cfg, params, i, normed, embeddings, pos)
         x = x + mlp(cfg, params, f"h.{i}.mlp", norm(cfg, params, f"h.{i}.ln_2", x))
     head = params["wte.weight"] if cfg.tie else params["lm_head.weight"]
     return norm(cfg, params, "ln_f", x) @ head.T

@@ -66,7 +66,7 @@ def test_norms(options, layers, monkeypatch):
     for i in layers:
         for side in (0, 1):
             of_layer = [calls[n] for n in range(12) if n // 2 % 3 == i]
-            y = np.concatenate([arguments[6 + side] for _, arguments, _ in of_layer])
+            y = np.concatenate([arguments[side - 2] for _, arguments, _ in of_layer])
             if "pope" not in options["pe"]:
                 n = round(4 * net.cfg.rope_fraction)  # pairs that rotate
                 want = np.hypot(y[:, :n], y[:, n : 2 * n])
@@ -108,13 +108,17 @@ def test_maps(options, layers, monkeypatch):
             assert np.abs(got - want)[~future].max() < 1e-3
 
 @torch.no_grad()
-def test_learned_rotation():
+@pytest.mark.parametrize("carope_x", ["input", "embedding"])
+def test_learned_rotation(carope_x):
     """The figure shows PoPE's delta, and CARoPE's frequencies, as a mean over tokens, divided by
     RoPE's."""
-    net, idx, params = small(pe="carope,pope,nope")
+    net, idx, params = small(pe="carope,pope,nope", carope_x=carope_x)
     got = attention.measure(net, idx, attention.learned_rotation)
     assert list(got) == [0, 1] and (got[1] == net.h[1].attn.pes[0].delta).all()
-    x = net.h[0].ln_1(net.wte(idx[0])).double().numpy()
+    x = net.wte(idx[0])
+    if carope_x == "input":
+        x = net.h[0].ln_1(x)
+    x = x.double().numpy()
     b = np.log(np.expm1(10000 ** (2 / 8) - 1))  # W = 0 would give RoPE's frequencies
     f = 1 / (np.log1p(np.exp(x @ params["h.0.attn.pes.0.W"] + b)) + 1)  # (tokens, heads)
     for c in range(4):

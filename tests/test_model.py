@@ -35,6 +35,7 @@ CASES = {name: dict(pe=name) for name in PES} | {
     "pope-no-delta": dict(pe="pope", pope_delta="none"),
     "pope-relu": dict(pe="pope", pope_mu="relu"),
     "pope-no-softplus": dict(pe="pope", pope_mu="identity"),
+    "carope-embedding": dict(pe="carope+sinusoidal", carope_x="embedding"),
     "relative-short": dict(pe="relative", block_size=5),
     "relative-capped": dict(pe="relative", block_size=5, relative_capped=True),
     "t5-coarse": dict(pe="t5", t5_buckets=8, t5_max_distance=13),
