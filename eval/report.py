@@ -32,6 +32,7 @@ ROW = ("config", "pe", "flags", "settings", "options", "step", "seed")  # whose 
 COLUMN = ("metric", "split", "multiple", "data", "tokens", "window", "fingerprint")  # of what
 TITLES = {  # of panels; others have the name of their config file
     "quickstart": "predicting text",
+    "text_small": "predicting text, after ten times the steps",
     "recall_small": "finding a value among fillers",
     "lookup_small, content": "looking up a value by its key",
     "lookup_small, position": "looking up a value by counting back",

@@ -44,6 +44,7 @@ class Experiment(NamedTuple):
     measure: str = ""  # the option of sample.py; empty: --evaluate of all splits but train
     seed: int | None = None  # the first one, from which the others count up; None: the config's
     seconds: int = 300  # that a run takes on one core, compared with those of the others
+    by_default: bool = True  # without --only
 
 EXPERIMENTS = {  # the longest begins first, so that all processes end at about the same time
     "quickstart": Experiment("--extrapolate=1,2,4,8", 1337, 330),
@@ -51,17 +52,19 @@ EXPERIMENTS = {  # the longest begins first, so that all processes end at about 
         "--evaluate=content,position,content_x2,position_x2,content_x3,position_x3", 1337, 105),
     "copy_small": Experiment("--evaluate=val,x1.5,x2,x3,x4", 0, 50),
     "recall_small": Experiment("--evaluate=val,x2,x4,x8,x16", 0, 20),
+    "text_small": Experiment("--extrapolate=1,2,4,8", 1337, 3300, by_default=False),
 }
 
 def main(words):
+    by_default = [name for name, experiment in EXPERIMENTS.items() if experiment.by_default]
     parser = config.Parser(__doc__)
     parser.add_argument("methods", nargs="+", metavar="METHOD",
                         help="a value of --pe, with other options of train.py in the same quotes")
     parser.add_argument("--seeds", type=config.integer, default=1, metavar="N",
                         help="runs of each method in each experiment [1]")
-    parser.add_argument("--only", type=comma_separated, default=list(EXPERIMENTS),
+    parser.add_argument("--only", type=comma_separated, default=by_default,
                         metavar="NAMES", help="config files, without config/ and .py "
-                                              f"[{','.join(EXPERIMENTS)}]")
+                                              f"[{','.join(by_default)}]")
     parser.add_argument("--jobs", type=config.integer, default=2, metavar="N",
                         help="processes at a time, each with one thread [2]")
     args = parser.parse_intermixed_args(words)

@@ -1,5 +1,6 @@
 """What the READMEs state: the tables of eval/README.md, and README's code."""
 import functools
+import math
 import re
 import statistics
 from pathlib import Path
@@ -159,6 +160,9 @@ def test_claims_of_the_readme():
                         ("alibi", -0.03)):
         assert round(at_8x[label] - found["quickstart", "loss", label, 1.0], 2) == rise
         assert rise < 0 or f"{rise:.2f}" in text
+    for label, percent in (("carope", 1), ("carope --carope_x=embedding", 16), ("rope", 17)):
+        rise = (found["quickstart", "loss", label, 2.0] - found["quickstart", "loss", label, 1.0])
+        assert round(100 * math.expm1(rise)) == percent
 
 def numbers_after(path, words, n):
     """Returns the first n numbers with two or more decimals that follow these words in a file."""
