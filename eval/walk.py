@@ -305,8 +305,9 @@ parts.print_costs(methods)
 The second number is a little larger than the first, because at 1x the first bytes of each text are
 predicted from very few others.
 
-None of these models gains from distant text. They have not learned to find anything there. Others
-of the same size were trained longer, on 128 bytes at a time of a text in which spans come again
+None of these models gains from distant text. They have not learned to find anything there (with
+[ten times the training](README.md#ten-times-the-steps), ALiBi and FoX do). Others of the same size
+were trained longer, on 128 bytes at a time of a text in which spans come again
 ([data/echo.py](../data/echo.py)). A model that finds the earlier copy of a span predicts the span
 nearly for free, and all five methods have learned that. The upper pictures show what they do with
 1024 bytes of ordinary code (left), and with a span whose copy stands in 1024 bytes (right):
