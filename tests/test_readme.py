@@ -258,6 +258,38 @@ def test_ten_times_the_steps():
     assert [pe for pe in ("alibi", "fox", "cope", "pope", "rope")
             if loss(pe, 8.0) < of_rope_in_windows] == ["alibi", "fox"]
 
+def test_other_learning_rates():
+    """Each cell of the table is the loss with this learning rate and the seed 1337."""
+    losses = {}
+    for line in report.read(["eval/results.jsonl", "eval/learning_rates.jsonl"]):
+        rate = line["flags"].get("learning_rate", 2e-3)
+        if (line["experiment"] == "quickstart" and line["metric"] == "loss"
+                and line["seed"] == 1337 and not line["options"]
+                and line["flags"].keys() <= {"learning_rate"}):
+            losses[line["pe"], line["multiple"], rate] = line["value"]
+    text = Path("eval/README.md").read_text("utf-8")
+    heading, _, *rows = text[text.index("| `pe` | 1x, 0.001") :].split("\n\n")[0].splitlines()
+    columns = [column.split("x, ") for column in heading.strip("| ").split(" | ")[1:]]
+    assert len(columns) == 6 and len(rows) == 7
+    for row in rows:
+        pe, *cells = row.strip("| ").split(" | ")
+        for (multiple, rate), cell in zip(columns, cells):
+            loss = losses.get((pe.strip("`"), float(multiple), float(rate)))
+            assert cell == ("–" if loss is None else f"{loss:.3f}"), row
+    methods = {pe for pe, _, rate in losses if rate != 2e-3}
+
+    def ranking(multiple, rate):
+        return sorted((pe for pe in methods if (pe, multiple, rate) in losses),
+                      key=lambda pe: losses[pe, multiple, rate])
+
+    gains = {pe: min(losses[pe, 1.0, 1e-3], losses[pe, 1.0, 2e-3]) - losses[pe, 1.0, 4e-3]
+             for pe in methods}
+    assert [pe for pe in gains if gains[pe] < 0] == ["fox"] and max(gains, key=gains.get) == "t5"
+    assert [ranking(1.0, rate)[0] for rate in (1e-3, 4e-3)] == ["fox", "rope"]
+    assert [ranking(1.0, rate)[-1] for rate in (1e-3, 2e-3, 4e-3)] == ["t5", "t5", "learned"]
+    assert all(set(ranking(8.0, rate)[:3]) == {"cope", "fox", "alibi"}
+               for rate in (1e-3, 2e-3, 4e-3))
+
 def test_costs():
     """README's multiples are those of eval/README's table, which eval.cost has printed."""
     table = Path("eval/README.md").read_text("utf-8").split("| method | time, 128 tokens |")[1]
