@@ -144,8 +144,8 @@ def published():
 
 def test_claims_of_the_readme():
     """Each number in README's table is the mean over the seeds. The best of all other methods at
-    copying gets more than 86% wrong. After 1600 steps, nothing that sees all of a text is as good as
-    pieces of it."""
+    copying gets more than 86% wrong. After 1600 steps, nothing that sees all of a text is as good
+    as pieces of it."""
     text = Path("README.md").read_text("utf-8").replace("22.4%, 20.5% and 4.9%", "22.4% 20.5% 4.9%")
     results = Path("eval/README.md").read_text("utf-8")
     found = published()
