@@ -124,12 +124,13 @@ def learned_rotation(attn, x, per_position, *rest):
         if isinstance(pe, PoPE):
             return pe.delta
         if isinstance(pe, CARoPE):
-            if pe.cfg.carope_x == "embedding":
-                x = per_position["carope"]
+            embeddings = per_position["carope"]
+            if embeddings is not None:  # they set the frequencies
+                x = embeddings
             tokens = x.flatten(0, 1)[:, None]  # as texts of one token, whose phase is f^c
             q = x.new_zeros(len(tokens), pe.H, 1, pe.d)
             cache = {}
-            pe.encode_qk(q, q, tokens, pe.per_position(tokens, None), cache)
+            pe.encode_qk(q, q, tokens, None, cache)
             mean = cache["phi"].mean((0, 2))  # (H, n)
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
