@@ -13,6 +13,7 @@ show only the first one.
 """
 import math
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -83,18 +84,30 @@ def tokens_of_files(run, paths, length):
 
 # --- what is measured in each layer ---------------------------------------------------------------
 
+class Layer(NamedTuple):
+    """An Attention and what it has computed of B texts before its softmax. The names are those of
+    Attention.forward and Attention.encode."""
+    attn: torch.nn.Module
+    x: torch.Tensor  # (B, T, C), the input
+    i: torch.Tensor  # (T, 1)
+    j: torch.Tensor  # (T,)
+    per_position: dict[str, Any]
+    q: torch.Tensor  # (B, H, T, d), or of width 2d after PoPE
+    k: torch.Tensor  # like q
+    v: torch.Tensor  # (B, H, T, d)
+    unencoded_q: torch.Tensor  # (B, H, T, d)
+    per_key: list[torch.Tensor]
+
 @torch.no_grad()
 def measure(model, idx, measure_layer):
-    """Returns {layer: what measure_layer returns for it}, for the texts idx (B, T). measure_layer
-    is a function of an Attention, its input x (B, T, C), its per_position and the arguments of its
-    `textbook`. Layers for which it returns None are left out, because they have nothing to show."""
+    """Returns {number of a layer: what measure_layer returns for its Layer}, for the texts idx
+    (B, T). Layers for which it returns None are left out, because they have nothing to show."""
     layers = {}
 
     def add(attn, args):
         x, pos, j, per_position, _ = args
-        q, k, v, unencoded_q, per_key = attn.encode(x, pos, per_position, {})
-        found = measure_layer(
-            attn, x, per_position, q, k, v, unencoded_q, pos[:, None], j, per_key)
+        encoded = attn.encode(x, pos, per_position, {})
+        found = measure_layer(Layer(attn, x, pos[:, None], j, per_position, *encoded))
         if found is not None:
             layers[attentions.index(attn)] = found.detach().cpu()
 
@@ -105,26 +118,27 @@ def measure(model, idx, measure_layer):
         hook.remove()
     return layers
 
-def norms(attn, x, per_position, q, k, *rest):
+def norms(layer):
     """Returns (2, n), the norms in q and in k of the pair of entries that rotates at each of the n
     frequencies, averaged over texts, heads and tokens (PoPE Figures 3 to 6). In PoPE such a norm is
     a magnitude mu_c."""
-    for pe in attn.pes:
+    for pe in layer.attn.pes:
         if overrides(type(pe), "encode_qk"):
-            pairs = torch.stack((q, k))  # (2, B, H, T, d)
+            pairs = torch.stack((layer.q, layer.k))  # (2, B, H, T, d)
             if isinstance(pe, RoPE):  # with rope_fraction, the other dimensions do not rotate
-                pairs = pairs[..., : pe.rotated_width(attn.cfg)]
+                pairs = pairs[..., : pe.rotated_width(pe.cfg)]
             pairs = pairs.unflatten(-1, (2, -1))  # (2, B, H, T, 2, n)
             return pairs.norm(dim=-2).mean((1, 2, 3))
 
-def learned_rotation(attn, x, per_position, *rest):
+def learned_rotation(layer):
     """Returns (H, n), which holds PoPE's delta_c in radians, or the mean of CARoPE's f^c over the
     tokens divided by its value at initialisation."""
-    for pe in attn.pes:
+    for pe in layer.attn.pes:
         if isinstance(pe, PoPE):
             return pe.delta
         if isinstance(pe, CARoPE):
-            embeddings = per_position["carope"]
+            x = layer.x
+            embeddings = layer.per_position["carope"]
             if embeddings is not None:  # they set the frequencies
                 x = embeddings
             tokens = x.flatten(0, 1)[:, None]  # as texts of one token, whose phase is f^c
@@ -134,23 +148,23 @@ def learned_rotation(attn, x, per_position, *rest):
             mean = cache["phi"].mean((0, 2))  # (H, n)
             return mean / frequencies(pe.cfg.base, mean.size(1), mean)
 
-def cope_map(attn, name, q, k, v, unencoded_q, i, j, per_key):
+def cope_map(layer, name):
     """Calls the layer's CoPE method of this name, gates or logit_bias. Returns its result for the
     first text as a map (H, T, T), which is nan where the key follows the query."""
-    for pe, gate_k in zip(attn.bias_pes, per_key):
+    for pe, gate_k in zip(layer.attn.bias_pes, layer.per_key):
         if isinstance(pe, CoPE):
-            logits = scaled_dot_products(q, k, attn.d)
-            found = getattr(pe, name)(unencoded_q, logits, i, j, gate_k)
-            return found[0].masked_fill(j > i, math.nan)
+            logits = scaled_dot_products(layer.q, layer.k, pe.d)
+            found = getattr(pe, name)(layer.unencoded_q, logits, layer.i, layer.j, gate_k)
+            return found[0].masked_fill(layer.j > layer.i, math.nan)
 
-def gates(attn, x, per_position, *operands):
+def gates(layer):
     """Returns CoPE's gates g_ij, (H, T, T) (CoPE Figure 7)."""
-    return cope_map(attn, "gates", *operands)
+    return cope_map(layer, "gates")
 
-def position_weights(attn, x, per_position, *operands):
+def position_weights(layer):
     """Returns (H, T, T), CoPE's attention from position alone, as if q.k were the same for all
     keys. It is exp(z_i[p_ij]), divided by the largest in its row (CoPE Figure 4)."""
-    z = cope_map(attn, "logit_bias", *operands)
+    z = cope_map(layer, "logit_bias")
     if z is not None:
         return (z - z.nan_to_num(-math.inf).amax(-1, keepdim=True)).exp()
 
