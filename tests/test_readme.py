@@ -63,14 +63,14 @@ def test_what_separates_methods():
     lines = [line for line in report.read(["eval/results.jsonl"])
              if not line["options"] and not line["flags"] and line["pe"] != "learned"]
     text = Path("eval/README.md").read_text("utf-8")
-    text = text[text.index("**What one seed can say.**") : text.index("## Text")]
+    text = text[text.index("**What one seed can say.**") : text.index("## Finding copies")]
     stated = {}  # {experiment: its ratios}
     for row in text.splitlines():
         if row.startswith("| "):
             name, cell, *_ = row.strip("| ").split(" | ")
             stated[name] = re.findall(r"\d+\.\d", cell)
 
-    def ratios(experiment, metric, splits=None, without=None):
+    def ratios(experiment, metric, splits="", without=None):
         found = []
         chosen = [line for line in lines if (line["experiment"], line["metric"]) == (
             experiment, metric) and line["pe"] != without]
@@ -80,14 +80,16 @@ def test_what_separates_methods():
             methods = [values for values in methods if len(values) > 1]
             means = statistics.stdev(map(statistics.fmean, methods))
             seeds = statistics.fmean(map(statistics.variance, methods)) ** 0.5
-            if not splits or split.startswith(splits):
+            if split.startswith(splits):
                 found.append(f"{means / seeds:.1f}")
         return found
 
+    at64_128, *in_long_rows = ratios("echo_small", "loss", "at")
     copying = ratios("copy_small", "token_error")
     copying += ratios("copy_small", "token_error", without="alibi")[1:]
     for name, want in (
         ("text", ratios("quickstart", "loss")),
+        ("finding copies", [*in_long_rows, at64_128]),
         ("lookup by position", ratios("lookup_small", "token_error", "position")),
         ("copying", copying),
         ("lookup by content", ratios("lookup_small", "token_error", "content")),
@@ -105,6 +107,7 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
     ("quickstart", "loss", "rope@rope_scaling=ntk,rope_factor=8", {1.0: "1.598", 8.0: "2.108"}),
     ("quickstart", "window_loss", "rope", {8.0: "1.446"}),
     ("text_small", "loss", "rope", {1.0: "1.042", 8.0: "3.010"}),
+    ("text_small", "loss", "t5", {1.0: "1.045"}),
     ("text_small", "loss", "fox", {1.0: "1.046", 8.0: "0.942"}),
     ("text_small", "loss", "alibi", {1.0: "1.049", 8.0: "0.929"}),
     ("text_small", "loss", "pope", {1.0: "1.055", 8.0: "1.688"}),
@@ -176,9 +179,10 @@ def numbers_after(path, words, n):
     return re.findall(r"\d\.\d\d+", text[text.index(words) :])[:n]
 
 def test_finding_copies():
-    """Of what a copy saves in rows of 128 bytes, RoPE keeps hardly anything in rows of 1024, PoPE
-    only at near copies, and FoX, ALiBi and CoPE at all distances. After further training, only RoPE
-    and PoPE keep hardly anything of the farthest copies."""
+    """Of what a copy saves in rows of 128 bytes, RoPE and the methods of absolute positions keep
+    hardly anything in rows of 1024, PoPE only at near copies, FoX, ALiBi and CoPE at all distances,
+    and T5 and relative most at the row's start. After further training, only RoPE and PoPE keep
+    hardly anything of the farthest copies."""
     def fractions_kept(experiment, pe):
         def loss(split):
             return published()[experiment, "loss", pe, split]
@@ -188,13 +192,18 @@ def test_finding_copies():
                 for distance in (64, 128, 256, 512, 900)]
 
     kept = {pe: fractions_kept("echo_small", pe)
-            for pe in ("rope", "pope", "cope", "cope+rope", "fox", "alibi")}
-    assert max(kept["rope"]) < 0.12
+            for pe in ("rope", "expe", "exqpe", "sinusoidal", "pope", "carope", "cope", "cope+rope",
+                       "fox", "alibi", "t5", "relative")}
+    for pe in ("rope", "expe", "exqpe", "sinusoidal"):
+        assert max(kept[pe]) < 0.08
     assert min(kept["pope"][:2]) > 0.3 and max(kept["pope"][2:]) < 0.1
-    assert kept["cope+rope"][0] > 0.5 and max(kept["cope+rope"][1:]) < 0.1
+    assert kept["cope+rope"][0] > 0.5 and max(kept["cope+rope"][1:]) < 0.2
+    assert 0.2 < kept["carope"][0] == max(kept["carope"]) < 0.3
     assert min(kept["fox"]) > 0.4 and max(kept["fox"]) - min(kept["fox"]) < 0.05
     assert kept["alibi"] == sorted(kept["alibi"], reverse=True) and kept["alibi"][-1] > 0.2
-    assert min(kept["cope"]) > 0.2 and max(kept["cope"]) == kept["cope"][-1]
+    assert min(kept["cope"]) > 0.2
+    for pe in ("cope", "t5", "relative"):
+        assert 0.6 < kept[pe][-1] == max(kept[pe])
     at_900 = {pe: fractions_kept("echo_long_small", pe)[-1]
               for pe in ("rope", "pope", "cope", "fox", "alibi")}
     assert [pe for pe in at_900 if at_900[pe] < 0.4] == ["rope", "pope"]
@@ -234,7 +243,7 @@ def test_what_distant_text_is_worth():
         at_the_end = {line["metric"]: line["value"] for line in row if line["multiple"] == 1}
         worth[pe, steps] = at_the_end["window_loss"] - at_the_end["loss"]
     for pe, steps, stated in (("rope", 1600, 0.007), ("rope", 4800, 0.007), ("pope", 4800, 0.007),
-                              ("alibi", 4800, 0.044)):
+                              ("alibi", 4800, 0.044), ("fox", 4800, 0)):
         assert round(worth[pe, steps], 3) == stated
 
 def test_ten_times_the_steps():
@@ -250,14 +259,18 @@ def test_ten_times_the_steps():
     assert round(worth["cope"], 2) == -0.01
     stated = [f"{abs(worth[pe]):.2f}" for pe in ("alibi", "fox", "rope")]
     assert numbers_after("README.md", "after three times as many", 3) == stated
-    numbers = [worth["alibi"], worth["fox"]]
-    assert numbers_after("eval/README.md", "To ALiBi and FoX, distant text is now worth", 7) == [
-        *(f"{number:.3f}" for number in numbers),
+    before = {pe: mean["quickstart", "loss", pe, 1.0] for pe in ("rope", "t5", "alibi")}
+    behind = [f"{before[pe] - before['rope']:.2f}" for pe in ("t5", "alibi")]
+    now_behind = [f"{loss(pe, 1.0) - loss('rope', 1.0):.3f}"
+                  for pe in ("t5", "alibi", "cope", "cope+rope")]
+    assert numbers_after("eval/README.md", "To ALiBi and FoX, distant text is now worth", 10) == [
+        f"{worth['alibi']:.3f}", f"{worth['fox']:.3f}",
         *(f"{loss(pe, 8.0) - loss(pe, 1.0):.2f}" for pe in ("rope", "pope")),
-        *(f"{loss(pe, 1.0) - loss('rope', 1.0):.3f}" for pe in ("alibi", "cope", "cope+rope"))]
+        *behind, *now_behind]
+    assert numbers_after("eval/README.md", "T5 and ALiBi are", 4) == behind + now_behind[:2]
     methods = [label for experiment, metric, label, multiple in mean
                if (experiment, metric, multiple) == ("text_small", "loss", 1.0)]
-    assert len(methods) == 6 and min(methods, key=lambda pe: loss(pe, 1.0)) == "rope"
+    assert min(methods, key=lambda pe: loss(pe, 1.0)) == "rope"
     of_rope_in_windows = loss("rope", 8.0, "window_loss")
     assert [pe for pe in methods if loss(pe, 8.0) < of_rope_in_windows] == ["alibi", "fox"]
 
