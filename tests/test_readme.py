@@ -106,6 +106,9 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
     ("quickstart", "loss", "fox", {8.0: "1.482"}),
     ("quickstart", "loss", "rope@rope_scaling=ntk,rope_factor=8", {1.0: "1.598", 8.0: "2.108"}),
     ("quickstart", "window_loss", "rope", {8.0: "1.446"}),
+    ("quickstart", "loss", "learned", {1.0: "1.705"}),
+    ("text_small", "loss", "learned", {1.0: "1.030"}),
+    ("text_small", "window_loss", "learned", {8.0: "0.951"}),
     ("text_small", "loss", "rope", {1.0: "1.042", 8.0: "3.010"}),
     ("text_small", "loss", "t5", {1.0: "1.045"}),
     ("text_small", "loss", "fox", {1.0: "1.046", 8.0: "0.942"}),
@@ -222,7 +225,7 @@ def test_what_distant_text_is_worth():
     mean = published()
     gains = {"echo_small": {}, "echo_long_small": {}}  # {config: {pe: gain}} at 1024 bytes
     for (experiment, metric, pe, column), in_windows in mean.items():
-        if experiment in gains and metric == "window_loss":
+        if experiment in gains and metric == "window_loss" and pe != "learned":  # it sees only 128
             if column == {"echo_small": 8.0, "echo_long_small": 1.0}[experiment]:
                 gains[experiment][pe] = in_windows - mean[experiment, "loss", pe, column]
     worth = gains["echo_small"]
@@ -243,7 +246,7 @@ def test_what_distant_text_is_worth():
         at_the_end = {line["metric"]: line["value"] for line in row if line["multiple"] == 1}
         worth[pe, steps] = at_the_end["window_loss"] - at_the_end["loss"]
     for pe, steps, stated in (("rope", 1600, 0.007), ("rope", 4800, 0.007), ("pope", 4800, 0.007),
-                              ("alibi", 4800, 0.044), ("fox", 4800, 0)):
+                              ("alibi", 4800, 0.044), ("fox", 4800, 0), ("rope", 16000, 0.017)):
         assert round(worth[pe, steps], 3) == stated
 
 def test_ten_times_the_steps():
@@ -259,20 +262,24 @@ def test_ten_times_the_steps():
     assert round(worth["cope"], 2) == -0.01
     stated = [f"{abs(worth[pe]):.2f}" for pe in ("alibi", "fox", "rope")]
     assert numbers_after("README.md", "after three times as many", 3) == stated
-    before = {pe: mean["quickstart", "loss", pe, 1.0] for pe in ("rope", "t5", "alibi")}
-    behind = [f"{before[pe] - before['rope']:.2f}" for pe in ("t5", "alibi")]
-    now_behind = [f"{loss(pe, 1.0) - loss('rope', 1.0):.3f}"
-                  for pe in ("t5", "alibi", "cope", "cope+rope")]
-    assert numbers_after("eval/README.md", "To ALiBi and FoX, distant text is now worth", 10) == [
+    before = {pe: mean["quickstart", "loss", pe, 1.0] for pe in ("rope", "learned", "t5", "alibi")}
+    behind = [f"{before[pe] - before['rope']:.2f}" for pe in ("learned", "t5", "alibi")]
+    distances = [f"{abs(loss(pe, 1.0) - loss('rope', 1.0)):.3f}"
+                 for pe in ("learned", "t5", "alibi", "cope", "cope+rope")]
+    assert numbers_after("eval/README.md", "To ALiBi and FoX, distant text is now worth", 12) == [
         f"{worth['alibi']:.3f}", f"{worth['fox']:.3f}",
         *(f"{loss(pe, 8.0) - loss(pe, 1.0):.2f}" for pe in ("rope", "pope")),
-        *behind, *now_behind]
-    assert numbers_after("eval/README.md", "T5 and ALiBi are", 4) == behind + now_behind[:2]
+        *behind, *distances]
+    stated = behind[:2] + distances[:2]
+    assert numbers_after("eval/README.md", "Learned positions and T5 are", 4) == stated
     methods = [label for experiment, metric, label, multiple in mean
                if (experiment, metric, multiple) == ("text_small", "loss", 1.0)]
-    assert min(methods, key=lambda pe: loss(pe, 1.0)) == "rope"
-    of_rope_in_windows = loss("rope", 8.0, "window_loss")
-    assert [pe for pe in methods if loss(pe, 8.0) < of_rope_in_windows] == ["alibi", "fox"]
+    assert sorted(methods, key=lambda pe: loss(pe, 1.0))[:3] == ["learned", "rope", "t5"]
+    of_learned_in_windows = loss("learned", 8.0, "window_loss")
+    assert of_learned_in_windows == min(loss(pe, 8.0, "window_loss") for pe in methods)
+    assert [pe for pe in methods
+            if mean.get(("text_small", "loss", pe, 8.0), math.inf) < of_learned_in_windows
+            ] == ["alibi", "fox"]
 
 def test_other_learning_rates():
     """Each cell of the table is the loss with this learning rate and the seed 1337."""
