@@ -59,6 +59,7 @@ class GPTConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"  # the kind of MLP
     mlp_width: int = 0  # hidden width; 0: 4 C (gelu), 8/3 C rounded up to a multiple of 64 (swiglu)
     tie: bool = True  # the output layer uses the token embeddings' weights
+    random_positions: int = 0  # draw training positions from 0 to this (not incl.); 0: count from 0
     pe: str = "learned"  # a key of model.PES; a+b: both in each layer; a,b,c: the layers take turns
 
     # sinusoidal, rope, carope, pope
@@ -66,7 +67,8 @@ class GPTConfig:
     # sinusoidal
     sinusoidal_scale: bool = True  # scale token embeddings by sqrt(C) (Vaswani does, ExPE does not)
     # rope
-    rope_fraction: float = 1.0  # the fraction of each head's dimensions that is rotated
+    rope_fraction: float = 1.0  # rotate only so many of a head's dimensions, with all frequencies
+    rope_p: float = 1.0  # p-RoPE: rotate only the fastest pairs, this fraction of them
     rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # to read longer texts
     rope_factor: float = 1.0  # rope_scaling: the longer texts' length / the trained length, > 1
     rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
@@ -475,6 +477,10 @@ class GPT(nn.Module):
         assert end <= self.limit, (
             f"pe={self.cfg.pe!r} has only {self.limit} positions, but the input needs {end}")
         j = torch.arange(end, device=idx.device)  # (S,) the positions of all keys
+        if self.training and self.cfg.random_positions:
+            # Of a larger range, draw as many positions as there are tokens, and sort them. So the
+            # model meets distances that are larger than its texts (Ruoss arXiv:2305.16843)
+            j = torch.randperm(self.cfg.random_positions, device=idx.device)[:end].sort().values
         pos = j[begin:]  # (T,) those of the new tokens
         x = self.wte(idx)
         per_position = {name: pe.per_position(x, pos) for name, pe in self.first_instance.items()}
@@ -538,12 +544,19 @@ class GPT(nn.Module):
             idx = torch.cat((idx, new), 1)
         return idx
 
-    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """Returns AdamW. The weights of every Linear and Embedding decay, and nothing else does."""
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type, pe_lr=1.0):
+        """Returns AdamW. The weights of every Linear and Embedding decay, and nothing else does.
+        The parameters of positional encodings learn at pe_lr times the learning rate. Whoever sets
+        a group's lr multiplies it with the group's lr_scale."""
         decay = {m.weight for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
-        params = list(self.parameters())
-        groups = [dict(params=[p for p in params if p in decay], weight_decay=weight_decay),
-                  dict(params=[p for p in params if p not in decay], weight_decay=0.0)]
+        of_pe = {p for block in self.h for p in block.attn.pes.parameters()}
+        groups = {}  # {(does it decay, lr_scale): parameters}
+        for p in self.parameters():
+            key = p in decay, pe_lr if p in of_pe else 1.0
+            groups.setdefault(key, []).append(p)
+        groups = [dict(params=params, weight_decay=weight_decay if decays else 0.0,
+                       lr=scale * learning_rate, lr_scale=scale)
+                  for (decays, scale), params in groups.items()]
         return torch.optim.AdamW(groups, learning_rate, betas, fused=device_type in ("cuda", "cpu"))
 
     def clamp_parameters(self):
@@ -600,8 +613,8 @@ class Learned(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        self.wpe = shared_from.wpe if shared_from else nn.Embedding(cfg.block_size, cfg.n_embd)
-        self.limit = cfg.block_size
+        self.limit = max(cfg.block_size, cfg.random_positions)
+        self.wpe = shared_from.wpe if shared_from else nn.Embedding(self.limit, cfg.n_embd)
 
     def embed(self, x, pos):
         return x + self.wpe(pos)
@@ -647,8 +660,13 @@ class RoPE(PE):
     """`rope`: rotates the pair (c, c + n) of q by the angle i theta_c and that of k by j theta_c,
     where theta_c = base^(-c/n), c = 0..n-1, n = d/2. The product q.k then depends on positions only
     through the distance i - j (RoPE arXiv:2104.09864 eq. 16; the paper pairs adjacent dimensions,
-    which is equivalent up to a permutation). With rope_fraction < 1, only that fraction of the
-    dimensions is rotated, so n is smaller (GPT-NeoX arXiv:2204.06745).
+    which is equivalent up to a permutation).
+
+    Two options rotate only a part of the dimensions, and are easily confused. With
+    rope_fraction < 1, n is smaller, and the fewer pairs have frequencies from 1 down to nearly
+    1/base, as before (GPT-NeoX arXiv:2204.06745). With rope_p < 1, the pairs keep the frequencies
+    that they have without the option, but the slowest ones do not rotate at all (p-RoPE
+    arXiv:2410.06205 section 6). Their product depends only on content, at any distance.
 
     rope_scaling changes the frequencies of a trained model, to let it read rope_factor times the
     trained length (YaRN arXiv:2309.00071 sections 2 and 3 describe all three ways):
@@ -663,7 +681,7 @@ class RoPE(PE):
                  (deployed code often does so in c). It also scales cos and sin, which sharpens the
                  softmax
     """
-    reads = ("base", "rope_fraction", "rope_scaling", "rope_factor", "rope_trained")
+    reads = ("base", "rope_fraction", "rope_p", "rope_scaling", "rope_factor", "rope_trained")
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -676,6 +694,8 @@ class RoPE(PE):
             f"rope_scaling={scaling} with rope_factor={factor} does nothing; set both")
         assert factor > 0 and (factor >= 1 or scaling != "yarn"), f"rope_factor={factor} is too low"
         assert scaling != "ntk" or width > 2, "ntk needs two pairs, but only one is rotated"
+        assert 0 < cfg.rope_p <= 1, f"rope_p={cfg.rope_p} must be above 0, and at most 1"
+        assert round(cfg.rope_p * width / 2) > 0, f"rope_p={cfg.rope_p} rotates no pair of a head"
         assert scaling != "yarn" or width == self.d, (
             f"yarn scales all logits, so it needs rope_fraction=1, not {cfg.rope_fraction}")
 
@@ -699,7 +719,8 @@ class RoPE(PE):
             rotations = trained * theta / (2 * math.pi)
             gamma = ((rotations - 1) / (32 - 1)).clamp(0, 1)  # alpha = 1, beta = 32
             theta = theta * (gamma + (1 - gamma) / factor)
-        return theta
+        rotating = round(self.cfg.rope_p * n)
+        return F.pad(theta[:rotating], (0, n - rotating))
 
     def per_position(self, x, pos):
         """Returns the cosines and sines of the angles, (2, T, n)."""
@@ -823,7 +844,7 @@ class Relative(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        R = cfg.block_size  # the number of distances that have a vector
+        R = max(cfg.block_size, cfg.random_positions)  # the number of distances that have a vector
         self.a = shared_from.a if shared_from else nn.Parameter(0.02 * torch.randn(R, self.d))
 
     def logit_bias(self, q, logits, i, j, per_key):
@@ -1177,6 +1198,9 @@ def check_options(cfg, pattern):
             choices = get_args(field.type)
             assert value in choices, f"{field.name}={value!r}: choose one of {', '.join(choices)}"
     assert 0 <= cfg.dropout < 1, f"dropout={cfg.dropout} must be from 0 to below 1"
+    assert not cfg.random_positions or cfg.random_positions >= cfg.block_size, (
+        f"random_positions={cfg.random_positions} must be 0, or at least block_size="
+        f"{cfg.block_size}")
     assert cfg.n_embd % cfg.n_head == 0, f"n_head={cfg.n_head} must divide n_embd={cfg.n_embd}"
     assert len(pattern) <= cfg.n_layer, (
         f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but n_layer={cfg.n_layer}")

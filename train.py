@@ -58,6 +58,7 @@ class TrainConfig(GPTConfig):
     micro_batch: int = 0  # sequences per forward pass; 0: all sequences of the process
     max_iters: int = 1000  # training steps
     learning_rate: float = 1e-3  # after warm-up
+    pe_lr: float = 1.0  # the learning rate of a method's own parameters, in learning_rates
     min_lr: float = 0.0  # cosine and linear reach this at max_iters
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # constant ignores min_lr
     warmup_iters: int = 0  # steps of linear warm-up
@@ -149,9 +150,10 @@ def main(words):
         if last or stop:
             break
 
-        # Only dropout draws random numbers here. Its seed depends on the step, so that a resumed
-        # run draws the same numbers, and on the rank, so that processes draw different ones
-        if cfg.dropout:
+        # Only dropout and random_positions draw random numbers here. The seed depends on the step,
+        # so that a resumed run draws the same numbers, and on the rank, so that processes draw
+        # different ones
+        if cfg.dropout or cfg.random_positions:
             torch.manual_seed(cfg.seed + step * world + rank)
 
         # The loss is the mean over all targets of the batch. Micro-batches and processes may hold
@@ -170,7 +172,7 @@ def main(words):
 
         lr = learning_rate(step, cfg)
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)  # older checkpoints have none
         norm = torch.nn.utils.get_total_norm(
             [p.grad for p in raw_model.parameters() if p.grad is not None])
         if cfg.grad_clip:
@@ -364,7 +366,7 @@ def set_up(cfg, saved, origin, device):
     torch.manual_seed(cfg.seed)
     model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
     optimizer = model.configure_optimizers(
-        cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type)
+        cfg.weight_decay, cfg.learning_rate, (cfg.beta1, cfg.beta2), device.type, cfg.pe_lr)
     if saved:
         model.load_weights(saved["model"], cfg.out_dir)
         optimizer.load_state_dict(saved["optimizer"])
