@@ -101,6 +101,8 @@ def rope(q, k, pos, cfg):
     theta_c = base^(-2c/d), c = 0..d/2-1.
     With cfg.rope_fraction, all this is done to the first dimensions, as to a head of that width
     (GPT-NeoX's rotary_pct), and the others stay as they are.
+    With cfg.rope_p, only the first of the pairs rotate, which are the fastest (Barbero et al. 2025,
+    section 6).
     With cfg.rope_scaling, linear divides the positions by s (Chen et al. 2023), ntk raises the base
     to base * s^(d/(d-2)), and yarn changes each frequency by the rotations r that it makes within
     the trained length (Peng et al. 2023, definitions 1 to 3)."""
@@ -117,6 +119,8 @@ def rope(q, k, pos, cfg):
             r = L * th / (2 * math.pi)
             gamma = min(max((r - 1) / (32 - 1), 0), 1)
             theta[c] = (1 - gamma) * th / s + gamma * th
+    rotating = round(cfg.rope_p * len(theta))
+    theta = [th if c < rotating else 0.0 for c, th in enumerate(theta)]
     temper = 0.1 * math.log(s) + 1 if mode == "yarn" else 1
     angle = [[n * th for th in theta] for n in pos]
     rotated = []
@@ -156,15 +160,16 @@ def pope_scores(q, k, pos, delta, cfg):
 
 # --- biases on the scaled score; q is never rotated -----------------------------------------------
 
-def relative_bias(q, a, cfg):
-    """Shaw et al. 2018 eq. (4), keys only: q_i . a[i - j] / sqrt(d). Other distances have no term,
-    or that of the last a if capped."""
-    R = cfg.block_size
+def relative_bias(q, a, pos, cfg):
+    """Shaw et al. 2018 eq. (4), keys only: q_i . a[n] / sqrt(d), where n is the distance. Distances
+    past the table have no term, or that of the last a if capped."""
+    R = max(cfg.block_size, cfg.random_positions)
 
     def term(i, j):
-        if i - j >= R and not cfg.relative_capped:
+        n = pos[i] - pos[j]
+        if n >= R and not cfg.relative_capped:
             return 0.0
-        return q[i] @ a[min(i - j, R - 1)] / math.sqrt(q.shape[1])
+        return q[i] @ a[min(n, R - 1)] / math.sqrt(q.shape[1])
 
     return causal(len(q), term)
 
@@ -183,9 +188,9 @@ def t5_bucket(n, cfg):
         more += 1
     return E + more
 
-def t5_bias(T, table, cfg):
+def t5_bias(table, pos, cfg):
     """Raffel et al. 2020, section 2.1: one scalar per bucket. table is the head's column."""
-    return causal(T, lambda i, j: table[t5_bucket(i - j, cfg)])
+    return causal(len(pos), lambda i, j: table[t5_bucket(pos[i] - pos[j], cfg)])
 
 def alibi_slopes(H):
     """Press et al. 2022, section 3: 2^(-8/H), its square, ... If H is not a power of two, the
@@ -196,9 +201,9 @@ def alibi_slopes(H):
     slopes = [2 ** (-8 * (h + 1) / p) for h in range(p)]
     return slopes + [2 ** (-8 * (h + 1) / (2 * p)) for h in range(0, 2 * p, 2)][:H - p]
 
-def alibi_bias(T, m):
-    """Press et al. 2022, section 3: -m (i - j)."""
-    return causal(T, lambda i, j: -m * (i - j))
+def alibi_bias(m, pos):
+    """Press et al. 2022, section 3: -m times the distance."""
+    return causal(len(pos), lambda i, j: -m * (pos[i] - pos[j]))
 
 def fox_bias(x, w, b):
     """Lin et al. 2025 eq. (4): sum_{l=j+1..i} log f_l, f_l = sigmoid(w . x_l + b). w (C,), b of one
@@ -311,15 +316,15 @@ def score(cfg, name, p, h, x, embeddings, pos, q, k):
 
 def bias(cfg, name, p, h, x, q, v, scores, pos):
     """What a method adds to head h's scores, (T, T). q is unrotated, even if the scores are not.
-    pos is for methods that depend on more than distances."""
-    T, H, d = len(x), cfg.n_head, q.shape[1]
+    pos are the positions of the tokens, which are not 0, 1, 2 ... if they are drawn at random."""
+    H, d = cfg.n_head, q.shape[1]
     if name == "relative":
-        return relative_bias(q, p("a"), cfg)
+        return relative_bias(q, p("a"), pos, cfg)
     if name == "t5":
-        return t5_bias(T, p("table")[:, h], cfg)
+        return t5_bias(p("table")[:, h], pos, cfg)
     if name == "alibi":
         n = round(H * cfg.alibi_fraction)  # the first n heads have slopes, as in a model of n heads
-        return alibi_bias(T, alibi_slopes(n)[h] if h < n else 0)
+        return alibi_bias(alibi_slopes(n)[h] if h < n else 0, pos)
     if name == "fox":
         return fox_bias(x, p("W")[:, h], p("b")[h])
 
@@ -391,9 +396,9 @@ def mlp(cfg, params, name, x):
     u, w = a[:, :width], a[:, width:]
     return linear(cfg, params, name + ".c_proj", u / (1 + np.exp(-u)) * w)
 
-def gpt(cfg, params, idx, start=0):
-    """Logits (T, vocab) of the tokens idx, the first of which stands at position `start`."""
-    pos = list(range(start, start + len(idx)))
+def gpt(cfg, params, idx, pos=None):
+    """Logits (T, vocab) of the tokens idx, which stand at the positions pos, or at 0, 1, 2 ..."""
+    pos = list(range(len(idx)) if pos is None else pos)
     embeddings = np.array([params["wte.weight"][token] for token in idx])
     x = embed(cfg, params, embeddings, pos)
     for i in range(cfg.n_layer):

@@ -31,6 +31,9 @@ CASES = {name: dict(pe=name) for name in PES} | {
                              rope_trained=128, base=1e3),
     "rope-partial": dict(pe="rope", rope_fraction=0.25),
     "rope-partial-ntk": dict(pe="rope", rope_fraction=0.5, rope_scaling="ntk", rope_factor=4.0),
+    "rope-p": dict(pe="rope", rope_p=0.5),
+    "rope-p-partial-linear": dict(pe="rope", rope_p=0.7, rope_fraction=0.75, n_embd=64,
+                                  rope_scaling="linear", rope_factor=4.0),
     "rope-hard": dict(pe="rope", hard_attention=True),
     "pope-no-delta": dict(pe="pope", pope_delta="none"),
     "pope-relu": dict(pe="pope", pope_mu="relu"),
@@ -109,10 +112,10 @@ def full(net, idx, cache=None):
 def length(case):
     return 16 if "learned" in CASES[case]["pe"] else 24  # past block_size where the method can
 
-def expected(net, idx, start=0):
-    """The oracle's logits (T, V) of one row of tokens."""
+def expected(net, idx, pos=None):
+    """The oracle's logits (T, V) of one row of tokens, at the positions pos or 0, 1, 2 ..."""
     params = {name: p.double().numpy() for name, p in net.state_dict().items()}
-    return torch.from_numpy(oracles.gpt(net.cfg, params, idx.numpy(), start))
+    return torch.from_numpy(oracles.gpt(net.cfg, params, idx.numpy(), pos))
 
 def error(got, want):
     """The largest error, relative to the largest value."""
@@ -173,7 +176,20 @@ def test_shift_of_all_positions(case):
         x = pe.embed(x, pos)
     for block in net.h:
         x = block(x, pos, pos, per_position)
-    assert error(net.lm_head(net.ln_f(x))[0], expected(net, idx[0], start=29)) < 2e-5
+    assert error(net.lm_head(net.ln_f(x))[0], expected(net, idx[0], pos)) < 2e-5
+
+@pytest.mark.parametrize("case", ["rope", "learned", "relative", "t5", "alibi", "cope", "expe"])
+def test_random_positions_in_training(case):
+    """They are sorted, distinct and below random_positions, new in each forward pass, and give the
+    logits of the equations at these positions. Evaluation counts from 0."""
+    net, idx, seen = build(case, random_positions=40).double(), tokens(2, 12), []
+    net.h[0].register_forward_pre_hook(lambda block, args: seen.append(args[1].tolist()))
+    for mode in (True, True, False):
+        logits = full(net.train(mode), idx)
+        assert error(logits[0], expected(net, idx[0], seen[-1])) < 1e-12
+    first, second, last = seen
+    assert first == sorted(set(first)) and len(first) == 12 and 12 < first[-1] < 40
+    assert first != second and last == list(range(12))
 
 @EVERY
 def test_cache_equals_full_forward(case):
@@ -616,6 +632,22 @@ def test_matrices_decay_and_tables_do_not(case):
         table = ".pes." in name and name.count(".") == 5  # a PE's own, not of a layer in it
         assert (name in decay) == (p.dim() >= 2 and not table), name
 
+@EVERY
+def test_methods_learn_at_their_own_rate(case):
+    """pe_lr scales the first step of the parameters in a PE, and of no others."""
+    idx = tokens(4, 16)
+    steps = {}
+    for pe_lr in (1.0, 3.0):
+        net = build(case).double()
+        before = copy.deepcopy(dict(net.named_parameters()))
+        optimizer = net.configure_optimizers(0.0, 1e-5, (0.9, 0.95), "cpu", pe_lr)
+        net(idx, idx.roll(-1, 1))[1].backward()
+        optimizer.step()
+        steps[pe_lr] = {name: (p - before[name]).detach() for name, p in net.named_parameters()}
+    for name, step in steps[1.0].items():
+        scale = 3.0 if ".pes." in name else 1.0
+        assert error(steps[3.0][name] / 1e-5, scale * step / 1e-5) < 1e-6, name
+
 def test_initialisation_and_tying():
     net = gpt(vocab_size=500, n_layer=8, n_embd=64, block_size=500, pe="relative,cope_mlp",
               cope_gates="sep-keys")
@@ -784,6 +816,9 @@ def test_a_temperature_near_zero_is_greedy():
     (dict(pe="pope", mlp_width=-1), "mlp_width=-1 must not be negative"),
     (dict(pe="rope", rope_scaling="yarn", rope_factor=1e-6), "rope_factor=1e-06 is too low"),
     (dict(pe="rope", rope_scaling="yarn", rope_factor=4.0, rope_fraction=0.5), "=1, not 0.5"),
+    (dict(pe="rope", rope_p=1.5), "rope_p=1.5 must be above 0, and at most 1"),
+    (dict(pe="rope", rope_p=0.1), "rope_p=0.1 rotates no pair of a head"),
+    (dict(pe="rope", random_positions=8), "random_positions=8 must be 0, or at least block_size="),
     (dict(pe="rope", rope_factor=4.0), "rope_scaling=none with rope_factor=4.0 does nothing"),
     (dict(pe="expe", expe_l=33), "into l = 33 of n_embd=32 dimensions"),
     (dict(pe="expe", n_embd=4), "into l = 0 of n_embd=4 dimensions"),
