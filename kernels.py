@@ -2,10 +2,10 @@
 An optional fast path: causal attention as Triton kernels, whose memory grows with T, not with T^2.
 
 The same kernels serve PoPE, ALiBi, FoX, CoPE and combinations such as `pope+fox`. PoPE is plain
-attention whose q and k have width 2d, because PyTorch rotates them beforehand. ALiBi and FoX add a
-bias to the logits of each key. CoPE finds its bias by counting keys. On a first reading, skip what
-this text says from CoPE on, and each `if z is not None` in the code. What is left is
-FlashAttention-2 (arXiv:2307.08691) with a bias for each key.
+attention whose q and k have width 2d, because PyTorch rotates them beforehand. ALiBi, FoX and every
+other method with a key_bias add a number to the logits of each key. CoPE finds its bias by counting
+keys. On a first reading, skip what this text says from CoPE on, and each `if z is not None` in the
+code. What is left is FlashAttention-2 (arXiv:2307.08691) with a bias for each key.
 
 Attention. i is a query, j and t are keys, and d is the width of v. dX is the gradient of the loss
 with respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.
@@ -32,7 +32,8 @@ up the errors of all rows j >= l. With the second sum, all terms dS_it with t >=
 those with t < l <= i are left, and their weights P_it are small, because the past is forgotten.
 
 CoPE (arXiv:2405.18719, Listing 1). P = softmax(S + a), where the bias a depends on how many of the
-keys j to i the query counts. z_i = q_i e (e is learned) holds a_ij for integer p_ij.
+keys j to i the query counts. z_i = q_i e (e is learned) holds a_ij for integer p_ij. PyTorch
+computes z, and takes its gradient dz back to q and e.
 
     g_ij = sigmoid(S_ij)                      gate of S without biases or gate_q.gate_k / sqrt(d)
     p_ij = min(g_ij + .. + g_ii, npos - 1)    the position of key j, as query i sees it
@@ -46,7 +47,7 @@ gate g_ij is a term of p_it for all t <= j, so
     dG_ij = dg_ij g_ij (1 - g_ij)             the gradient of the gate's own logit
 
 dQ and dK take dS + dG. If the gates have a gate_q and gate_k of their own, these take dG, and dQ
-and dK take only dS. For example, what query 5 sees with npos = 4 and z = (0, 2, 1, 3):
+and dK take only dS. For example, what query 5 sees with npos = 4:
 
     key          0     1     2     3     4     5
     g           .5   .75   .75    .5    .5   .75
@@ -57,7 +58,23 @@ and dK take only dS. For example, what query 5 sees with npos = 4 and z = (0, 2,
     slope        0     0     2    -1    -1     2
     dp           0     0    12     4    -8   -16
     dg           0     0    12    16     8    -8    summed from the left
+
+    column       0     1     2     3
+    z            0     2     1     3
     dz          -2    -1     2     1                dz[2] = 6 * .5 - 4 * .75 + 8 * .25
+
+In numpy, with g, z and dS as above:
+
+    p = np.minimum(g[::-1].cumsum()[::-1], len(z) - 1)
+    c = p.astype(int)
+    w = p - c
+    after = np.minimum(c + 1, len(z) - 1)
+    slope = z[after] - z[c]
+    dp = dS * slope
+    dg = dp.cumsum()
+    dz = np.zeros(len(z))
+    np.add.at(dz, c, dS * (1 - w))
+    np.add.at(dz, after, dS * w)
 
 The order of the keys. p is summed from the right, so CoPE's forward pass walks from the diagonal to
 key 0. In two tiles of three keys, it carries the sum of 1.75 from keys 3 .. 5 to keys 0 .. 2, and
@@ -68,7 +85,14 @@ of 12 to keys 3 .. 5. A difference is less exact than a sum. In the tests the er
 
 The end of the count. Once all queries of a tile are at npos - 1, all keys to their left have the
 bias z_i[npos - 1], and CoPE is plain attention. There the forward pass stops counting. It stores
-how many tiles of keys are left, and the backward pass begins to count after those.
+how many tiles of keys are left, and the backward pass begins to count after those. So both passes
+must have tiles of the same sizes.
+
+Rows past T. The last tile may have rows past the end of the text. There q is loaded as 0, so all
+gates are 1/2. In the forward pass this lets their positions grow until they are clamped, as those
+of other rows do. In the backward pass their P and dS are 0, but no sum of gates was stored for
+them, so their positions have no meaning and may be negative. `look_up` therefore clamps c, and
+nothing is added to dz there.
 
 Who stores what. Without CoPE, one kernel computes dQ and the row sums for a tile of queries, and
 another one computes dK, dV and the column sums for a tile of keys. Each number is stored once, so
@@ -133,8 +157,7 @@ def look_up(z_row, gate, gates_right, NPOS: tl.constexpr):
     (M, 1) points to the z_i of each query. gate (M, N) is 0 where a query does not see the key, and
     gates_right (M,) are the sums of the gates to the right of the tile."""
     p = tl.minimum(gates_right[:, None] + tl.cumsum(gate, 1, reverse=True), NPOS - 1)
-    # p may be negative: a little by its error, and much in rows past T, which have no gate_sum
-    c = tl.maximum(p.to(tl.int32), 0)
+    c = tl.maximum(p.to(tl.int32), 0)  # p may be below 0, by its error or in a row past T
     here = tl.load(z_row + c).to(tl.float32)
     slope = tl.load(z_row + tl.minimum(c + 1, NPOS - 1)).to(tl.float32) - here
     return here + (p - c) * slope, slope, c, p - c
@@ -212,8 +235,7 @@ def backward_queries(q, k, v, key_bias, z, gate_q, gate_k, do, o, lse, gate_sum,
                      dq, dk, dv, ds_rows, ds_columns, dz, dgate_q, dgate_k, T, H, D: tl.constexpr,
                      DV: tl.constexpr, NPOS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """Computes dq, delta = rowsum(dO * O) and ds_rows, the row sums of dS, of M queries. With CoPE,
-    it also computes all other gradients, and adds those of keys to what other programs add. In rows
-    past T, P and dS are 0, but q is 0 too, so their gates are 1/2."""
+    it also computes all other gradients, and adds those of keys to what other programs add."""
     bh = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * M + tl.arange(0, M)
     scale: tl.constexpr = DV**-0.5
@@ -420,15 +442,15 @@ forward_op.register_autograd(backward, setup_context=setup_context)
 def why_not(d, device, dtype):
     """Returns why the kernels cannot compute attention, in words, or None if they can. d is the
     width of v, and dtype is that of q, k and v."""
-    if not 16 <= d <= 128:
-        return f"head width {d} is not within 16 to 128"
-    # the interpreter errs in bfloat16, and on a GPU float32 would spill kilobytes of registers
-    if dtype not in (torch.float16, torch.float32 if INTERPRET else torch.bfloat16):
-        return f"{dtype} inputs"
     device = torch.device(device)
     is_nvidia = device.type == "cuda" and not torch.version.hip
     if not INTERPRET and not (is_nvidia and torch.cuda.get_device_capability(device) >= (8, 0)):
         return "no NVIDIA GPU of compute capability 8.0 or later"
+    # the interpreter errs in bfloat16, and on a GPU float32 would spill kilobytes of registers
+    if dtype not in (torch.float16, torch.float32 if INTERPRET else torch.bfloat16):
+        return f"{dtype} inputs"
+    if not 16 <= d <= 128:
+        return f"head width {d} is not within 16 to 128"
 
 def attention(q, k, v, key_bias=None, z=None, gate_q=None, gate_k=None):
     """Returns causal attention with logits q.k / sqrt(d), in v's shape. All tensors get gradients.

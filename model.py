@@ -15,6 +15,9 @@ methods. In this picture of one forward pass, the hooks are in capitals:
                 x, k, v -> PER_KEY -> all that LOGIT_BIAS must know about each key
                 softmax(q.k / sqrt(d) + LOGIT_BIAS + causal mask) v -> c_proj
 
+    If the bias is the difference of a number of the key and one of the query, as in ALiBi and FoX,
+    a method overrides KEY_BIAS rather than LOGIT_BIAS, and costs hardly more than no bias.
+
 No hook does anything unless a method overrides it, so pe="nope" is a plain GPT. With
 pe="cope+rope", four of the hooks act: RoPE overrides PER_POSITION and ENCODE_QK, which together
 rotate q and k, and CoPE overrides PER_KEY and LOGIT_BIAS, which turn counts of keys into a bias.
@@ -35,11 +38,13 @@ import math
 import os
 import re
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Literal, get_args, get_origin
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 CHUNK = 128  # Attention.chunked takes at most this many queries at a time, unless compiled
 
@@ -136,6 +141,7 @@ class PE(nn.Module):
     """
     reads = ()  # options that are refused if no method of the model names them here
     limit = math.inf  # the longest input that it can encode
+    recompute = False  # True: the backward pass computes the logits again, rather than keep them
     bounds = {}  # {name of a parameter: (lowest, highest)}, which hold after each training step
 
     def __init__(self, cfg, shared_from=None):
@@ -184,8 +190,22 @@ class PE(nn.Module):
             i         (t, 1)         positions of these queries
             j         (s,)           positions of the keys, up to the last of these queries
             per_key   (B, H, s, ..)  what the hook of that name returned, for these keys
+
+        By default it is the difference b_j - b_i of what key_bias returns.
         """
-        return 0.0
+        b = self.key_bias(as_float64(j), per_key)  # (B or 1, H, s)
+        first = j.size(0) - i.size(0)  # the index of the first query among the keys
+        # Far into a text, b is so large that float32 would round it coarsely. So b at the first of
+        # these queries is subtracted from all of them, which changes no difference
+        b = (b - b[..., first : first + 1]).to(at_least_float32(q))
+        return b[..., None, :] - b[..., first:, None]  # (B or 1, H, t, s)
+
+    def key_bias(self, j, per_key):
+        """Returns b, (H, S) or (B, H, S), of a method whose bias is b_j - b_i, the difference of a
+        number of the key and one of the query. j (S,) are the positions of the keys in float64, and
+        b should keep this precision. Such a method overrides this hook rather than logit_bias, and
+        then costs hardly more than no bias: softmax drops b_i, because it is the same for all keys
+        of a row, and b_j is one more entry of k (see `with_bias_columns`)."""
 
     @torch.no_grad()
     def clamp_parameters(self):
@@ -198,11 +218,20 @@ def overrides(cls, hook):
     """True if cls, the class of a method, overrides the hook of this name."""
     return getattr(cls, hook) is not getattr(PE, hook)
 
+def has_key_bias(pe):
+    """True if the bias of a method is the difference of its key_bias. A subclass of ALiBi that
+    overrides logit_bias inherits key_bias, but it no longer describes the bias."""
+    return overrides(type(pe), "key_bias") and not overrides(type(pe), "logit_bias")
+
 # --- a plain GPT ----------------------------------------------------------------------------------
 
 def at_least_float32(x):
     """Returns float32, or float64 if x is float64. bfloat16 is too coarse for biases and phases."""
     return torch.promote_types(x.dtype, torch.float32)
+
+def as_float64(x):
+    """Returns x in float64, or in float32 on Apple's GPUs, which lack float64."""
+    return x.float() if x.device.type == "mps" else x.double()
 
 def split_heads(x, H):
     """(B, T, C) -> (B, H, T, d)"""
@@ -232,8 +261,9 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.names = names  # of this layer's methods, such as ["cope", "rope"]
         self.pes = nn.ModuleList(pes)  # their instances, in the same order
-        self.bias_pes = [pe for pe in pes if overrides(type(pe), "logit_bias")]
-        self.has_fused = not self.bias_pes and not cfg.hard_attention
+        self.bias_pes = [pe for pe in pes if has_key_bias(pe) or overrides(type(pe), "logit_bias")]
+        self.has_key_bias = self.bias_pes and all(map(has_key_bias, self.bias_pes))
+        self.recompute = any(pe.recompute for pe in pes)
         self.use_triton = False  # set by GPT.use_kernels
 
     def forward(self, x, pos, j, per_position, cache=None):
@@ -287,18 +317,44 @@ class Attention(nn.Module):
     def attend(self, q, k, v, unencoded_q, i, j, per_key):
         """Calls the fastest equivalent of `textbook` that applies."""
         if self.use_triton and q.size(2) == k.size(2):  # kernels.py needs as many queries as keys
-            return triton_attention(self, q, k, v, unencoded_q, per_key)
-        if self.has_fused:
+            return triton_attention(self, q, k, v, unencoded_q, j, per_key)
+        if self.has_key_bias and q.size(2) == k.size(2):
+            b = self.key_bias(j, per_key)
+            if self.can_fuse(q.device, q.dtype, b.requires_grad):
+                return self.fused(*with_bias_columns(q, k, b * self.d**0.5), v)
+        elif not self.bias_pes and self.can_fuse(q.device, q.dtype):
             return self.fused(q, k, v)
         return self.chunked(q, k, v, unencoded_q, i, j, per_key)
 
+    def can_fuse(self, device, dtype, bias_learns=False):
+        """Returns whether `fused` may compute the attention of inputs on this device and of this
+        dtype, whose bias, if there is one, is in columns and has a gradient or not."""
+        if self.cfg.hard_attention:
+            return False
+        if self.cfg.dropout and self.training and device.type == "cpu":
+            return False  # PyTorch does not fuse dropout there, and `chunked` is faster
+        if not self.has_key_bias:
+            return not self.bias_pes
+        if dtype == torch.bfloat16:
+            return not bias_learns  # the columns are precise, but their gradient is not
+        return dtype != torch.float16  # whose numbers end at 65504
+
+    def key_bias(self, j, per_key):
+        """Returns the sum of the methods' key_bias, (H, S) or (B, H, S)."""
+        biases = []
+        for pe, its_per_key in zip(self.bias_pes, per_key):
+            if has_key_bias(pe):
+                biases.append(pe.key_bias(as_float64(j), its_per_key))
+        return sum(biases)
+
     def chunked(self, q, k, v, unencoded_q, i, j, per_key):
         """`textbook` on one chunk of queries at a time. The result is the same, because no query
-        depends on another. Keys after a chunk's last query are left out, because the mask would
-        remove them, and that is nearly half of the T x S matrix in a long text. Without gradients,
-        only one chunk's part of the matrix exists at a time. With gradients, all parts are kept for
-        the backward pass. For 1024 tokens, they take a third to two fifths less memory than the
-        whole matrix would."""
+        depends on another. For each chunk, `rows` are its queries, and `seen` are the keys up to
+        its last query. The mask would remove the other keys, which are nearly half of the T x S
+        matrix in a long text.
+
+        Without gradients, only one chunk's part of the matrix exists at a time. With gradients, all
+        parts are kept for the backward pass, unless a method asks to compute them again."""
         # a matrix product would copy what is not contiguous, and do so again for each chunk
         q, k, v, unencoded_q = (y.contiguous() for y in (q, k, v, unencoded_q))
         T, S = q.size(2), k.size(2)
@@ -307,25 +363,29 @@ class Attention(nn.Module):
             # torch.compile unrolls this loop, and its graph should serve all lengths, so the number
             # of chunks is fixed. With 4 chunks, 6 of 16 parts of the matrix are never computed
             n_chunks = 4 if T >= 4 else 1
+        textbook = self.textbook
+        if n_chunks > 1 and self.recompute and not torch.compiler.is_compiling():
+            textbook = partial(checkpoint, self.textbook, use_reentrant=False)
         results = []
         for chunk in range(n_chunks):
             rows = slice(T * chunk // n_chunks, T * (chunk + 1) // n_chunks)
-            seen = slice(0, S - T + rows.stop)  # the keys up to the chunk's last query
+            seen = slice(0, S - T + rows.stop)
             seen_per_key = []
             # with a comprehension, torch.compile would not keep the length dynamic
             for its_per_key in per_key:
                 seen_per_key.append(its_per_key[:, :, seen])
-            results.append(self.textbook(q[:, :, rows], k[:, :, seen], v[:, :, seen],
-                                         unencoded_q[:, :, rows], i[rows], j[seen], seen_per_key))
+            results.append(textbook(q[:, :, rows], k[:, :, seen], v[:, :, seen],
+                                    unencoded_q[:, :, rows], i[rows], j[seen], seen_per_key))
         return torch.cat(results, 2)
 
     def fused(self, q, k, v):
-        """`textbook` without a bias. PyTorch's fused kernels do not store the T x S logits."""
+        """`textbook` without a bias, or with one that is in columns of q and k. PyTorch's fused
+        kernels do not store the T x S logits."""
         T, S = q.size(2), k.size(2)
         d = v.size(3)
         if q.size(3) > d:
-            # After PoPE, q and k are wider than v. Flash attention needs equal widths, so v gets
-            # columns of zeros, which are cut off the result
+            # After PoPE or with a bias, q and k are wider than v. Flash attention needs equal
+            # widths, so v gets columns of zeros, which are cut off the result
             v = F.pad(v, (0, q.size(3) - d))
         mask = None
         is_causal = True
@@ -337,6 +397,32 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(
             q, k, v, mask, dropout, is_causal=is_causal, scale=self.d**-0.5)
         return y[..., :d]
+
+def with_bias_columns(q, k, b):
+    """Returns q and k with more columns, so that q_i.k_j contains the bias b_j of each key as well,
+    up to what is the same for all keys of a row:
+
+        q_i.k_j + b_j = (q_i, 1).(k_j, b_j)
+
+    b, (H, S) or (B, H, S), is in float64. In bfloat16, which has 8 bits, three columns of k add up
+    to it. If it has a gradient, a column of q is b_i - b_i, whose value is 0, but whose gradient is
+    that of the -b_i that softmax drops. In exact arithmetic this is 0, too. But FoX adds up the
+    gradients of b over all later tokens, and the rounding errors of b_j and -b_i cancel."""
+    b = b.expand(k.shape[:3])
+    k_columns = []
+    rest = b
+    for _ in range(3 if k.dtype == torch.bfloat16 else 1):
+        k_columns.append(rest.to(k.dtype))
+        rest = rest - k_columns[-1]
+    one = torch.ones_like(k_columns[0])
+    q_columns = [one] * len(k_columns)
+    if b.requires_grad:
+        q_columns.append((b.detach() - b).to(q.dtype))
+        k_columns.append(one)
+    missing = -(q.size(3) + len(q_columns)) % 8  # GPUs need a width that is a multiple of 8
+    q = torch.cat((q, F.pad(torch.stack(q_columns, -1), (0, missing))), -1)
+    k = torch.cat((k, F.pad(torch.stack(k_columns, -1), (0, missing))), -1)
+    return q, k
 
 def harden(weights):
     """Puts all weight on the key with the largest weight, but keeps the gradient of the softmax.
@@ -594,11 +680,13 @@ class GPT(nn.Module):
             attn = block.attn
             reason = "kernels=off" if kernels == "off" else why_no_kernel(attn, dtype)
             attn.use_triton = reason is None
+            learns = any(True for pe in attn.bias_pes for _ in pe.parameters())
             if reason is None:
                 label = f"triton {'+'.join(attn.names)}"
+            elif attn.can_fuse(attn.c_v.weight.device, dtype, learns):
+                label = f"fused {'+'.join(attn.names)} ({reason})"
             else:
-                code = "fused" if attn.has_fused else "chunked"
-                label = f"{code} {'+'.join(attn.names)} ({reason})"
+                label = f"chunked {'+'.join(attn.names)} ({reason})"
             labels.append(label)
         return "attention: " + ", ".join(dict.fromkeys(labels))
 
@@ -743,10 +831,6 @@ def precise_product(x, W):
     with torch.autocast(x.device.type, enabled=False):
         return x.to(dtype) @ W.to(dtype)
 
-def as_float64(x):
-    """Returns x in float64, or unchanged on Apple's GPUs, which lack float64."""
-    return x if x.device.type == "mps" else x.double()
-
 class CARoPE(PE):
     """`carope` (Context-Aware Rotary Positional Embedding): RoPE whose frequencies depend on
     content. Each token x_t sets one frequency per head, f(x_t) = 1 / (softplus(x_t W + b) + 1), and
@@ -887,18 +971,21 @@ class T5(PE):
         return bias.permute(2, 0, 1).to(at_least_float32(q))
 
 def alibi_slopes(H, x):
-    """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H, 1, 1). If H is not a power of
-    two, the first heads get the slopes of the next lower power, and the others every other slope of
-    the next higher one, as in the authors' code (for H = 6: 2^-2, 2^-4, 2^-6, 2^-8, 2^-1, 2^-3)."""
+    """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H,). If H is not a power of two,
+    the first heads get the slopes of the next lower power, and the others every other slope of the
+    next higher one, as in the authors' code (for H = 6: 2^-2, 2^-4, 2^-6, 2^-8, 2^-1, 2^-3)."""
     lower = 2 ** int(math.log2(H))
     h = torch.arange(1, H + 1, device=x.device, dtype=at_least_float32(x))
     exponent = torch.where(h <= lower, h, h - lower - 0.5) * (8 / lower)
-    return 2.0 ** -exponent.view(H, 1, 1)
+    return 2.0**-exponent
 
 class ALiBi(PE):
     """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
     slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only that
-    fraction of the heads, the first ones, have a slope, and the others ignore positions."""
+    fraction of the heads, the first ones, have a slope, and the others ignore positions.
+
+    -m_h (i - j) is m_h j - m_h i, the difference of a number of the key and one of the query, so
+    no T x S matrix of biases is needed (see PE.key_bias)."""
     reads = ("alibi_fraction",)
 
     def __init__(self, cfg, shared_from=None):
@@ -907,13 +994,10 @@ class ALiBi(PE):
         assert 1 <= self.heads <= self.H, (
             f"alibi_fraction={cfg.alibi_fraction} gives a slope to {self.heads} of {self.H} heads")
 
-    def slopes(self, x):
-        """Returns m_h, (H, 1, 1)."""
-        without = torch.zeros(self.H - self.heads, 1, 1, device=x.device, dtype=at_least_float32(x))
-        return torch.cat((alibi_slopes(self.heads, x), without))
-
-    def logit_bias(self, q, logits, i, j, per_key):
-        return -self.slopes(q) * (i - j)
+    def key_bias(self, j, per_key):
+        """Returns m_h j, (H, S)."""
+        without = j.new_zeros(self.H - self.heads)  # the heads without a slope
+        return torch.cat((alibi_slopes(self.heads, j), without))[:, None] * j
 
 class FoX(PE):
     """`fox`: adds sum_{l=j+1..i} log f_l, where f_l = sigmoid(x_l W + b) is the forget gate that
@@ -938,13 +1022,9 @@ class FoX(PE):
             sums = sums + cache["sums"][..., -1:]
         return extend_cache(cache, "sums", sums)
 
-    def logit_bias(self, q, logits, i, j, sums):
-        """Returns sums_i - sums_j, which is the sum over l = j+1..i. Far into a text, the sums are
-        so large that float32 would round them coarsely. So the sum at the first of these queries is
-        subtracted from all of them first, which changes no difference."""
-        first = j.size(0) - i.size(0)  # the index of the first query among the keys
-        sums = (sums - sums[..., first : first + 1]).to(at_least_float32(q))
-        return sums[:, :, first:, None] - sums[:, :, None]  # (B, H, t, s)
+    def key_bias(self, j, sums):
+        """Returns minus the running sums, because sums_i - sums_j is the sum over l = j+1..i."""
+        return -sums
 
 class CoPE(PE):
     """`cope` (Contextual Position Encoding): positions count the tokens that the query cares about.
@@ -967,6 +1047,7 @@ class CoPE(PE):
     rotated (e, and the gates' own keys or values). They use the q that is not rotated either,
     because they would otherwise depend on absolute positions."""
     reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_shared", "cope_per_head")
+    recompute = True  # 1024 tokens would otherwise take eight times as much memory as with rope
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -1042,6 +1123,7 @@ class CoPE_ALiBi(CoPE):
     """`cope_alibi`: adds -m_h p_ij to the logit, which is ALiBi with CoPE's unclamped position as
     the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
     reads = ("cope_gates", "cope_slopes", "cope_m0")
+    recompute = False  # there are no look-ups, so less is kept
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))
@@ -1137,10 +1219,8 @@ PES = {                        # acts on        learns                        ca
 }
 
 # --- the Triton kernels, which are optional -------------------------------------------------------
-# kernels.py computes `textbook` for layers of these methods, up to rounding, without storing the
-# logits. A subclass of one of them may compute something else, so only these classes count
-
-WITH_KERNEL = {PoPE, ALiBi, FoX, CoPE}
+# kernels.py computes `textbook`, up to rounding, without storing the logits. It serves biases of
+# keys, CoPE (but not its subclasses, whose biases are others), and PoPE, whose q and k are wider
 
 def why_no_kernel(attn, dtype):
     """Returns why the kernels cannot compute a layer's attention, in words, or None if they can."""
@@ -1148,9 +1228,9 @@ def why_no_kernel(attn, dtype):
         return "hard attention has no kernel"
     if attn.cfg.dropout:
         return "dropout has no kernel"
-    if not all(type(pe) in WITH_KERNEL for pe in attn.bias_pes):
+    if not all(has_key_bias(pe) or type(pe) is CoPE for pe in attn.bias_pes):
         return "its bias has no kernel"
-    if not any(type(pe) in WITH_KERNEL for pe in attn.pes):
+    if not attn.bias_pes and not any(isinstance(pe, PoPE) for pe in attn.pes):
         return "it needs no kernel"
     try:
         import kernels
@@ -1158,28 +1238,19 @@ def why_no_kernel(attn, dtype):
         return "no triton"
     return kernels.why_not(attn.d, attn.c_v.weight.device, dtype)
 
-def key_bias(pe, q, per_key):
-    """Returns what ALiBi or FoX adds to the logits at each key, (H, T) or (B, H, T). The part of
-    logit_bias that depends only on the query is left out, because softmax drops it."""
-    if type(pe) is ALiBi:
-        return pe.slopes(q)[:, 0] * torch.arange(q.size(2), device=q.device)  # m_h j
-    # The sums are rounded as they are, which adds less error than q and k in bfloat16 do
-    return -per_key.to(at_least_float32(q))
-
-def triton_attention(attn, q, k, v, unencoded_q, per_key):
+def triton_attention(attn, q, k, v, unencoded_q, j, per_key):
     """`textbook` for all T tokens of a layer that has a kernel."""
     import kernels
 
-    biases = []
+    bias = None
+    if any(map(has_key_bias, attn.bias_pes)):
+        bias = attn.key_bias(j, per_key).float().expand(v.shape[:3])
     cope = {}
     for pe, its_per_key in zip(attn.bias_pes, per_key):
-        if type(pe) is not CoPE:
-            biases.append(key_bias(pe, unencoded_q, its_per_key))
-            continue
-        cope["z"] = pe.z(unencoded_q)
-        if attn.cfg.cope_gates != "keys":  # otherwise the gates reuse the kernel's own logits
-            cope.update(gate_q=unencoded_q, gate_k=its_per_key)
-    bias = sum(biases).expand(v.shape[:3]) if biases else None
+        if type(pe) is CoPE:
+            cope["z"] = pe.z(unencoded_q)
+            if attn.cfg.cope_gates != "keys":  # otherwise the gates reuse the kernel's own logits
+                cope.update(gate_q=unencoded_q, gate_k=its_per_key)
     return kernels.attention(q, k, v, bias, **cope)
 
 # --- the checks -----------------------------------------------------------------------------------

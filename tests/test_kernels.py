@@ -1,8 +1,8 @@
 """kernels.py against the papers' equations in float64, written out below.
 
 In float32, which only the interpreter takes, the output and all gradients are within 2e-5 of them.
-In 16 bits, the kernels may be off by twice as much as dense attention, and the gradient of z by six
-times, because it sums dS along a row, and O is rounded.
+In 16 bits, the kernels may be off by twice as much as dense attention, and the gradient of z by
+what the rounding of O explains.
 
 Without a GPU the kernels run in Triton's interpreter, and are compiled for GPUs that are absent.
 Triton reads TRITON_INTERPRET when it is imported, so the interpreter needs a process of its own.
@@ -18,6 +18,7 @@ from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -157,7 +158,8 @@ CASES = {
     "CoPE + FoX, large table": dict(T=130, d=32, npos=256, biases="fox"),
     "everything": dict(T=130, d=40, D=80, npos=16, gates="separate", biases="fox, alibi"),
 }
-IN_16_BITS = ["PoPE + FoX", "ALiBi", "CoPE, padded head", "CoPE, wide head", "everything"]
+IN_16_BITS = ["PoPE + FoX", "ALiBi", "CoPE, padded head", "CoPE, wide head", "CoPE, two positions",
+              "everything"]
 
 def inputs(T, d, D=0, biases="", npos=0, gates="keys", centre=0, B=1, H=2, dtype="float32",
            device="cpu"):
@@ -202,18 +204,24 @@ def check_case(case, dtype, device="cpu"):
         assert same(mine, results(partial(kernel, slope=slope), x, do)), "it gave other bits"
     dense = results(partial(equation, slope=slope), x, do)
     exact = results(partial(equation, slope=slope), double(x), do)
+    # O is stored in 16 bits, which moves the sum of dS of each row by this. The columns of z divide
+    # it among themselves, as they divide the weights
+    by_rounding_o = (do.double() * (exact["o"] - exact["o"].to(do.dtype))).sum(-1)
     for name, want in exact.items():
         assert mine[name].dtype == dense[name].dtype
         near, near_max = size(mine[name] - want)
         slow, slow_max = size(dense[name] - want)
         rms, largest = size(want)
-        times = 6 if name == "z" else 2
         tiny = 2e-6  # where the exact answer is 0
         if dtype == "float32":
             most, most_max = 2e-5 * rms + tiny, 2e-4 * largest + tiny
         else:
-            most = times * slow + 2e-5 * rms + tiny
-            most_max = 2 * times * slow_max + 2e-4 * largest + tiny  # the largest varies by luck
+            most = 2 * slow + 2e-5 * rms + tiny
+            most_max = 4 * slow_max + 2e-4 * largest + tiny  # the largest varies by luck
+        if name == "z":
+            more, more_max = size(by_rounding_o)
+            most += more / want.size(3) ** 0.5
+            most_max += 2 * more_max
         assert near <= most, f"{name}: rms {near:.1e}, {most:.1e} is allowed"
         assert near_max <= most_max, f"{name}: largest {near_max:.1e}, {most_max:.1e} is allowed"
 
@@ -291,21 +299,25 @@ def test_positions_of_long_sequences(run, T, largest_error):
     run("cpu", check_positions, T, largest_error)
 
 def test_worked_row():
-    """The example at the top of kernels.py, by PyTorch's autograd."""
+    """The example at the top of kernels.py, by the numpy code there and by PyTorch's autograd."""
+    table, code = kernels.__doc__.split("key          0")[1].split("In numpy, with ")
     row = {}
-    for name, n in dict(g=6, p=6, c=6, w=6, dS=6, slope=6, dp=6, dg=6, dz=4).items():
-        words = re.search(rf"\n    {name} +(\S.*)", kernels.__doc__.split("key          0")[1])[1]
-        row[name] = torch.tensor([float(word) for word in words.split()[:n]])
-    z = torch.tensor([0.0, 2, 1, 3], requires_grad=True)
-    g = row["g"].clone().requires_grad_()
+    for name, n in dict(g=6, p=6, c=6, w=6, dS=6, slope=6, dp=6, dg=6, z=4, dz=4).items():
+        words = re.search(rf"\n    {name} +(\S.*)", table)[1].split()
+        row[name] = np.array([float(word) for word in words[:n]])
+    by_numpy = dict(np=np, g=row["g"], z=row["z"], dS=row["dS"])
+    lines = [line[4:] for line in code.split("\n\n")[1].splitlines()]
+    exec("\n".join(lines), by_numpy)
+
+    g, z = (torch.tensor(row[name], requires_grad=True) for name in ("g", "z"))
     p = g.flip(0).cumsum(0).flip(0).clamp(max=3)
     p.retain_grad()
     c = p.long()
     slope = z[(c + 1).clamp(max=3)] - z[c]
-    (z[c] + (p - c) * slope).backward(row["dS"])
-    found = dict(g=g, p=p, c=c, w=p - c, dS=row["dS"], slope=slope, dp=p.grad, dg=g.grad, dz=z.grad)
-    for name, want in row.items():
-        assert torch.equal(found[name].float(), want), name
+    (z[c] + (p - c) * slope).backward(torch.tensor(row["dS"]))
+    by_torch = dict(p=p, c=c, w=p - c, slope=slope, dp=p.grad, dg=g.grad, dz=z.grad)
+    for name, found in by_torch.items():
+        assert found.tolist() == by_numpy[name].tolist() == row[name].tolist(), name
 
 # --- as an operator of PyTorch, and in a model ----------------------------------------------------
 
@@ -440,8 +452,8 @@ def test_why_not(monkeypatch):
     assert kernels.why_not(129, "cpu", torch.float16) == "head width 129 is not within 16 to 128"
     assert kernels.why_not(64, "cpu", torch.bfloat16) == "torch.bfloat16 inputs"
     monkeypatch.setattr(kernels, "INTERPRET", False)
-    assert kernels.why_not(64, "cpu", torch.float32) == "torch.float32 inputs"
-    assert kernels.why_not(64, "cpu", torch.float16).startswith("no NVIDIA GPU")
+    for dtype in (torch.float16, torch.float32):  # another dtype would not help
+        assert kernels.why_not(64, "cpu", dtype).startswith("no NVIDIA GPU")
     q = torch.zeros(1, 1, 9, 32).half()
     with pytest.raises(ValueError, match="no NVIDIA GPU"):
         kernels.attention(q, q, q)

@@ -107,8 +107,16 @@ def failures(cls, monkeypatch):
                 found.append(name)
     return found
 
-def test_a_new_method_passes(monkeypatch):
-    assert failures(Slope, monkeypatch) == []
+class AsKeyBias(Slope):
+    """The same, fused."""
+    logit_bias = PE.logit_bias
+
+    def key_bias(self, j, per_key):
+        return self.m[:, 0] * j
+
+@pytest.mark.parametrize("cls", [Slope, AsKeyBias])
+def test_a_new_method_passes(cls, monkeypatch):
+    assert failures(cls, monkeypatch) == []
 
 @pytest.mark.parametrize("cls, caught_by", [
     (InBfloat16, "test_far_positions_in_bfloat16"),
@@ -140,7 +148,7 @@ def test_readmes_method_breaks_no_test(tmp_path):
     oracle = (folder / "tests" / "oracles.py").read_text()
     oracle = oracle.replace('BIAS = (', 'BIAS = ("slope", ').replace(
         '    if name == "relative":\n', '    if name == "slope":\n'
-        '        return causal(T, lambda i, j: p("m")[h].item() * (j - i))\n'
+        '        return causal(len(pos), lambda i, j: p("m")[h].item() * (pos[j] - pos[i]))\n'
         '    if name == "relative":\n', 1)
     (folder / "tests" / "oracles.py").write_text(oracle)
     files = [f"tests/test_{name}.py" for name in ("model", "readme", "figures", "walk", "config")]
