@@ -32,12 +32,12 @@ Symbols   i is the position of a query and j that of a key. c indexes dimensions
           and theta_c is the frequency of dimension or pair c. Otherwise each class keeps its
           paper's symbols
 
-Options that make no sense are refused by assertions, which `python -O` would leave out.
+An option that makes no sense raises Mistake, a ValueError that names the value and the mend. This
+file imports nothing of the project (but for kernels.py, which is optional), so you may copy it.
 """
 import math
-import os
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal, get_args, get_origin
 
@@ -47,6 +47,14 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = 128  # Attention.chunked takes at most this many queries at a time, unless compiled
+
+class Mistake(ValueError):
+    """Something that the user of a model can mend. The scripts print it as one line."""
+
+def require(condition, text):
+    """Raises Mistake with this text unless the condition holds."""
+    if not condition:
+        raise Mistake(text)
 
 @dataclass
 class GPTConfig:
@@ -112,7 +120,7 @@ class GPTConfig:
     expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: start as above
     expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the trained length
 
-# The options that GPT.from_checkpoint may change, because they make sense for a trained model
+# The options that may be changed after training, because they make sense for a trained model
 TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped")
 
 class PE(nn.Module):
@@ -122,10 +130,10 @@ class PE(nn.Module):
     share a parameter. `per_position` and `embed` are called only on the first layer's instance, so
     all layers must share the parameters that these two read. The others would never learn.
 
-    While tokens are generated, `encode_qk` and `per_key` find in the dict `cache` what they stored
-    there in the previous calls. It belongs to one method in one layer. Otherwise it is empty. (The
-    cache of a whole layer also holds keys and values. In a layer of `fox+rope` it is {"k": encoded
-    keys, "v": values, "fox": {"sums": ...}, "rope": {}}.)
+    `cache` belongs to one method in one layer. While tokens are generated, `encode_qk` and
+    `per_key` find in this dict what earlier calls stored there. In any other pass it starts empty.
+    (The cache of a whole layer also holds keys and values. In a layer of `fox+rope` it is
+    {"k": encoded keys, "v": values, "pes": {"fox": {"sums": ...}, "rope": {}}}.)
 
     For a method of your own:
 
@@ -287,17 +295,17 @@ class Attention(nn.Module):
         q, k = self.c_qk(x_qk).chunk(2, -1)
         q, k = split_heads(q, self.H), split_heads(k, self.H)  # (B, H, T, d)
         v = split_heads(self.c_v(x), self.H)
+        own_caches = cache.setdefault("pes", {})  # {name of a method: its cache}
         unencoded_q = q  # for biases that multiply q with what is not encoded, such as CoPE's e
         for name, pe in zip(self.names, self.pes):
             # only rope, carope and pope change anything, and a layer has at most one of them
-            own_cache = cache.setdefault(name, {})
-            q, k = pe.encode_qk(q, k, x, per_position[name], own_cache)
+            q, k = pe.encode_qk(q, k, x, per_position[name], own_caches.setdefault(name, {}))
         k = extend_cache(cache, "k", k)  # (B, H, S, d), or of width 2d after PoPE
         v = extend_cache(cache, "v", v)  # (B, H, S, d)
         per_key = []  # one tensor for each of bias_pes
         for name, pe in zip(self.names, self.pes):
             if pe in self.bias_pes:
-                per_key.append(pe.per_key(x, k, v, cache[name]))
+                per_key.append(pe.per_key(x, k, v, own_caches[name]))
         return q, k, v, unencoded_q, per_key
 
     def textbook(self, q, k, v, unencoded_q, i, j, per_key):
@@ -509,39 +517,6 @@ class GPT(nn.Module):
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    @classmethod
-    def from_checkpoint(cls, run, device="cpu", **changes):
-        """Returns the model that train.py saved in the run directory `run`, in evaluation mode, and
-        the whole checkpoint, a dict that read_checkpoint describes. `changes` are options of
-        TEST_TIME to use instead of those of the training, such as rope_scaling="ntk",
-        rope_factor=4.0. Raises AssertionError for any other option or a wrong value, and OSError if
-        the checkpoint is damaged or its weights do not fit these options."""
-        for name in changes:
-            assert name in TEST_TIME, (
-                f"{name} cannot be changed after training; only {', '.join(TEST_TIME)} can")
-        saved = read_checkpoint(run)
-        options = model_options(saved)
-        refuse_idle_options(options["pe"], changes)
-        options.update(changes)
-        model = cls(GPTConfig(**options))
-        model.load_weights(saved["model"], run)
-        return model.to(device).eval(), saved
-
-    def load_weights(self, weights, run):
-        """Copies weights, the state_dict of a run directory, into the model. Raises OSError if they
-        belong to another architecture."""
-        unfit = f"the weights of {run} do not fit a model with pe={self.cfg.pe!r}"
-        try:
-            self.load_state_dict(weights)
-        except RuntimeError as error:
-            first = str(error).split("\n")[1].strip()
-            raise OSError(f"{unfit}: {first}") from error
-        # Layers that share a tensor save it under several names, and loading keeps only the last
-        # copy. So all copies must be equal
-        for name, tensor in self.state_dict().items():
-            if not torch.equal(tensor.cpu(), weights[name].cpu()):
-                raise OSError(f"{unfit}: its layers share {name}, of which the run has several")
-
     def forward(self, idx, targets=None, cache=None, return_logits=True, reduction="mean"):
         """Returns logits and loss.
 
@@ -560,8 +535,9 @@ class GPT(nn.Module):
         if cache is not None and "k" in cache[0]:
             begin = cache[0]["k"].size(2)  # the number of cached tokens
         end = begin + idx.size(1)
-        assert end <= self.limit, (
-            f"pe={self.cfg.pe!r} has only {self.limit} positions, but the input needs {end}")
+        if end > self.limit:
+            raise Mistake(f"pe={self.cfg.pe!r} has only {self.limit} positions, but the input "
+                          f"needs {end}; shorten it, or generate with context={self.limit}")
         j = torch.arange(end, device=idx.device)  # (S,) the positions of all keys
         if self.training and self.cfg.random_positions:
             # Of a larger range, draw as many positions as there are tokens, and sort them. So the
@@ -721,7 +697,7 @@ class Sinusoidal(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        assert cfg.n_embd % 2 == 0, f"sinusoidal needs pairs, but n_embd={cfg.n_embd} is odd"
+        require(cfg.n_embd % 2 == 0, f"sinusoidal needs pairs, but n_embd={cfg.n_embd} is odd")
 
     def embed(self, x, pos):
         C = x.size(-1)
@@ -775,17 +751,18 @@ class RoPE(PE):
         super().__init__(cfg)
         width = self.rotated_width(cfg)
         scaling, factor = cfg.rope_scaling, cfg.rope_factor
-        assert width % 2 == 0 and 2 <= width <= self.d, (
-            f"rope rotates pairs, but rope_fraction={cfg.rope_fraction} of n_embd / n_head = "
-            f"{self.d} is {width}; it must be even and from 2 to {self.d}")
-        assert (scaling == "none") == (factor == 1), (
-            f"rope_scaling={scaling} with rope_factor={factor} does nothing; set both")
-        assert factor > 0 and (factor >= 1 or scaling != "yarn"), f"rope_factor={factor} is too low"
-        assert scaling != "ntk" or width > 2, "ntk needs two pairs, but only one is rotated"
-        assert 0 < cfg.rope_p <= 1, f"rope_p={cfg.rope_p} must be above 0, and at most 1"
-        assert round(cfg.rope_p * width / 2) > 0, f"rope_p={cfg.rope_p} rotates no pair of a head"
-        assert scaling != "yarn" or width == self.d, (
-            f"yarn scales all logits, so it needs rope_fraction=1, not {cfg.rope_fraction}")
+        require(width % 2 == 0 and 2 <= width <= self.d,
+                f"rope rotates pairs, but rope_fraction={cfg.rope_fraction} of n_embd / n_head = "
+                f"{self.d} is {width}; it must be even and from 2 to {self.d}")
+        require((scaling == "none") == (factor == 1),
+                f"rope_scaling={scaling} with rope_factor={factor} does nothing; set both")
+        require(factor > 0 and (factor >= 1 or scaling != "yarn"),
+                f"rope_factor={factor} is too low")
+        require(scaling != "ntk" or width > 2, "ntk needs two pairs, but only one is rotated")
+        require(0 < cfg.rope_p <= 1, f"rope_p={cfg.rope_p} must be above 0, and at most 1")
+        require(round(cfg.rope_p * width / 2) > 0, f"rope_p={cfg.rope_p} rotates no pair of a head")
+        require(scaling != "yarn" or width == self.d,
+                f"yarn scales all logits, so it needs rope_fraction=1, not {cfg.rope_fraction}")
 
     @staticmethod
     def rotated_width(cfg):
@@ -848,8 +825,8 @@ class CARoPE(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        assert self.d % 2 == 0, f"carope rotates pairs, but n_embd / n_head = {self.d} is odd"
-        assert cfg.base > 1, f"carope needs base > 1, because f starts below 1; got {cfg.base}"
+        require(self.d % 2 == 0, f"carope rotates pairs, but n_embd / n_head = {self.d} is odd")
+        require(cfg.base > 1, f"carope needs base > 1, because f starts below 1; got {cfg.base}")
         self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
         target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
         self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1) in a stable form
@@ -951,9 +928,9 @@ class T5(PE):
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         exact = cfg.t5_buckets // 2  # the number of buckets that hold one distance each
-        assert 2 <= exact < cfg.t5_max_distance, (
-            f"t5_buckets={cfg.t5_buckets} must be 4 or more, and half of it less than "
-            f"t5_max_distance={cfg.t5_max_distance}")
+        require(2 <= exact < cfg.t5_max_distance,
+                f"t5_buckets={cfg.t5_buckets} must be 4 or more, and half of it less than "
+                f"t5_max_distance={cfg.t5_max_distance}")
         table = torch.zeros(cfg.t5_buckets, cfg.n_head)
         self.table = shared_from.table if shared_from else nn.Parameter(table)
         # first[b - 1] is the smallest distance in bucket b, which is b as long as b < exact
@@ -991,8 +968,9 @@ class ALiBi(PE):
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.heads = round(cfg.alibi_fraction * self.H)  # that have a slope
-        assert 1 <= self.heads <= self.H, (
-            f"alibi_fraction={cfg.alibi_fraction} gives a slope to {self.heads} of {self.H} heads")
+        require(1 <= self.heads <= self.H,
+                f"alibi_fraction={cfg.alibi_fraction} gives a slope to {self.heads} of {self.H} "
+                "heads")
 
     def key_bias(self, j, per_key):
         """Returns m_h j, (H, S)."""
@@ -1051,7 +1029,7 @@ class CoPE(PE):
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        assert cfg.cope_npos > 1, f"cope_npos={cfg.cope_npos} gives all keys the same position"
+        require(cfg.cope_npos > 1, f"cope_npos={cfg.cope_npos} gives all keys the same position")
         if cfg.cope_gates == "sep-keys":
             self.W_g = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.add_parameters(shared_from if cfg.cope_shared else None)
@@ -1149,8 +1127,8 @@ class ExPE(PE):
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.l = cfg.expe_l or cfg.n_embd // 8
-        assert 1 <= self.l <= cfg.n_embd, (
-            f"expe would write positions into l = {self.l} of n_embd={cfg.n_embd} dimensions")
+        require(1 <= self.l <= cfg.n_embd,
+                f"expe would write positions into l = {self.l} of n_embd={cfg.n_embd} dimensions")
         self.expe_S = shared_from.expe_S if shared_from else self.initial(cfg.expe_S)
         self.expe_theta = shared_from.expe_theta if shared_from else self.initial(cfg.expe_theta)
 
@@ -1260,35 +1238,36 @@ def check_options(cfg, pattern):
     those of its own method, and Python and PyTorch report other mistakes."""
     for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "base"):
         value = getattr(cfg, name)
-        assert 0 < value < math.inf, f"{name}={value} must be positive and finite"
+        require(0 < value < math.inf, f"{name}={value} must be positive and finite")
     for field in fields(cfg):
         value = getattr(cfg, field.name)
         if field.type is int:
-            assert value >= 0, f"{field.name}={value} must not be negative"
+            require(value >= 0, f"{field.name}={value} must not be negative")
         elif get_origin(field.type) is Literal:
             choices = get_args(field.type)
-            assert value in choices, f"{field.name}={value!r}: choose one of {', '.join(choices)}"
-    assert 0 <= cfg.dropout < 1, f"dropout={cfg.dropout} must be from 0 to below 1"
-    assert not cfg.random_positions or cfg.random_positions >= cfg.block_size, (
-        f"random_positions={cfg.random_positions} must be 0, or at least block_size="
-        f"{cfg.block_size}")
-    assert cfg.n_embd % cfg.n_head == 0, f"n_head={cfg.n_head} must divide n_embd={cfg.n_embd}"
-    assert len(pattern) <= cfg.n_layer, (
-        f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but n_layer={cfg.n_layer}")
+            require(value in choices, f"{field.name}={value!r}: choose one of {', '.join(choices)}")
+    require(0 <= cfg.dropout < 1, f"dropout={cfg.dropout} must be from 0 to below 1")
+    require(not cfg.random_positions or cfg.random_positions >= cfg.block_size,
+            f"random_positions={cfg.random_positions} must be 0, or at least block_size="
+            f"{cfg.block_size}")
+    require(cfg.n_embd % cfg.n_head == 0, f"n_head={cfg.n_head} must divide n_embd={cfg.n_embd}")
+    require(len(pattern) <= cfg.n_layer,
+            f"pe={cfg.pe!r} is a pattern of {len(pattern)} layers, but n_layer={cfg.n_layer}")
     for names in pattern:
         for name in names:
-            assert name, f"pe={cfg.pe!r} has an empty name"
-            assert name in PES, f"pe={name!r} is unknown; choose from {', '.join(PES)}"
-            assert names.count(name) == 1, f"pe={cfg.pe!r} names {name} twice in one layer"
+            require(name, f"pe={cfg.pe!r} has an empty name")
+            require(name in PES, f"pe={name!r} is unknown; choose from {', '.join(PES)}")
+            require(names.count(name) == 1, f"pe={cfg.pe!r} names {name} twice in one layer")
         encoding = [name for name in names if overrides(PES[name], "encode_qk")]
-        assert len(encoding) <= 1, f"{' and '.join(encoding)} cannot both encode q and k of a layer"
+        require(len(encoding) <= 1,
+                f"{' and '.join(encoding)} cannot both encode q and k of a layer")
     used = {name for names in pattern for name in names}
     groups = pattern  # expe and exqpe write into the input of their layer's attention
     if cfg.expe_once:
         groups = [used]  # they write into the embeddings, whichever layers name them
     for names in groups:
         both = {"expe", "exqpe"} <= set(names)
-        assert not both, f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions"
+        require(not both, f"pe={cfg.pe!r}: expe and exqpe would write into the same dimensions")
 
 def refuse_idle_options(pe, given):
     """Refuses an option among the names `given` that does nothing, because none of the methods in
@@ -1297,42 +1276,4 @@ def refuse_idle_options(pe, given):
     idle = {option for cls in PES.values() for option in cls.reads}
     idle -= {option for cls in methods for option in cls.reads}
     for option in given:
-        assert option not in idle, f"{option} does nothing for pe={pe!r}; leave it out"
-
-# --- trained models -------------------------------------------------------------------------------
-
-def read_checkpoint(run):
-    """Returns what train.py has saved in run/ckpt.pt, with all tensors on the CPU. It is a dict of
-    model and optimizer (their state_dicts), step, config (all options of the run), flags and
-    settings (see identify in train.py), meta (meta.json of its data set) and wandb (its id at
-    Weights & Biases, or None). Raises OSError if there is no such file, or if it is damaged or not
-    from train.py."""
-    path = os.path.join(run, "ckpt.pt")
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"{run!r} is not a directory with a ckpt.pt")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # its type depends on which bytes are missing or wrong
-        raise OSError(f"{path} is damaged ({type(error).__name__})") from error
-    if not {"model", "optimizer", "step", "config", "meta"} <= set(saved):
-        raise OSError(f"{path} is not a checkpoint of this train.py")
-    return saved
-
-def model_options(saved):
-    """Returns the options of the model in a checkpoint, as a dict. Options that were added to
-    GPTConfig since it was saved have their defaults."""
-    options = asdict(GPTConfig())
-    options.update({name: saved["config"][name] for name in options if name in saved["config"]})
-    # YaRN has to know the trained length, and a run that starts from these weights may have another
-    # block_size. A run that was trained with YaRN keeps the length that YaRN used then
-    if options["rope_scaling"] != "yarn":
-        options["rope_trained"] = trained_length(saved)
-    elif not options["rope_trained"]:
-        options["rope_trained"] = options["block_size"]
-    return options
-
-def trained_length(saved):
-    """Returns the number of tokens per sequence in the training of a checkpoint."""
-    row_length = saved["meta"]["row_length"].get("train")
-    # the last token of a row is only a target
-    return row_length - 1 if row_length else saved["config"]["block_size"]
+        require(option not in idle, f"{option} does nothing for pe={pe!r}; leave it out")

@@ -1,37 +1,23 @@
 """
-Writes text with trained models, and measures their loss on texts of any length:
+Writes text with trained models, and checks how they read longer texts than in training:
 
     python sample.py RUN ... --prompt="def main("    text; on a task, answers marked right or wrong
-    python sample.py RUN ... --evaluate=val,sparse   loss and errors over whole splits
     python sample.py RUN ... --extrapolate=1,2,4,8   loss at these multiples of the trained length
 
 RUN is a run directory, such as out/quickstart_pope. RUN@key=value,key=value changes options of a
-trained model, as in out/quickstart_rope@rope_scaling=ntk,rope_factor=8. Everything that is measured
-is also appended to RUN/results.jsonl. Models compute in float32 and without the Triton kernels, so
-that numbers from different machines can be compared.
+trained model, as in out/quickstart_rope@rope_scaling=ntk,rope_factor=8. The losses are also
+appended to RUN/results.jsonl. Models compute in float32 and without the Triton kernels, so that
+numbers from different machines can be compared. (eval/scores.py measures whole splits.)
 """
 import argparse
 import math
-import os
 import sys
 
 import torch
 
 import config
-from config import Mistake
-from data import locate
-from data.shards import Split
+from config import Mistake, require, runs
 from data.tokenizer import tokenizer
-from model import GPT, TEST_TIME, GPTConfig, trained_length
-from train import (
-    append_records,
-    pick_device,
-    score_sums,
-    scores,
-    set_threads,
-    to_device,
-    tokenizer_name,
-)
 
 BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer text is read in segments of this length, to bound the memory
@@ -42,32 +28,27 @@ EVAL_TOKENS = 131072  # tokens in all spans together
 
 def main(words):
     args = arguments(words)
-    runs = [Run(name, args.device, args.data) for name in args.runs]
-    if args.evaluate:
-        evaluate(runs, args.evaluate)
-    elif args.extrapolate:
-        extrapolate(runs, args.extrapolate, args.split, args.eval_tokens, args.window)
-    else:
-        for run in runs:
-            if run.is_task:
-                write_answers(run, args)
-            else:
-                write_text(run, args)
+    trained = [runs.TrainedRun(name, args.device, args.data) for name in args.runs]
+    if args.extrapolate:
+        extrapolate(trained, args.extrapolate, args.split, args.eval_tokens, args.window)
+        return
+    for run in trained:
+        if run.is_task:
+            write_answers(run, args)
+        else:
+            write_text(run, args)
 
 def arguments(words):
     """Returns the options of a command line."""
     parser = config.Parser(__doc__)
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--evaluate", type=comma_separated, metavar="SPLITS",
-                        help="splits to evaluate as a whole, such as val,sparse")
-    action.add_argument("--extrapolate", type=multiples, metavar="MULTIPLES",
-                        help="lengths to evaluate at, as multiples of the trained length: 0.5,1,2")
-    add_run_options(parser)
-    add_data_options(parser)
-    lengths = parser.add_argument_group("--extrapolate")
-    lengths.add_argument("--eval_tokens", type=config.integer, default=EVAL_TOKENS, metavar="N",
+    runs.add_run_options(parser)
+    runs.add_data_options(parser)
+    lengths = parser.add_argument_group("longer texts")
+    lengths.add_argument("--extrapolate", type=multiples, metavar="MULTIPLES",
+                         help="lengths to read, as multiples of the trained length: 0.5,1,2")
+    lengths.add_argument("--eval_tokens", type=config.count, default=EVAL_TOKENS, metavar="N",
                          help="tokens to read at each length [%(default)s]")
-    lengths.add_argument("--window", type=config.integer, metavar="N",
+    lengths.add_argument("--window", type=config.count, metavar="N",
                          help="compare with the loss if a token sees at most the last N [the "
                               "trained length]")
     text = parser.add_argument_group("text, or answers to a task")
@@ -78,33 +59,13 @@ def arguments(words):
                       help="length of each text [%(default)s]")
     text.add_argument("--context", type=config.integer, metavar="N",
                       help="tokens that the model sees at most; 0: all [the trained length]")
-    text.add_argument("--temperature", type=config.number, default=0.8,
+    text.add_argument("--temperature", type=config.not_negative, default=0.8,
                       help="0: always the most probable token [%(default)s]")
     text.add_argument("--top_k", type=config.integer, default=0, metavar="K",
                       help="sample only from the k most probable tokens; 0: from all [%(default)s]")
     text.add_argument("--seed", type=config.integer, default=1337,
                       help="of the samples [%(default)s]")
     return parser.parse_intermixed_args(words)
-
-def add_run_options(parser):
-    """Adds the options that say which runs to read, and on which device."""
-    parser.add_argument("runs", nargs="+", type=config.text, metavar="RUN",
-                        help="run directory, or RUN@key=value")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto",
-                        help="auto: the fastest available [auto]")
-
-def add_data_options(parser):
-    """Adds the options that say on which data the runs are evaluated."""
-    parser.add_argument("--data", type=config.text,
-                        help="a data set or folder to read [the run's own]")
-    parser.add_argument("--split",
-                        help="a split of the data set [the first that training evaluated]")
-
-def comma_separated(text):
-    words = text.split(",")
-    if "" in words:
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
-    return list(dict.fromkeys(words))
 
 def multiples(text):
     """Returns the numbers in a text such as 1,2,4,8. The order does not matter."""
@@ -117,97 +78,6 @@ def multiples(text):
             f"{text!r} is not a list of numbers above 0, such as 1,2,4")
     return numbers
 
-# --- a trained model ------------------------------------------------------------------------------
-
-class Run:
-    """A trained model and the data set to evaluate it on, which is the run's own by default. name
-    is a run directory, or "directory@key=value,...", which changes options of the model."""
-
-    def __init__(self, name, device="auto", data=None):
-        folder, _, changes = name.partition("@")
-        self.folder = os.path.normpath(folder)
-        self.options = self.read_changes(name, changes)
-        self.name = with_options(self.folder, self.options)
-        self.device = pick_device(device)
-        self.model, saved = GPT.from_checkpoint(self.folder, self.device, **self.options)
-        set_threads(self.device, self.model.cfg.n_embd)
-        self.step = saved["step"]
-        self.config = saved["config"]  # all options of the training
-        self.flags = saved.get("flags", {})  # those that name it in tables
-        self.settings = saved.get("settings")  # a checksum of its config file, see train.identify
-        self.meta = saved["meta"]  # meta.json of the data set that it was trained on
-        self.is_task = self.meta["loss"] == "mask"
-        self.trained = trained_length(saved)  # tokens per sequence in training
-        self.data = data or self.config["data"]
-        self.reads_its_own = data is None
-
-    def read_changes(self, name, changes):
-        """Returns {option: value} of a text such as "rope_scaling=ntk,rope_factor=8"."""
-        words = [change for change in changes.split(",") if change]
-        for word in words:
-            option = word.partition("=")[0]
-            if option not in TEST_TIME:
-                raise Mistake(f"{name}: {option} cannot be changed after training; only "
-                              f"{', '.join(TEST_TIME)} can")
-        try:
-            return config.parse(GPTConfig, [f"--{word}" for word in words])
-        except Mistake as mistake:
-            raise Mistake(f"{name}: {mistake}") from None
-
-    def open_split(self, name=None):
-        """Opens a split of the data set, by default the first that training evaluated. Raises
-        Mistake if the set has another tokenizer than the run, or if it is the run's own but was
-        written again, because it may then hold other text than before."""
-        split = Split(locate(self.data), name or self.config["eval_splits"].split(",")[0])
-        if split.meta["tokenizer"] != self.meta["tokenizer"]:
-            raise Mistake(f"{split.folder} was tokenized with {tokenizer_name(split.meta)}, but "
-                          f"{self.name} was trained with {tokenizer_name(self.meta)}; prepare the "
-                          "data again with the tokenizer of the run")
-        if self.reads_its_own and not split.is_same_set(self.meta):
-            raise Mistake(f"{split.folder} has changed since {self.name} was trained on it; to "
-                          f"evaluate on it as it is now, use --data={self.data}")
-        return split
-
-    def length(self, split):
-        """Returns the number of tokens per sequence of the split, which is the same as in training
-        unless the split has rows of a length of its own."""
-        return split.row_length - 1 if split.rows else self.trained
-
-    def about(self):
-        """Returns what identifies the run in a table or picture, as a dict."""
-        return {"run": self.folder, "config": self.config["config"], "pe": self.model.cfg.pe,
-                "flags": self.flags, "settings": self.settings, "seed": self.config["seed"],
-                "step": self.step, "options": self.options, "trained": self.trained}
-
-    def record(self, values, **measured):
-        """Appends a record to RUN/results.jsonl. It holds the values, {metric: number}, apart from
-        those that are None, and `measured`, which says what was measured:
-
-            data         the data set, or the task
-            split        its split
-            fingerprint  a checksum of the data
-            length       tokens per sequence
-            multiple     of --extrapolate: length / trained length
-            tokens       of --extrapolate: how many tokens were read
-            window       of --extrapolate: how many tokens a token sees for window_loss
-        """
-        values = {metric: value for metric, value in values.items() if value is not None}
-        path = os.path.join(self.folder, "results.jsonl")
-        try:
-            append_records(path, {**self.about(), **measured, "torch": torch.__version__,
-                                  "device": self.device.type, "values": values})
-        except OSError as error:  # it may be somebody else's directory
-            print(f"{path} could not be written ({error.strerror}), so this is only printed",
-                  file=sys.stderr)
-
-def with_options(name, options):
-    """Returns a name such as out/quickstart_rope@rope_scaling=ntk,rope_factor=8."""
-    changes = []
-    for option, value in options.items():
-        text = f"{value:g}" if isinstance(value, float) else value
-        changes.append(f"{option}={text}")
-    return f"{name}@{','.join(changes)}" if changes else name
-
 # --- text and answers -----------------------------------------------------------------------------
 
 def write_text(run, args):
@@ -215,6 +85,9 @@ def write_text(run, args):
     start = codec.encode(args.prompt) or [run.meta["separator"] or 0]
     idx = torch.tensor([start], device=run.device)
     context = run.trained if args.context is None else args.context
+    seen = context or len(start) + args.max_new_tokens - 1
+    require(seen <= run.model.limit, f"{run.name} has only {run.model.limit} positions, and would "
+            f"see {seen} tokens; use --context={run.model.limit}")
     for i in range(args.num_samples):
         torch.manual_seed(args.seed + i)
         tokens = run.model.generate(
@@ -234,7 +107,7 @@ def write_answers(run, args):
     if isinstance(run.meta["tokenizer"], dict):  # a token is a symbol, rather than a piece of text
         between = " "
     starts = split.windows(length, args.num_samples)
-    x, y = to_device(run.device, *split.read(starts, length))
+    x, y = runs.to_device(run.device, *split.read(starts, length))
     predicted = run.model(x, y)[0].argmax(-1)
     print(f"{run.name}, {split.split} split; answers are [right] or [wrong, not right]")
     rows = zip(x.tolist(), y.tolist(), predicted.tolist())
@@ -252,59 +125,24 @@ def write_answers(run, args):
         end = max(asked, default=length) + 2  # what follows is padding
         print(between.join(words[:end]))
 
-# --- whole splits ---------------------------------------------------------------------------------
-
-def evaluate(runs, names):
-    """Prints and records the scores over whole splits. Of a stream of text, it reads as many
-    windows of the trained length as fit, spread evenly."""
-    splits = {run: [run.open_split(name) for name in names] for run in runs}
-    for run in runs:
-        for split in splits[run]:
-            length = run.length(split)
-            if length > run.model.limit:
-                print(f"{run.name}, {split.split}: {length} tokens are more than its "
-                      f"{run.model.limit} positions")
-                continue
-            starts = split.windows(length)
-            found = scores(score_sums(run.model, split, starts, length, at_once(length)))
-            line = f"{run.name}, {split.split}: loss {loss_and_perplexity(found['loss'])}"
-            if "token_error" in found:
-                line += (f", {found['token_error']:.2f}% of the targets are wrong, in "
-                         f"{found['sequence_error']:.2f}% of the rows")
-            print(line, flush=True)
-            run.record(found, data=run.data, split=split.split, fingerprint=split.fingerprint,
-                       length=length)
-
-def loss_and_perplexity(loss):
-    return f"{loss:.4f} ({math.exp(min(loss, 700)):.2f})"  # a larger exponent would overflow
-
-def at_once(length):
-    """Returns how many sequences of this length the model reads at a time."""
-    return max(1, BATCH // length)
-
-def batches(items, length):
-    """Yields the items, which stand for sequences of this length, in lists of at_once(length)."""
-    size = at_once(length)
-    for i in range(0, len(items), size):
-        yield items[i : i + size]
-
 # --- longer texts than in training ----------------------------------------------------------------
 
-def extrapolate(runs, multiples, name, tokens, window=None):
+def extrapolate(trained, multiples, name, tokens, window=None):
     """Prints and records the two losses of `measure` for each multiple of the trained length. The
     window is that of window_loss, or None for the trained length."""
-    width = max(24, *(len(run.name) for run in runs))
+    width = max(24, *(len(run.name) for run in trained))
     heading = None
-    for run in runs:
+    for run in trained:
         split = run.open_split(name)
         lengths = [round(multiple * run.trained) for multiple in multiples]
         texts = spans(split, lengths, tokens)
         of_window = window or run.trained
+        read = sum(stop - start for start, stop in texts)
+        print(f"{run.name} reads {read:,} tokens at each length", file=sys.stderr)
         measured = measure(run, split, lengths, texts, of_window)
-        of_run = f"loss in nats (perplexity), on {run.data}"
-        if heading != of_run:
-            heading = of_run
-            print(heading)
+        if heading != run.data:
+            heading = run.data
+            print(f"loss in nats (perplexity), on {run.data}")
             print_row("", [f"{multiple:g}x" for multiple in multiples], width)
         for title, metric in ((run.name, "loss"),
                               (f"  seeing the last {of_window}", "window_loss")):
@@ -312,9 +150,8 @@ def extrapolate(runs, multiples, name, tokens, window=None):
                      else loss_and_perplexity(losses[metric]) for losses in measured]
             print_row(title, cells, width)
         for multiple, length, losses in zip(multiples, lengths, measured):
-            run.record(losses, data=run.data, split=split.split, fingerprint=split.fingerprint,
-                       length=length, multiple=multiple, window=of_window,
-                       tokens=sum(stop - start for start, stop in texts))
+            run.record(losses, run.data, split.split, split.fingerprint, length, multiple=multiple,
+                       window=of_window, tokens=read)
 
 def measure(run, split, lengths, texts, window):
     """Returns a dict of two losses for each length, on texts, which are (start, stop) pairs. N is
@@ -354,7 +191,8 @@ def spans(split, lengths, tokens):
     """Returns [(start, stop), ...] of the text to read, which depends only on the split and on
     `tokens`. If the split has no more tokens than that, it is one span. Raises Mistake if one of
     the lengths does not fit into a span."""
-    require_text(split, "--extrapolate")
+    require(not split.rows and not split.masks,
+            f"{split.folder} is a task, but this needs a stream of text; use eval/scores.py")
     count = 1
     size = split.tokens - 1  # the last token is only a target
     if tokens < size:
@@ -366,12 +204,6 @@ def spans(split, lengths, tokens):
                           f"of a span of {split.folder}; use another multiple, or a larger "
                           "--eval_tokens if the split has more text")
     return [(start, start + size) for start in split.windows(size, count).tolist()]
-
-def require_text(split, what):
-    """Raises Mistake if the split does not hold the stream of text that `what` needs."""
-    if split.rows or split.masks:
-        raise Mistake(f"{split.folder} is a task, but {what} needs a stream of text; use "
-                      "sample.py --evaluate")
 
 def windows_of(pieces, width):
     """Cuts pieces of text, which are pairs (start, stop), into windows (begin, first, end) of at
@@ -399,7 +231,7 @@ def token_losses(run, split, windows):
     for length, same in of_length.items():
         for part in batches(same, length):
             starts = [begin for begin, _ in part]
-            x, y = to_device(run.device, *split.read(starts, length))
+            x, y = runs.to_device(run.device, *split.read(starts, length))
             cache = run.model.new_cache()  # through which a segment sees those before it
             losses = []
             for x_part, y_part in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):
@@ -413,6 +245,19 @@ def mean_loss(losses, windows):
     are those of token_losses."""
     counted = [losses[begin, end][first - begin :] for begin, first, end in windows]
     return torch.cat(counted).double().mean().item()
+
+def loss_and_perplexity(loss):
+    return f"{loss:.4f} ({math.exp(min(loss, 700)):.2f})"  # a larger exponent would overflow
+
+def at_once(length):
+    """Returns how many sequences of this length the model reads at a time."""
+    return max(1, BATCH // length)
+
+def batches(items, length):
+    """Yields the items, which stand for sequences of this length, in lists of at_once(length)."""
+    size = at_once(length)
+    for i in range(0, len(items), size):
+        yield items[i : i + size]
 
 if __name__ == "__main__":
     config.run(main)

@@ -17,41 +17,43 @@ import math
 import os
 import re
 import shlex
+import signal
 import sys
-import traceback
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 ROOT = Path(__file__).parent.parent  # of the project
 
 class Mistake(ValueError):
-    """Something that the user of a script can mend. `run` prints it as one line."""
+    """Something that the user of a script can mend. `run` prints it as one line. model.py, which
+    can be used without this module, has a class of the same name for the options of a model."""
+
+def require(condition, text):
+    """Raises Mistake with this text unless the condition holds."""
+    if not condition:
+        raise Mistake(text)
 
 def run(main):
-    """Runs the main function of a script with the words of its command line. A Mistake, a file that
-    cannot be read or written, or an option that model.py refuses ends the script with one line. Any
-    other exception is a bug or needs a closer look, so it keeps its traceback."""
-    script = os.path.basename(sys.argv[0])
-    if sys.flags.optimize:  # assertions guard numbers, and --help prints docstrings
-        sys.exit(f"{script}: error: python -O leaves out checks that are needed; run it without -O")
+    """Runs the main function of a script with the words of its command line. A Mistake, or a file
+    that cannot be read or written, ends the script with one line. Ctrl-C ends it as a signal does,
+    so that a shell loop ends too. Any other exception is a bug or needs a closer look, so it keeps
+    its traceback."""
     if hasattr(sys.stdout, "reconfigure"):  # it may be closed, or a notebook
         sys.stdout.reconfigure(errors="replace")  # some terminals cannot show every character
     try:
         main(sys.argv[1:])
-    except (Mistake, OSError) as error:
-        sys.exit(f"{script}: error: {error}")
-    except AssertionError as error:
-        if not is_refusal(error):
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    except BrokenPipeError:  # whoever read the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (ValueError, OSError) as error:
+        if isinstance(error, ValueError) and type(error).__name__ != "Mistake":
             raise
-        sys.exit(f"{script}: error: {error}")
-
-def is_refusal(error):
-    """Returns whether an AssertionError is what model.py says of an option. model.py can be used
-    without this module, so it does not raise Mistake."""
-    place = traceback.extract_tb(error.__traceback__)[-1].filename
-    return os.path.basename(place) == "model.py" and str(error) != ""
+        sys.exit(f"{os.path.basename(sys.argv[0])}: error: {error}")
 
 def optional(name, package=None):
     """Returns the module `name`, which only some scripts need. Raises Mistake if it, or a module
@@ -90,21 +92,31 @@ class Parser(argparse.ArgumentParser):
         return next(iter(difflib.get_close_matches(name, names, 1)), None)
 
     def add_option(self, name, kind, help):
-        """Adds --name=value, where kind is the type of the value: int, float, str, bool or a
-        Literal, or a union of one of these with None. An option that is not given is left out of
-        the result."""
+        """Adds --name=value, where kind is the type of the value: int, float, str or bool, one of
+        the types below that have a range, a Literal, or a union of one of these with None. An
+        option that is not given is left out of the result."""
         flag = f"--{name}"
-        help = help.replace("%", "%%")  # argparse formats it
-        given = dict(default=argparse.SUPPRESS, help=help)
         if type(None) in get_args(kind):  # the kind is something like int | None
             kind, = set(get_args(kind)) - {type(None)}
+        words = {"metavar": getattr(kind, "__name__", "").upper()}
+        if get_origin(kind) is Annotated:
+            help = f"{help} ({kind.__metadata__[0]})"
+            words["metavar"] = kind.__origin__.__name__.upper()
         if get_origin(kind) is Literal:
-            self.add_argument(flag, choices=get_args(kind), **given)
+            words = {"choices": get_args(kind)}
         elif kind is bool:  # --resume means --resume=True
-            self.add_argument(flag, type=boolean, nargs="?", const=True, metavar="BOOL", **given)
+            words = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
         else:
-            types = {int: integer, float: number, str: text}
-            self.add_argument(flag, type=types[kind], metavar=kind.__name__.upper(), **given)
+            words["type"] = READERS[kind]
+        # argparse formats the help
+        self.add_argument(flag, default=argparse.SUPPRESS, help=help.replace("%", "%%"), **words)
+
+# --- values ---------------------------------------------------------------------------------------
+# The types of options that have a range, which --help shows
+
+Count = Annotated[int, "at least 1"]
+NotNegative = Annotated[float, "at least 0"]
+Fraction = Annotated[float, "from 0 to below 1"]
 
 def boolean(word):
     if word not in ("True", "False"):
@@ -118,20 +130,51 @@ def number(word):
         raise argparse.ArgumentTypeError(f"{word} is not a finite number")
     return value
 
+def not_negative(word):
+    value = number(word)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{word} must be at least 0")
+    return value
+
+def fraction(word):
+    value = number(word)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{word} must be from 0 to below 1")
+    return value
+
 def integer(word):
     """Returns the integer that a word such as 1000 or 1e3 stands for. It is a number of things, or
     a seed, so it must not be negative."""
-    if word.isdecimal():
-        return int(word)
-    value = number(word)
-    if value < 0 or not value.is_integer():
-        raise argparse.ArgumentTypeError(f"{word!r} is not an integer, or it is negative")
+    value = int(word) if word.isdecimal() else number(word)
+    if value != int(value) or not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{word!r} is not an integer from 0 to 2^63 - 1")
     return int(value)
+
+def count(word):
+    value = integer(word)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{word} must be at least 1")
+    return value
+
+def counts(word):
+    return [count(part) for part in word.split(",")]
+
+def comma_separated(word):
+    """Returns the names in a word such as val,sparse, without repetitions."""
+    names = word.split(",")
+    if "" in names:
+        raise argparse.ArgumentTypeError(f"{word!r} has an empty name")
+    return list(dict.fromkeys(names))
 
 def text(word):
     """Returns the word. A path in the home directory is written out, because a shell does that for
     ~/a, but not for --out_dir=~/a."""
     return os.path.expanduser(word) if word.startswith("~/") else word
+
+READERS = {int: integer, float: number, str: text,
+           Count: count, NotNegative: not_negative, Fraction: fraction}
+
+# --- options --------------------------------------------------------------------------------------
 
 def load(cls, words):
     """Returns an instance of the dataclass cls from the words of a command line."""
@@ -158,13 +201,17 @@ def read(cls, words):
     except Mistake as mistake:
         raise Mistake(f"{path}: {mistake}") from None
 
+def files():
+    """Returns the paths of the project's config files."""
+    modules = "__init__.py", "runs.py"
+    return [path for path in sorted((ROOT / "config").glob("*.py")) if path.name not in modules]
+
 def assignments(path):
     """Returns {name: value} of what a config file assigns. Modules that it imports, and names that
     begin with _, are left out. A path is taken from the working directory or from the project."""
     file = Path(path) if Path(path).is_file() else ROOT / path
     if not file.is_file():
-        names = [each.name for each in (ROOT / "config").glob("*.py")]
-        nearest = difflib.get_close_matches(f"{file.stem}.py", names, 1)
+        nearest = difflib.get_close_matches(f"{file.stem}.py", [each.name for each in files()], 1)
         mend = f"did you mean config/{nearest[0]}?" if nearest else "they are in config/"
         raise Mistake(f"there is no config file {path!r}; {mend}")
     values = {}

@@ -15,7 +15,7 @@ before them, too, copy the run directories during training.
 
     python -m data.wikitext103 --tokenizer=hf-internal-testing/llama-tokenizer \
         --out=data/wikitext103_llama
-    python sample.py out/cope_1b4_{cope,rope} --evaluate=val --data=data/wikitext103_llama
+    python -m eval.scores out/cope_1b4_{cope,rope} --splits=val --data=data/wikitext103_llama
 
 Table 12 has accuracies in percent, whose mean is 47.7 for RoPE and 48.6 for CoPE + RoPE:
 
@@ -41,7 +41,7 @@ training data is C4, on which the paper evaluates, because its own is Llama 2's 
 gives 1.36B parameters. AdamW's eps is 1e-8, whereas Llama 2 has 1e-5. All tasks of Table 12 but
 MMLU run without examples; the paper calls all of them few-shot, but gives a number only for MMLU.
 
-Memory at micro_batch=1 is about 56 GB for CoPE if PyTorch computes it, and 37 GB for RoPE.
+Memory at micro_batch=1 is about 37 GB, for CoPE as for RoPE.
 """
 data = "data/c4_llama"
 pe = "rope,rope,rope,rope,rope,cope+rope"

@@ -3,7 +3,7 @@ CoPE Table 6, code: 20M parameters in Llama 2's architecture and with its tokeni
 
     python -m data.code
     torchrun --standalone --nproc_per_node=8 train.py config/cope_code_20m.py
-    python sample.py out/cope_code_20m_cope --evaluate=test
+    python -m eval.scores out/cope_code_20m_cope --splits=test
 
     flags           test perplexity   parameters, M
     (none: CoPE)    3.9               20.8
@@ -22,7 +22,7 @@ many positions as the context, because the paper names no limit for code and its
 are 4096 x 256 more than RoPE's. A table per layer and head with 1024 positions has the same size
 (--cope_shared=False --cope_npos=1024).
 
-Memory at micro_batch=4 is about 63 GB for CoPE if PyTorch computes it, and 7 GB for RoPE.
+Memory at micro_batch=4 is about 7 GB, for CoPE as for RoPE.
 """
 data = "code"
 pe = "cope"

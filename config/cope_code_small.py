@@ -4,7 +4,7 @@ Perplexity per byte. A run and its evaluation take 10 to 25 minutes on one CPU c
 
     python train.py config/cope_code_small.py                 # CoPE
     python train.py config/cope_code_small.py --pe=rope       # or learned, cope+rope
-    python sample.py out/cope_code_small_cope --evaluate=val  # perplexity on all of val
+    python -m eval.scores out/cope_code_small_cope --splits=val  # perplexity on all of val
 
 Our choices. The blocks are those of cope_code_20m.py (RMSNorm, SwiGLU, no biases), but sequences
 have 256 bytes, and all heads and layers share one table of 64 positions.

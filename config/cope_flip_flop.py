@@ -2,7 +2,7 @@
 CoPE Tables 2 and 8, Figure 6, Flip-Flop: wrong reads in percent, mean (deviation) of 3 seeds.
 
     python train.py config/cope_flip_flop.py
-    python sample.py out/cope_flip_flop_cope --evaluate=val,sparse,dense
+    python -m eval.scores out/cope_flip_flop_cope --splits=val,sparse,dense
 
     flags                                                     in distribution   OOD
     (none: CoPE)                                              0.03 (0.06)       4.9 (4.4)
@@ -65,7 +65,7 @@ we take ALiBi's own. Where only the first layer has CoPE_MLP, the others have no
 the paper names none. Hard attention is trained with a straight-through gradient; the paper does not
 say how it trains it.
 
-Memory is about 2 GB. With cope_mlp in all layers it is 17 GB, which --micro_batch=4 lowers to 4 GB.
+Memory is about 0.6 GB, and 2 GB with cope_mlp in all layers.
 """
 data = "flip_flop"
 pe = "cope"

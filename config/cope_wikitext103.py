@@ -3,7 +3,7 @@ CoPE Tables 6 and 9 and Figures 3, 4 and 7, Wikitext-103: perplexity per GPT-2 t
 
     python -m data.wikitext103
     python train.py config/cope_wikitext103.py
-    python sample.py out/cope_wikitext103_cope --evaluate=val,test
+    python -m eval.scores out/cope_wikitext103_cope --splits=val,test
 
     flags                   val     test    parameters, M
     (none: CoPE)            22.55   23.46   123.7
@@ -50,8 +50,8 @@ parameters here, since each layer gets a 768 x 768 projection and its biases. Wi
 (--cope_shared=False) it has 130.79M, which is the 130.8M of Table 9, so the paper may have combined
 the two.
 
-Memory at micro_batch=8 is about 35 GB for CoPE and 40 GB for cope+relative if PyTorch computes
-them, and 10 GB for --pe=learned.
+Memory at micro_batch=8 is about 10 GB for CoPE, cope+relative and --pe=learned, and 20 GB for
+--pe=relative.
 """
 data = "wikitext103"
 pe = "cope"

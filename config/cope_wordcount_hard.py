@@ -5,7 +5,7 @@ CoPE Table 5, WordCount-hard: as cope_wordcount.py, with three stories per examp
         --out=data/wordcount_hard_llama
     torchrun --standalone --nproc_per_node=8 train.py config/cope_wordcount_hard.py \
         --init_from=out/cope_1b4_cope --out_dir=out/wordcount_hard_cope
-    python sample.py out/wordcount_hard_cope --evaluate=val
+    python -m eval.scores out/wordcount_hard_cope --splits=val
 
     --init_from           NLL     accuracy
     out/cope_1b4_cope     0.18    77.7

@@ -4,13 +4,15 @@ one core.
 
     python train.py config/copy_small.py              # PoPE
     python train.py config/copy_small.py --pe=rope    # or another of PES; other seeds: --seed=1
-    python sample.py out/copy_small_{pope,rope} --evaluate=val,x1.5,x2,x3,x4
+    python -m eval.scores out/copy_small_{pope,rope} --splits=val,x1.5,x2,x3,x4
 
 The token_error of each split is the percentage of wrong letters, and sequence_error that of answers
 with a wrong letter.
 
 Our choices. The base is 100, because rows have 25 tokens (see pope_indirect_small.py).
 """
+title = "copying letters"
+seed = 0
 data = "strings@task=copy,longest=12,train=64000"
 pe = "pope"
 

@@ -3,13 +3,14 @@ Echoes, the control: the models of echo_small.py, trained further on 1024 bytes 
 quarter of the steps. A run takes 4 to 20 minutes on one core.
 
     python train.py config/echo_long_small.py --init_from=out/echo_small_rope
-    python sample.py out/echo_long_small_rope_* --evaluate=new_128,at64_128,new_1024,at64_1024
+    python -m eval.scores out/echo_long_small_rope_* --splits=new_128,at64_128,new_1024,at64_1024
 
 Our choices. A step has as many tokens as in echo_small.py. A model that has not been trained on
 short rows before does not learn to copy in 2400 such steps.
 """
 from config.echo_small import *  # noqa: F403
 
+title = "trained further, on 1024 bytes with copies"
 data = "echo@length=1024,train=5000"
 block_size = 1024
 

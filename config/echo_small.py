@@ -3,7 +3,7 @@ Echoes: how far back does a method find a copy? A run takes five to ten minutes 
 
     python train.py config/echo_small.py              # PoPE
     python train.py config/echo_small.py --pe=rope    # or another of PES; other seeds: --seed=1338
-    python sample.py out/echo_small_{pope,rope} --evaluate=new_128,at64_128,new_1024,at64_1024
+    python -m eval.scores out/echo_small_{pope,rope} --splits=new_128,at64_128,new_1024,at64_1024
     python sample.py out/echo_small_{pope,rope} --data=stdlib --split=val --extrapolate=1,8
 
 The text is Python's own source, in which spans of 24 to 48 bytes come again (data/echo.py). Models
@@ -17,6 +17,7 @@ fewer tokens some seeds did not.
 """
 from config.quickstart import *  # noqa: F403
 
+title = "trained on 128 bytes with copies"
 data = "echo"
 
 batch_size = 16

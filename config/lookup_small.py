@@ -3,8 +3,8 @@ Lookup by content or by position: which methods can do which? A run takes a minu
 
     python train.py config/lookup_small.py              # PoPE
     python train.py config/lookup_small.py --pe=rope    # or another of PES; other seeds: --seed=1
-    python sample.py out/lookup_small_{pope,rope} \
-        --evaluate=content,position,content_x2,position_x2,content_x3,position_x3
+    python -m eval.scores out/lookup_small_{pope,rope} \
+        --splits=content,position,content_x2,position_x2,content_x3,position_x3
 
 One model learns to answer both kinds of questions, "what is the value of key a?" and "what is the
 value of the item four tokens back?", on the same rows of keys and values (data/lookup.py). The
@@ -16,6 +16,7 @@ learning rate is the same for all methods.
 """
 from config.copy_small import *  # noqa: F403
 
+title = "looking up a value"
 data = "lookup@train=160000"
 block_size = 15
 expe_theta = 1 / 30  # 1 / (2 block_size), as in expe_35m.py

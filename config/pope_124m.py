@@ -3,7 +3,7 @@ PoPE Tables 4, 5 and 8, Figures 2 to 4: 124M parameters on OpenWebText. Validati
 
     python -m data.openwebtext
     torchrun --standalone --nproc_per_node=4 train.py config/pope_124m.py
-    python sample.py out/pope_124m_pope --evaluate=val
+    python -m eval.scores out/pope_124m_pope --splits=val
 
     flags                   perplexity
     (none: PoPE)            21.33

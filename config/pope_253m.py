@@ -3,7 +3,7 @@ PoPE Tables 4 and 5 and Figures 2, 5 and 6: 253M parameters on OpenWebText. Vali
 
     python -m data.openwebtext
     torchrun --standalone --nproc_per_node=8 train.py config/pope_253m.py
-    python sample.py out/pope_253m_pope --evaluate=val
+    python -m eval.scores out/pope_253m_pope --splits=val
 
     flags                   perplexity
     (none: PoPE)            18.55

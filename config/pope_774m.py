@@ -3,7 +3,7 @@ PoPE Tables 4 and 5 and Figure 2: 774M parameters on OpenWebText. Validation per
 
     python -m data.openwebtext
     torchrun --standalone --nproc_per_node=8 train.py config/pope_774m.py
-    python sample.py out/pope_774m_pope --evaluate=val
+    python -m eval.scores out/pope_774m_pope --splits=val
 
     flags          perplexity
     (none: PoPE)   15.45

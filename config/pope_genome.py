@@ -3,7 +3,7 @@ PoPE Table 3, the human reference genome: NLL on the test split, in nats per tok
 
     python -m data.human_genome
     torchrun --standalone --nproc_per_node=8 train.py config/pope_genome.py
-    python sample.py out/pope_genome_pope --evaluate=test
+    python -m eval.scores out/pope_genome_pope --splits=test
 
     flags          NLL
     (none: PoPE)   4.152

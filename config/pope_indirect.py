@@ -2,7 +2,7 @@
 PoPE Table 1, Indirect Indexing: accuracy in percent on the target, mean +- deviation of 3 seeds.
 
     python train.py config/pope_indirect.py
-    python sample.py out/pope_indirect_pope --evaluate=test
+    python -m eval.scores out/pope_indirect_pope --splits=test
 
     flags                             accuracy
     (none: PoPE)                      94.82 +- 2.91

@@ -9,6 +9,7 @@ Our choices. This is not an experiment from a paper. It has the architecture of 
 with RMSNorm, at the smallest size that shows its claim in part: beyond the trained length, PoPE
 gets worse much more slowly than RoPE.
 """
+title = "predicting text"
 data = "stdlib"
 pe = "pope"
 

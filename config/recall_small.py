@@ -4,7 +4,7 @@ takes 15 to 35 seconds on one core.
 
     python train.py config/recall_small.py              # PoPE
     python train.py config/recall_small.py --pe=rope    # or another of PES; other seeds: --seed=1
-    python sample.py out/recall_small_{pope,rope} --evaluate=val,x2,x4,x8,x16
+    python -m eval.scores out/recall_small_{pope,rope} --splits=val,x2,x4,x8,x16
 
 The token_error of each split is the percentage of wrong values; guessing gets 90% wrong.
 
@@ -12,6 +12,8 @@ Our choices. There is only one pair, although a model can then ignore the key. W
 must find the key and then the value beside it, and RoPE, PoPE and ALiBi did not learn these two
 steps from 100,000 rows of four pairs.
 """
+title = "finding a value among fillers"
+seed = 0
 data = "recall@length=32,pairs=1,queries=1,train=12800,test=200"
 pe = "pope"
 

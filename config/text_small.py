@@ -10,6 +10,8 @@ behind only because it learns more slowly, and hardly any has learned to use dis
 """
 from config.quickstart import *  # noqa: F403
 
+title = "predicting text, after ten times the steps"
+
 max_iters = 16000
 
 eval_interval = 4000

@@ -29,6 +29,7 @@ from data.shards import Writer, rng
 from data.stdlib import SEPARATOR, files
 
 WRITTEN_BY_TRAIN = True
+UNIT = "byte"
 SPAN = 32  # bytes of a test row that come again
 SCORED = 24  # of these, the last ones
 DISTANCES = {128: (64,), 1024: (64, 128, 256, 512, 900)}
@@ -57,8 +58,6 @@ def prepare(
     test: int = 250,  # rows of every other split
     seed: int = 0,  # other seeds draw other rows
 ):
-    if folder is None:
-        return length + 1
     if length < 128:
         raise Mistake(f"length={length} must be at least 128, to hold echoes of 48 bytes")
     texts = {"train": [], "val": []}
@@ -83,6 +82,17 @@ def prepare(
                 echo = rows.copy()
                 echo[:, -distance - SPAN : -distance] = spans
                 writer.write(f"at{distance}_{size}", echo[:, end], mask[:, end])
+
+def place(split, length, given):
+    """Returns where a split stands in a picture. Only the longest rows have several distances. New
+    text, which has no copy, is farthest to the right."""
+    name, _, size = split.partition("_")
+    if size != str(max(DISTANCES)):
+        return dict(axis="")
+    found = dict(kind=f"finding a copy in {size} bytes", axis="distance of the copy")
+    if name == "new":
+        return dict(found, at=2 * length, tick="no copy")
+    return dict(found, at=int(name.removeprefix("at")))
 
 if __name__ == "__main__":
     command(prepare, __doc__)

@@ -46,13 +46,22 @@ def order_of_rows(rows, seed, epoch):
     return rng(seed, epoch).permutation(rows)
 
 @contextlib.contextmanager
+def naming(path):
+    """An OSError that names no file, as that of a full disk, gets the name of this one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+@contextlib.contextmanager
 def whole_file(path):
     """Opens a file for bytes, which gets its name at the end of the `with` block, once the disk has
     all of it. So a kill or a power cut at any moment leaves a complete file under this name, which
     is either the old one or the new one. An exception leaves the old one."""
     temporary = f"{path}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        with naming(path), open(temporary, "wb") as file:
             yield file
             file.flush()
             try:
@@ -341,10 +350,6 @@ class Writer(contextlib.AbstractContextManager):
 
     def _save(self, name, waiting, size):
         """Moves the first `size` bytes of `waiting` to a file."""
-        path = self.part / name
-        try:
-            with whole_file(path) as file, memoryview(waiting) as view:
-                file.write(view[:size])
-        except OSError as error:
-            raise OSError(f"{path} could not be written: {error.strerror}") from error
+        with whole_file(self.part / name) as file, memoryview(waiting) as view:
+            file.write(view[:size])
         del waiting[:size]

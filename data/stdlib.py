@@ -16,6 +16,7 @@ from data import command
 from data.shards import Writer
 
 WRITTEN_BY_TRAIN = True
+UNIT = "byte"  # what the lengths in a picture count
 SEPARATOR = 256
 OTHERS = {"site-packages", "dist-packages"}  # left out, because they hold what the user installed
 

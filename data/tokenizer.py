@@ -25,7 +25,6 @@ are not always the same ids, because no token extends over the border of two pie
 import json
 
 import numpy as np
-import tiktoken
 
 from config import Mistake, one_line, optional
 
@@ -47,9 +46,9 @@ class Bytes:
 
     def encode(self, text):
         first, *others = text.split("<|endoftext|>")
-        ids = [*first.encode()]
+        ids = [*first.encode(errors="surrogateescape")]  # a prompt may hold any bytes
         for part in others:
-            ids += [self.separator, *part.encode()]
+            ids += [self.separator, *part.encode(errors="surrogateescape")]
         return ids
 
     def encode_document(self, text):
@@ -67,6 +66,7 @@ class Tiktoken:
     """The tokenizers that tiktoken knows by name. The first use of one downloads it."""
 
     def __init__(self, name):
+        tiktoken = optional("tiktoken")
         known = tiktoken.list_encoding_names()
         if name not in known:
             raise Mistake(f"tokenizer {name!r} is unknown; choose bytes, {', '.join(known)}, or "
@@ -81,7 +81,7 @@ class Tiktoken:
         self.separator = self.inner.eot_token
 
     def encode(self, text):
-        return self.inner.encode(text, allowed_special="all")
+        return self.inner.encode(as_unicode(text), allowed_special="all")
 
     def encode_document(self, text):
         return self.inner.encode_to_numpy(text, disallowed_special=())
@@ -119,7 +119,7 @@ class Hub:
 
     def encode(self, text):
         self.inner.encode_special_tokens = False
-        ids = self.encode_document(text).tolist()
+        ids = self.encode_document(as_unicode(text)).tolist()
         self.inner.encode_special_tokens = True
         return ids
 
@@ -136,6 +136,10 @@ class Hub:
     def decode_continuation(self, ids):
         before = self.decode([self.separator])
         return self.decode([self.separator, *ids]).removeprefix(before)
+
+def as_unicode(text):
+    """Replaces what is not UTF-8 in a word of a command line, such as half a character."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 def encode_as_text(inner, text):
     # a batch of one text, because the library's encode() holds the GIL

@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 import config
-from config import Mistake
+from config import Mistake, runs
 from data.tokenizer import tokenizer
-from eval import curves
+from eval import draw
 from model import CARoPE, CoPE, PoPE, RoPE, frequencies, overrides, scaled_dot_products
-from sample import Run, add_data_options, add_run_options, comma_separated
-from train import to_device
 
 TEXTS = 10  # segments of the split that are read
 SHORT = 256  # tokens of each segment at most, because a larger map would be illegible
@@ -39,11 +37,11 @@ MAPS = ("gates", "positions")  # the others are lines over frequencies
 def main(words):
     parser = config.Parser(__doc__)
     parser.add_argument("figure", choices=TITLES)
-    add_run_options(parser)
-    add_data_options(parser)
-    parser.add_argument("--length", type=config.integer, metavar="N",
+    runs.add_run_options(parser)
+    runs.add_data_options(parser)
+    parser.add_argument("--length", type=config.count, metavar="N",
                         help="tokens of a segment or file [as in training, but 256 at most]")
-    parser.add_argument("--text", type=comma_separated, metavar="FILES",
+    parser.add_argument("--text", type=config.comma_separated, metavar="FILES",
                         help="text files to show, instead of a split")
     parser.add_argument("--out", type=config.text, metavar="FILE",
                         help="another file for the picture")
@@ -53,17 +51,17 @@ def main(words):
     if args.out and len(args.runs) > 1:
         raise Mistake(f"--out={args.out} names one picture, but there are {len(args.runs)} runs")
     for name in args.runs:
-        run = Run(name, args.device, args.data)
-        figure = draw(run, args)
+        run = runs.TrainedRun(name, args.device, args.data)
+        figure = figure_of(run, args)
         options = run.name.removeprefix(run.folder)  # such as "@rope_scaling=ntk,rope_factor=8"
-        curves.save(figure, args.out or f"{run.folder}/{args.figure}{options}.png")
+        draw.save(figure, args.out or f"{run.folder}/{args.figure}{options}.png")
 
 # --- which tokens are read ------------------------------------------------------------------------
 
 def tokens_of_split(run, split, length):
     """Returns the tokens (TEXTS, length) of segments that are spread evenly over the split."""
     window = max(length, split.row_length - 1)  # a row is read from its start
-    x, _ = to_device(run.device, *split.read(split.windows(window, TEXTS), window))
+    x, _ = runs.to_device(run.device, *split.read(split.windows(window, TEXTS), window))
     return x[:, :length]
 
 def tokens_of_files(run, paths, length):
@@ -173,7 +171,7 @@ MEASURES = {"frequency": norms, "rotation": learned_rotation, "gates": gates,
 
 # --- how it is drawn ------------------------------------------------------------------------------
 
-def draw(run, args):
+def figure_of(run, args):
     """Returns the figure of a run that the command line asks for."""
     length = args.length or min(SHORT, run.trained)
     if args.text:
@@ -202,7 +200,7 @@ def draw_lines(run, layers, names):
     """Draws a panel for each layer, with lines over its frequencies. layers is {layer: (lines, n)},
     and there is a name for each line. The axis shows the period of each frequency in tokens, which
     for CARoPE is that at initialisation."""
-    figure, axes = curves.panels(len(layers), 4, 3, 2.6, sharey=True)
+    figure, axes = draw.panels(len(layers), 4, 3, 2.6, sharey=True)
     for ax, (i, lines) in zip(axes, layers.items()):
         theta = frequencies(run.model.cfg.base, lines.size(1), lines)
         for pe in run.model.h[i].attn.pes:
@@ -210,11 +208,11 @@ def draw_lines(run, layers, names):
                 theta = pe.theta(lines)
         periods = (2 * math.pi / theta).tolist()
         for h, (line, name) in enumerate(zip(lines, names)):
-            style = curves.STYLES[h // MOST_COLORS % len(curves.STYLES)]
+            style = draw.STYLES[h // MOST_COLORS % len(draw.STYLES)]
             ax.plot(periods, line, color=f"C{h % MOST_COLORS}", linestyle=style, linewidth=1,
                     label=name)
         ax.set(xlabel="period, tokens; dashed: as trained", xscale="log", title=f"layer {i + 1}")
-        curves.decorate(ax, [run.trained])
+        draw.decorate(ax, [run.trained])
     lines, names = axes[0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=min(8, len(names)), frameon=False)
     return figure
@@ -225,7 +223,7 @@ def draw_maps(layers, words):
     sections in its Figure 4. Any text has lines, so here the ends of lines are marked."""
     heads = len(next(iter(layers.values())))
     inches = max(1.5, min(4.5, 16 / heads))
-    figure, axes = curves.panels(
+    figure, axes = draw.panels(
         heads * len(layers), heads, inches, inches, sharex=True, sharey=True)
     line_ends = [t for t, word in enumerate(words) if "\n" in word]
     maps = [(i, h, head) for i, layer in layers.items() for h, head in enumerate(layer)]

@@ -1,62 +1,75 @@
 """
-Measures what a method costs: the time of a training step, and the memory that PyTorch keeps for its
-backward pass, compared with RoPE.
+Measures what a method costs: the time of a training step, and the memory that it needs at its peak,
+compared with RoPE.
 
     python -m eval.cost                      all methods, at 128 and 1024 tokens, in a few minutes
     python -m eval.cost slope cope+rope      these and rope
     python -m eval.cost fox --lengths=4096   at other lengths, with the same tokens per step
+    python -m eval.cost fox --width=384      in a model of another width
 
-On a CPU it takes the quickstart's model and one thread. On a GPU it takes a GPT of 124M parameters
-in bfloat16, eager and compiled, with and without the Triton kernels, whose loss must be that of
-PyTorch's own code.
+On a CPU it takes one thread and a model of four layers with heads of width 32; the quickstart's is
+128 wide. On a GPU it takes a GPT of 124M parameters in bfloat16, eager and compiled, with and
+without the Triton kernels, whose loss must be that of PyTorch's own code.
 
-Other work on a machine slows all methods alike. So each of them takes one step in every round, in
-an order that is drawn anew, and its time is the median over the rounds of its ratio to rope's in
-the same round. The numbers in brackets are the quartiles. A method that would need more than 8 GiB
-on a CPU is left out (–).
+Other work on the machine slows methods down, and not all alike: those that move much memory suffer
+most. Each method takes one step in every round, in an order that is drawn anew, and its time is the
+median over the rounds of its ratio to rope's in the same round. The numbers in brackets are the
+quartiles. So compare methods on an idle machine. A method that would need more than 8 GiB on a CPU
+is left out (–).
 """
 import copy
+import multiprocessing
 import random
 import statistics
+import sys
 import time
 
 import torch
 
 import config
+from config import runs
 from model import GPT, PES, GPTConfig, why_no_kernel
-from sample import comma_separated
-from train import pick_device
 
-SIZES = {  # of the models on each kind of device
-    "cpu": dict(n_layer=4, n_head=4, n_embd=128, vocab_size=257),
-    "cuda": dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50304),
-}
 TOKENS = {"cpu": 1024, "cuda": 16384}  # per step
-LARGEST = 8 * 2**30  # bytes that a CPU should keep for a backward pass
+LARGEST = 8 * 2**30  # bytes that a step may need on a CPU
 SHORT = 128  # tokens; at this length, it is found out whether a longer one would need more
+
+def sizes(device, width):
+    """Returns the options of the model to measure."""
+    if device.type == "cuda":
+        return dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50304)
+    return dict(n_layer=4, n_head=max(1, width // 32), n_embd=width, vocab_size=257)
 
 def main(words):
     parser = config.Parser(__doc__)
     parser.add_argument("methods", nargs="*", metavar="METHOD", default=[*PES, "cope+rope"],
                         help="values of --pe [all methods]")
-    parser.add_argument("--lengths", type=comma_separated, default=["128", "1024"],
+    parser.add_argument("--lengths", type=config.counts, default=[128, 1024],
                         help="tokens per sequence [128,1024]")
-    parser.add_argument("--rounds", type=config.integer, default=15, metavar="N",
+    parser.add_argument("--width", type=config.count, default=128, metavar="N",
+                        help="of the model, a multiple of 32 [%(default)s]")
+    parser.add_argument("--rounds", type=config.count, default=15, metavar="N",
                         help="steps of each method at each length [%(default)s]")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="[a CUDA GPU if there is one]")
     args = parser.parse_intermixed_args(words)
-    device = pick_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    config.require(args.rounds > 1, "--rounds=1 has no quartiles; take more")
+    device = runs.pick_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.set_num_threads(1)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "one thread of a CPU"
-    print(f"{name}, torch {torch.__version__}, {args.rounds} rounds\n", flush=True)
+    print(f"{name}, torch {torch.__version__}, width {sizes(device, args.width)['n_embd']}, "
+          f"{args.rounds} rounds\n", flush=True)
     rows = {}  # {name of a method: its cells}
-    lengths = sorted(map(int, args.lengths))  # a method that is too large for one is so for longer
+    lengths = sorted(args.lengths)  # a method that is too large for one is so for longer ones
+    steps = {length: {} for length in lengths}
     for length in lengths:
-        steps = {}
         for pe in dict.fromkeys(["rope", *args.methods]):
-            if not is_too_large(pe, length, device):
-                steps.update(variants(pe, length, device))
-        for name, cells in measure(steps, args.rounds).items():
+            if not is_too_large(pe, length, args.width, device):
+                steps[length].update(variants(pe, length, args.width, device))
+    # all of this before the first step is taken here, see Step.memory
+    memory = {length: {name: step.memory() for name, step in steps[length].items()}
+              for length in lengths}
+    for length in lengths:
+        for name, cells in compare(steps[length], memory[length], args.rounds).items():
             rows.setdefault(name, []).extend(cells)
     headings = []
     for length in lengths:
@@ -71,8 +84,9 @@ def main(words):
 class Step:
     """A training step of a model with the method pe, on random sequences of `length` tokens."""
 
-    def __init__(self, pe, length, device, kernels="off", compiled=False):
-        cfg = GPTConfig(pe=pe, block_size=length, norm="rmsnorm", bias=False, **SIZES[device.type])
+    def __init__(self, pe, length, width, device, kernels="off", compiled=False):
+        cfg = GPTConfig(pe=pe, block_size=length, norm="rmsnorm", bias=False,
+                        **sizes(device, width))
         torch.manual_seed(0)
         self.device = device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -105,33 +119,47 @@ class Step:
         return clock() - start
 
     def memory(self):
-        """Returns the bytes that the forward pass keeps for the backward pass, apart from the
-        parameters."""
-        own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        kept = {}  # {address: bytes}, because several operations may keep the same tensor
+        """Returns the bytes that a step needs at its peak, besides the parameters."""
+        if self.device.type == "cuda":
+            self.take()  # the first step also allocates the optimizer's moments
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            self.take()
+            return torch.cuda.max_memory_allocated() - before
+        # A process of its own, because memory that this one has freed may still count as resident
+        fork = multiprocessing.get_context("fork")
+        receiver, sender = fork.Pipe(False)
+        process = fork.Process(target=lambda: sender.send(growth(self)))
+        process.start()
+        found = receiver.recv()
+        process.join()
+        return found
 
-        def pack(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
+def growth(step):
+    """Returns the bytes by which a forward and a backward pass raise the largest resident memory of
+    this process."""
+    import resource  # Windows has no such module
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            self.loss().backward()
-        self.optimizer.zero_grad()
-        return sum(kept.values())
+    def largest():
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-def variants(pe, length, device):
+    before = largest()
+    step.loss().backward()
+    return largest() - before
+
+def variants(pe, length, width, device):
     """Returns {name: Step} of a method: by PyTorch, with the kernels if they can compute it, and on
     a GPU each of them compiled, too."""
-    found = {f"`{pe}`": Step(pe, length, device)}
+    found = {f"`{pe}`": Step(pe, length, width, device)}
     plain = found[f"`{pe}`"]
     if any(why_no_kernel(block.attn, plain.dtype) is None for block in plain.model.h):
-        found[f"`{pe}`, kernels"] = Step(pe, length, device, "auto")
+        found[f"`{pe}`, kernels"] = Step(pe, length, width, device, "auto")
         compare_losses(*found.values())
     if device.type == "cuda":
         for name, step in list(found.items()):
-            found[f"{name}, compiled"] = Step(pe, length, device, step.kernels, compiled=True)
+            found[f"{name}, compiled"] = Step(
+                pe, length, width, device, step.kernels, compiled=True)
     return found
 
 @torch.no_grad()
@@ -151,20 +179,22 @@ def compare_losses(plain, other):
         raise ValueError(f"wrong: with {other.attention}, the losses are off by {error:.3g} of the "
                          f"deviation of those with {plain.attention}")
 
-def is_too_large(pe, length, device):
-    """Returns whether a step would need more than LARGEST bytes on a CPU. They grow at most as fast
-    as the length, because a step has the same number of tokens."""
-    if device.type != "cpu" or length <= SHORT:
+def is_too_large(pe, length, width, device):
+    """Returns whether a step would need more than LARGEST bytes on a CPU, or whether it is cope_mlp
+    on a GPU. They grow at most as fast as the length, because a step has the same number of tokens.
+    """
+    if device.type != "cpu":
+        return "cope_mlp" in pe  # whose hidden units for all pairs would take 500 GB
+    if length <= SHORT:
         return False
-    return Step(pe, SHORT, device).memory() * length / SHORT > LARGEST
+    return Step(pe, SHORT, width, device).memory() * length / SHORT > LARGEST
 
 # --- all of them ----------------------------------------------------------------------------------
 
-def measure(steps, rounds):
-    """Returns {name: (time, memory)} of the steps {name: Step}, as texts. Those of rope are in
-    milliseconds and MiB, and the others are multiples of them."""
+def compare(steps, memory, rounds):
+    """Returns {name: (time, memory)} of the steps {name: Step}, as texts. memory is {name: bytes}.
+    Those of rope are in milliseconds and MiB, and the others are multiples of them."""
     seconds = {name: [] for name in steps}
-    memory = {name: step.memory() for name, step in steps.items()}
     for step in steps.values():
         step.take()  # the first one also allocates memory, and compiles
     for _ in range(rounds):

@@ -14,7 +14,7 @@ import zlib
 import torch
 
 import config
-from config import Mistake
+from config import Mistake, runs
 
 try:
     lm_eval = config.optional("lm_eval", "lm-eval[hf]")
@@ -26,17 +26,17 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import make_table
 
 from data.tokenizer import tokenizer
-from sample import Run, add_run_options, batches, comma_separated
+from sample import batches
 
 
 def main(words):
     parser = config.Parser(__doc__)
-    add_run_options(parser)
-    parser.add_argument("--tasks", type=comma_separated, required=True,
+    runs.add_run_options(parser)
+    parser.add_argument("--tasks", type=config.comma_separated, required=True,
                         help="tasks of the harness, or yaml files that define one")
     parser.add_argument("--fewshot", type=config.integer, metavar="N",
                         help="solved examples before each question [as the task's file says]")
-    parser.add_argument("--length", type=config.integer, metavar="N",
+    parser.add_argument("--length", type=config.count, metavar="N",
                         help="tokens that a model reads at most [the trained length]")
     args = parser.parse_intermixed_args(words)
 
@@ -47,7 +47,7 @@ def main(words):
             raise Mistake(f"{name!r} is neither a task of the harness nor a yaml file; "
                           "`lm-eval ls tasks` lists the tasks")
     for name in args.runs:
-        run = Run(name, args.device)
+        run = runs.TrainedRun(name, args.device)
         length = args.length or run.trained
         model = Model(run.model, run.meta, length)
         found = lm_eval.simple_evaluate(model, tasks=args.tasks, task_manager=manager,

@@ -22,13 +22,6 @@ TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_
         "--device=cpu", "--learning_rate=1e-2", "--schedule=constant", "--dropout=0.1",
         "--eval_batches=2", "--pe=pope"]
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-HANDLERS = {number: signal.getsignal(number) for number in SIGNALS}
-
-@pytest.fixture(autouse=True)
-def own_signal_handlers():
-    """train.main catches signals. A process forked after it would not end on SIGTERM."""
-    for number, handler in HANDLERS.items():
-        signal.signal(number, handler)
 
 def write_stream(folder, fraction=None):
     """Writes a stream of 5000 tokens with a pattern to learn. If a fraction is given, then only
@@ -64,10 +57,10 @@ def rows(tmp_path_factory):
 def drawn(monkeypatch):
     """The figures that would be saved."""
     pytest.importorskip("matplotlib")
-    from eval import curves  # here, because most tests also pass without eval/
+    from eval import draw  # here, because most tests also pass without eval/
 
     found = []
-    monkeypatch.setattr(curves, "save", lambda figure, path: found.append(figure))
+    monkeypatch.setattr(draw, "save", lambda figure, path: found.append(figure))
     return found
 
 def fails(script, *words):

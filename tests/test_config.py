@@ -8,8 +8,6 @@ import itertools
 import os
 import re
 import shlex
-import subprocess
-import sys
 import types
 
 import pytest
@@ -18,11 +16,12 @@ from conftest import TINY
 
 import config
 import train
+from config.runs import read_checkpoint
 from data import options
-from model import GPT, PES, GPTConfig, read_checkpoint
+from model import GPT, PES, GPTConfig
 from train import TrainConfig
 
-CONFIGS = sorted(glob.glob("config/[a-z]*.py"))
+CONFIGS = [os.path.join("config", path.name) for path in config.files()]
 
 def build(cfg):
     """Builds the model of a TrainConfig, with no memory for its weights."""
@@ -121,15 +120,6 @@ def test_what_model_py_refuses_is_one_line(monkeypatch):
     with pytest.raises(ValueError, match="too many values"):
         config.run(lambda words: GPT(GPTConfig(pe="own", n_layer=1))(torch.zeros(1, 2).long()))
 
-@pytest.mark.parametrize("flag", ["-O", "-OO"])
-def test_python_without_assertions_is_refused(flag):
-    """Assertions guard numbers, and --help prints docstrings."""
-    done = subprocess.run([sys.executable, flag, "train.py", "config/quickstart.py"], text=True,
-                          capture_output=True)
-    assert done.returncode == 1
-    assert done.stderr == ("train.py: error: python -O leaves out checks that are needed; run it "
-                           "without -O\n")
-
 def test_output_of_a_notebook(monkeypatch):
     """Its stdout cannot be reconfigured."""
     monkeypatch.setattr("sys.argv", ["script.py"])
@@ -194,8 +184,8 @@ DOCUMENTED = CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + [
     "README.md", "config/README.md", "eval/README.md", "sample.py", "train.py",
     *sorted(glob.glob("eval/[a-z]*.py"))]
 
-WITHOUT_COMMANDS = ("data/shards.py", "data/documents.py", "eval/cbt.py", "eval/walk.py",
-                    "eval/walk_parts.py")
+WITHOUT_COMMANDS = ("data/shards.py", "data/documents.py", "eval/cbt.py", "eval/draw.py",
+                    "eval/records.py", "eval/walk.py", "eval/walk_parts.py")
 
 class Parsed(Exception):
     """The command line was understood."""

@@ -11,14 +11,13 @@ import datasets
 import lm_eval.tasks
 from lm_eval.api.instance import Instance
 
-import sample
 import train
 from config import Mistake
+from config.runs import TrainedRun, read_records
 from data.shards import Writer
 from eval import cbt, tasks
 from eval.tasks import Model
 from model import GPT, GPTConfig
-from train import read_records
 
 BYTES = dict(tokenizer="bytes", separator=256)
 LONG = "for a in range(3): print(a, end=' ');"  # the model has 16 positions
@@ -92,7 +91,7 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
     row = dict(sentences=[f"line {i} of a tale ." for i in range(20)], question="The XXXXX 's .",
                options=["for a in", "a", "print", ""])
     context = " ".join(row["sentences"]).replace(" .", ".") + " The"
-    net = sample.Run(run, device="cpu").model.double()
+    net = TrainedRun(run, device="cpu").model.double()
     means, sums = {}, {}
     for option in row["options"][:3]:
         p, _ = logps(net, list(context.encode()), list(f" {option}'s.".encode()))
@@ -116,7 +115,7 @@ def test_cbt(run, own_tasks, monkeypatch, capsys):
 def test_the_length_that_is_read(run):
     """With learned positions, which end at 16, nothing longer can be read. --length may be less."""
     lengths = []
-    net = sample.Run(run, device="cpu").model
+    net = TrainedRun(run, device="cpu").model
     net.register_forward_pre_hook(lambda _, arguments: lengths.append(arguments[0].size(1)))
     for longest in (16, 7):
         model = Model(net, BYTES, longest)

@@ -1,6 +1,6 @@
 """The configs against the papers' numbers, and config/README.md's tables against the configs."""
 import dataclasses
-import glob
+import math
 import re
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
+import model
 from model import GPT, GPTConfig
 from train import TrainConfig
 
@@ -20,7 +21,7 @@ VOCABULARY = {  # where a config leaves it to the data
     "data/fineweb_edu_mistral": 32768,
     "flip_flop": 5, "selective_copy": 16, "counting": 18, "indirect_indexing": 66,
 }
-NAMES = sorted(Path(path).stem for path in glob.glob("config/[a-z]*.py"))
+NAMES = [path.stem for path in config.files()]
 FULL_SIZE = [name for name in NAMES if name != "quickstart" and not name.endswith("_small")]
 
 def load(name, *flags):
@@ -157,8 +158,9 @@ def test_cost_in_the_readme(name):
     assert row["tokens, 10⁹"] == rounded(trained_tokens(cfg) / 1e9, 3)
     assert row["H100, hours"] == rounded(flops / (0.4 * 989e12) / 3600, 2)
 
-def activations(cfg):
-    """Returns the bytes that a forward pass keeps for the backward pass. Fake tensors take none."""
+def activations(cfg, recompute=True):
+    """Returns the bytes that a forward pass keeps for the backward pass. Fake tensors take none.
+    Without recompute, all logits are kept."""
     kept = {}
 
     def keep(tensor):
@@ -167,6 +169,8 @@ def activations(cfg):
 
     with FakeTensorMode(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         net = GPT(GPTConfig(**model_fields(cfg)))
+        for block in net.h:
+            block.attn.recompute &= recompute
         idx = torch.zeros(cfg.micro_batch or cfg.batch_size, length(cfg), dtype=torch.long)
         with torch.autocast("cpu", torch.bfloat16, enabled=cfg.dtype == "auto"):
             net(idx, idx)
@@ -178,18 +182,25 @@ def activations(cfg):
 def test_memory_in_the_readme(name, monkeypatch):
     """Memory is 16 bytes per parameter, what a forward pass keeps for the backward pass, and 6
     bytes per logit for its gradient in float32 and in bfloat16. Layers with the same methods keep
-    the same."""
+    the same. If a method computes its logits again, there is also the largest chunk of them."""
     cfg = load(name)
     attention = F.scaled_dot_product_attention
+    can_fuse = model.Attention.can_fuse
 
     def fused(q, k, v, mask, dropout, **options):
         return attention(q, k, v, mask, **options)  # with dropout, a CPU would not fuse it
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
+    monkeypatch.setattr(model.Attention, "can_fuse", lambda attn, device, *others: can_fuse(
+        attn, torch.device("cuda"), *others))
     pattern = cfg.pe.count(",") + 1  # layers, after which the methods repeat
     one, two = (activations(dataclasses.replace(cfg, n_layer=n * pattern)) for n in (1, 2))
     kept = one + (cfg.n_layer // pattern - 1) * (two - one)
     tokens = (cfg.micro_batch or cfg.batch_size) * length(cfg)
+    first_layer = dataclasses.replace(cfg, n_layer=1, pe=cfg.pe.split(",")[-1])
+    chunks = activations(first_layer, recompute=False) - activations(first_layer)
+    n = math.ceil(length(cfg) / model.CHUNK)
+    kept += chunks * 2 / (n + 1)  # of n chunks with 1/n, 2/n .. of the keys, the last
     memory = 16 * parameters(cfg) + kept + 6 * tokens * cfg.vocab_size
     printed = table()[name]["memory, GB"]
     assert printed.endswith(f" ({cfg.micro_batch or cfg.batch_size})")

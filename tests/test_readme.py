@@ -13,13 +13,13 @@ from conftest import TINY
 
 import model
 import train
-from eval import curves, report
+from eval import records, report
 
 
 def test_tables(capsys, tmp_path):
     """The tables of eval/README.md that have a column of seeds are the same as those that
     eval.report prints from eval/results.jsonl."""
-    report.print_tables(report.read(["eval/results.jsonl"]))
+    report.print_tables(records.read(["eval/results.jsonl"]))
     printed = capsys.readouterr().out
     text = Path("eval/README.md").read_text("utf-8")
     tables = re.findall(r"(\| row \| seeds .*\n(?:\|.*\n)+)", text)
@@ -40,11 +40,11 @@ BESIDE_PAPERS = [  # config, its splits and metric
 @pytest.mark.parametrize("experiment, splits, metric", BESIDE_PAPERS)
 def test_numbers_beside_the_papers(experiment, splits, metric):
     """The table has each of the measured rows once, and no other."""
-    lines = [line for line in report.read(["eval/results.jsonl"])
+    lines = [line for line in records.read(["eval/results.jsonl"])
              if line["experiment"] == experiment and line["metric"] == metric
              and "counting@steps=60" not in line["data"]]  # a trial with other initial values
-    curves.add_labels(lines)
-    measured = curves.grouped(lines, "label", "split")
+    lines = records.labelled(lines)
+    measured = records.grouped(lines, "label", "split")
     text = Path("eval/README.md").read_text("utf-8")
     table = text[text.index(f"(../config/{experiment}.py)") :].split("\n\n")[0]
     rows = [row for row in table.split("(../config/")[1].splitlines() if " | " in row]
@@ -60,7 +60,7 @@ def test_numbers_beside_the_papers(experiment, splits, metric):
 
 def test_what_separates_methods():
     """The ratios that eval/README.md states for each experiment, in the order of its columns."""
-    lines = [line for line in report.read(["eval/results.jsonl"])
+    lines = [line for line in records.read(["eval/results.jsonl"])
              if not line["options"] and not line["flags"] and line["pe"] != "learned"]
     text = Path("eval/README.md").read_text("utf-8")
     text = text[text.index("**What one seed can say.**") : text.index("## Finding copies")]
@@ -74,9 +74,9 @@ def test_what_separates_methods():
         found = []
         chosen = [line for line in lines if (line["experiment"], line["metric"]) == (
             experiment, metric) and line["pe"] != without]
-        for (split, _), column in curves.grouped(chosen, "split", "multiple").items():
+        for (split, _), column in records.grouped(chosen, "split", "multiple").items():
             methods = [[line["value"] for line in method]
-                       for method in curves.grouped(column, "pe").values()]
+                       for method in records.grouped(column, "pe").values()]
             methods = [values for values in methods if len(values) > 1]
             means = statistics.stdev(map(statistics.fmean, methods))
             seeds = statistics.fmean(map(statistics.variance, methods)) ** 0.5
@@ -138,11 +138,11 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
 def published():
     """Returns {(config, metric, label, split or multiple of the trained length): mean over the
     seeds}."""
-    lines = report.read(["eval/results.jsonl"])
+    lines = records.read(["eval/results.jsonl"])
     found = {}
-    for (experiment, metric), table in curves.grouped(lines, "experiment", "metric").items():
-        curves.add_labels(table)
-        for (label, split, multiple), cell in curves.grouped(
+    for (experiment, metric), table in records.grouped(lines, "experiment", "metric").items():
+        table = records.labelled(table)
+        for (label, split, multiple), cell in records.grouped(
                 table, "label", "split", "multiple").items():
             mean = statistics.fmean(line["value"] for line in cell)
             found[experiment, metric, label, multiple or split] = mean
@@ -211,7 +211,7 @@ def test_finding_copies():
     assert [pe for pe in at_900 if at_900[pe] < 0.4] == ["rope", "pope"]
     assert max(at_900["rope"], at_900["pope"]) < 0.1
     from_the_start = {(line["pe"], line["split"]): line["value"]
-                      for line in report.read(["eval/results.jsonl"])
+                      for line in records.read(["eval/results.jsonl"])
                       if line["metric"] == "loss" and line["experiment"] == "echo_small"
                       and line["trained"] == 1024}
     assert numbers_after("eval/README.md", "from the start hardly learn to copy", 4) == [
@@ -238,10 +238,10 @@ def test_what_distant_text_is_worth():
     for path in ("README.md", "eval/README.md"):
         assert f"gain {gains[0]:.2f} to {gains[-1]:.2f} nats" in " ".join(
             Path(path).read_text("utf-8").split())
-    lines = [line for line in report.read(["eval/results.jsonl"])
+    lines = [line for line in records.read(["eval/results.jsonl"])
              if line["experiment"] == "quickstart" and line["trained"] == 1024]
     worth = {}
-    for (pe, steps), row in curves.grouped(lines, "pe", "step").items():
+    for (pe, steps), row in records.grouped(lines, "pe", "step").items():
         at_the_end = {line["metric"]: line["value"] for line in row if line["multiple"] == 1}
         worth[pe, steps] = at_the_end["window_loss"] - at_the_end["loss"]
     for pe, steps, stated in (("rope", 1600, 0.007), ("rope", 4800, 0.007), ("pope", 4800, 0.007),
@@ -264,7 +264,7 @@ def test_ten_times_the_steps():
     assert numbers_after("README.md", "after three times as many", 3) == stated
     before = {pe: mean["quickstart", "loss", pe, 1.0] for pe in ("rope", "learned", "t5", "alibi")}
     behind = [f"{before[pe] - before['rope']:.2f}" for pe in ("learned", "t5", "alibi")]
-    of_rope = [line["value"] for line in report.read(["eval/results.jsonl"])
+    of_rope = [line["value"] for line in records.read(["eval/results.jsonl"])
                if (line["experiment"], line["pe"], line["metric"], line["multiple"])
                == ("text_small", "rope", "loss", 1)]
     spread = max(of_rope) - min(of_rope)
@@ -290,7 +290,7 @@ def test_ten_times_the_steps():
 def test_other_learning_rates():
     """Each cell of the table is the loss with this learning rate and the seed 1337."""
     losses = {}
-    for line in report.read(["eval/results.jsonl", "eval/learning_rates.jsonl"]):
+    for line in records.read(["eval/results.jsonl", "eval/learning_rates.jsonl"]):
         rate = line["flags"].get("learning_rate", 2e-3)
         if (line["experiment"] == "quickstart" and line["metric"] == "loss"
                 and line["seed"] == 1337 and not line["options"]

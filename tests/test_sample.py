@@ -15,9 +15,9 @@ from conftest import TINY
 
 import sample
 import train
-from data.shards import Writer
-from model import read_checkpoint
-from train import read_records
+from config.runs import TrainedRun, read_checkpoint, read_records
+from data.shards import Split, Writer
+from eval import scores
 
 ROOT = Path(__file__).parent.parent
 # the options of TINY that change what a run learns, apart from pe
@@ -38,7 +38,7 @@ def runs(stream, rows, tmp_path_factory):
 
 def token_losses(run, tokens, windows):
     """Returns the losses of the targets of each window (begin, end, first), from `first` on."""
-    net = sample.Run(str(run), device="cpu").model
+    net = TrainedRun(str(run), device="cpu").model
     found = {}
     for size in {end - begin for begin, end, _ in windows}:
         same = [window for window in windows if window[1] - window[0] == size]
@@ -57,7 +57,7 @@ def tokens_of(folder, split, *shape):
 
 def numbers(run, metric="loss"):
     """Returns {the multiple of the trained length, or the split: its last measurement}."""
-    run = sample.Run(str(run), "cpu")
+    run = TrainedRun(str(run), "cpu")
     return {record.get("multiple") or record["split"]: record["values"][metric]
             for record in read_records(f"{run.folder}/results.jsonl")
             if record["options"] == run.options and metric in record["values"]}
@@ -101,7 +101,7 @@ def test_extrapolation(runs, stream, monkeypatch, capsys, eval_tokens, spans, mu
 
 def test_evaluate_a_whole_stream(runs):
     """As at the end of training, which evaluates whole splits here too."""
-    sample.main([str(runs / "pope"), "--evaluate=val", "--device=cpu"])
+    scores.main([str(runs / "pope"), "--splits=val", "--device=cpu"])
     loss = read_records(runs / "pope" / "log.jsonl")[-1]["val/loss"]
     assert numbers(runs / "pope")["val"] == pytest.approx(loss)
 
@@ -131,13 +131,13 @@ def test_the_context_of_a_text(runs, capsys):
         return capsys.readouterr().out.splitlines()[1].split()
 
     for name in ("learned", "rope"):
-        net = sample.Run(str(runs / name), "cpu").model
+        net = TrainedRun(str(runs / name), "cpu").model
         idx = torch.tensor([[1, 2, 3]])
         for words, context in (([], 16), (["--context=5"], 5), (["--context=0"], None)):
             if name == "rope" or context:
                 want = net.generate(idx, 60, temperature=0, context=context)[0].tolist()
                 assert text(name, *words) == [f"s{token}" for token in want]
-    with pytest.raises(AssertionError, match="'learned' has only 16 positions, but the input n"):
+    with pytest.raises(ValueError, match="has only 16 positions, and would see .*--context=16"):
         text("learned", "--context=0")
 
 def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
@@ -153,7 +153,7 @@ def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
     capsys.readouterr()
     sample.main([*words, "--num_samples=64"])  # of train, on which training evaluated
     lines = capsys.readouterr().out.splitlines()
-    net = sample.Run(words[0], device="cpu").model
+    net = TrainedRun(words[0], device="cpu").model
     wrong_rows = 0
     for i, (row, mask) in enumerate(zip(tokens[:, :7], masks)):
         text = ["abcdefghi"[token] for token in row]
@@ -167,7 +167,7 @@ def test_answers_are_those_of_greedy_decoding(runs, rows, tmp_path, capsys):
         assert lines[1 + 2 * i] == f"--- row {i + 1}, {right} of {len(asked)} right"
         assert lines[2 + 2 * i] == " ".join(text)
     assert 0 < wrong_rows < 64, "the test needs right and wrong rows"
-    sample.main([*words, "--evaluate=train"])
+    scores.main([*words, "--splits=train"])
     assert capsys.readouterr().out.endswith(f" in {100 * wrong_rows / 64:.2f}% of the rows\n")
     sample.main([words[0], "--num_samples=1", "--device=cpu"])  # a row that ends with an answer
     assert capsys.readouterr().out.endswith("]\n")
@@ -181,30 +181,30 @@ def test_each_number_is_kept_with_all_that_made_it(runs, rows, tmp_path, monkeyp
     (run / "results.jsonl").write_text('{"run": "cut by a full d')
     other = str(shutil.copytree(rows, tmp_path / "other"))
 
-    def score_sums(model, split, *rest, score_sums=sample.score_sums):
+    def score_sums(model, split, *rest, score_sums=scores.score_sums):
         if split.split == "train":
             raise KeyboardInterrupt
         return score_sums(model, split, *rest)
 
-    monkeypatch.setattr(sample, "score_sums", score_sums)
+    monkeypatch.setattr(scores, "score_sums", score_sums)
     with pytest.raises(KeyboardInterrupt):
-        sample.main([str(run), "--evaluate=val,train", f"--data={other}", "--device=cpu"])
+        scores.main([str(run), "--splits=val,train", f"--data={other}", "--device=cpu"])
     (record,) = read_records(run / "results.jsonl")
     values = record.pop("values")
     assert list(values) == ["loss", "token_error", "sequence_error"] and min(values.values()) > 0
     assert record == dict(
         run=str(run), config="", pe="rope", flags=FLAGS | {"data": rows}, seed=1337, step=150,
         settings=read_checkpoint(run)["settings"], options={}, trained=11, data=other, split="val",
-        fingerprint=sample.Split(rows, "val").fingerprint, length=11, torch=torch.__version__,
-        device="cpu")
+        fingerprint=Split(rows, "val").fingerprint, length=11, torch=torch.__version__,
+        device="cpu", title="", unit="token", per_unit=1, axis="length", at=11, tick="", kind="")
 
 def test_a_directory_that_cannot_be_written(runs, tmp_path, capsys, monkeypatch):
     """The numbers are printed all the same, of this run and of the next one."""
     def refuse(path, *records):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(sample, "append_records", refuse)
-    sample.main([str(runs / "pope"), str(runs / "rope"), "--evaluate=val", "--device=cpu"])
+    monkeypatch.setattr("config.runs.append", refuse)
+    scores.main([str(runs / "pope"), str(runs / "rope"), "--device=cpu"])
     printed = capsys.readouterr()
     assert printed.out.count(", val: loss ") == 2
     assert printed.err.count("results.jsonl could not be written (Permission denied), so") == 2
@@ -220,26 +220,26 @@ def test_tokens_and_options_are_kept(runs):
 
 def test_only_some_options_change_a_trained_model(runs):
     """rope_scaling is one of them. Others would do harm, or nothing."""
-    run = sample.Run(f"{runs / 'rope'}/@rope_scaling=ntk,rope_factor=2", "cpu")
+    run = TrainedRun(f"{runs / 'rope'}/@rope_scaling=ntk,rope_factor=2", "cpu")
     assert run.folder == str(runs / "rope") and run.model.cfg.rope_factor == 2
     for change in ("base=100", "dropout=0.1", "cope_npos=9", "n_layer=2", "rope_fraction=0.5"):
         name = change.partition("=")[0]
         with pytest.raises(ValueError, match=f"{name} cannot be changed after"):
-            sample.Run(f"{runs / 'rope'}@{change}", "cpu")
-    with pytest.raises(AssertionError, match="expe_scale does nothing for pe='rope'"):
-        sample.Run(f"{runs / 'rope'}@expe_scale=0.5", "cpu")
+            TrainedRun(f"{runs / 'rope'}@{change}", "cpu")
+    with pytest.raises(ValueError, match="expe_scale does nothing for pe='rope'"):
+        TrainedRun(f"{runs / 'rope'}@expe_scale=0.5", "cpu")
 
 def test_yarn_knows_the_trained_length(runs, rows, tmp_path):
     """Which is not block_size if the rows were shorter."""
     yarn = f"{runs / 'rope'}@rope_scaling=yarn,rope_factor=4"
     for more, trained in (("", 16), (",rope_trained=9", 9)):
-        assert sample.Run(yarn + more, "cpu").model.cfg.rope_trained == trained
+        assert TrainedRun(yarn + more, "cpu").model.cfg.rope_trained == trained
     # a run that was trained with it keeps the length that it took then
     words = [f"--data={rows}", *TINY, "--max_iters=1", "--pe=rope", "--block_size=80"]
     train.main([*words, "--rope_scaling=yarn", "--rope_factor=4", f"--out_dir={tmp_path / 'yarn'}"])
     train.main([*words, f"--out_dir={tmp_path / 'rope'}"])  # on rows of 11 tokens and a target
     for run, trained in (("yarn", 80), ("rope@rope_scaling=yarn,rope_factor=4", 11)):
-        assert sample.Run(str(tmp_path / run), "cpu").model.cfg.rope_trained == trained
+        assert TrainedRun(str(tmp_path / run), "cpu").model.cfg.rope_trained == trained
 
 def test_everything_but_pictures_works_without_eval(stream, tmp_path):
     """eval/ is optional: without it, a model trains, resumes, writes text and is measured."""
@@ -252,7 +252,6 @@ def test_everything_but_pictures_works_without_eval(stream, tmp_path):
     training = ["train.py", f"--data={stream}", "--out_dir=run", *TINY]
     commands = [[*training, "--max_iters=1"], [*training, "--max_iters=2", "--resume"],
                 ["sample.py", "run", "--max_new_tokens=3"],
-                ["sample.py", "run", "--evaluate=val"],
                 ["sample.py", "run", "--extrapolate=1,2", "--eval_tokens=512"]]
     code = ("import runpy, sys\n"  # one process, because importing torch takes seconds
             f"for sys.argv in {commands}:\n"

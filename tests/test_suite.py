@@ -1,5 +1,4 @@
 """eval/suite.py: two steps of training on the smallest experiment, in a copy of the project."""
-import json
 import os
 import shutil
 import signal
@@ -13,9 +12,8 @@ import pytest
 import sample
 import train
 from config import Mistake
+from config.runs import read_checkpoint, read_records
 from eval import suite
-from model import read_checkpoint
-from train import read_records
 
 pytest.importorskip("matplotlib")
 
@@ -92,24 +90,26 @@ def test_an_interrupted_suite(project, number):
         os.utime(project / "model.py")
     assert 0 < reached[0] < reached[1] < 2000
 
-def test_a_run_that_was_also_measured_in_another_way(stream, tmp_path, monkeypatch):
-    """Neither the numbers of --evaluate nor those on other data count as the ones that the suite
-    measures of the quickstart, which it then has still to measure."""
+def test_a_run_is_measured_once(stream, tmp_path, monkeypatch):
+    """Somebody may have measured it in another way, which does not count. A stream is measured at
+    several lengths."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(stream, tmp_path / "other")
-    meta = json.loads((tmp_path / "other" / "meta.json").read_text())
-    (tmp_path / "other" / "meta.json").write_text(json.dumps(meta | dict(checksum=1)))
     method = (f"rope --data={stream} --max_iters=1 --eval_batches=1 --n_layer=1 --n_embd=16 "
               "--block_size=16")
-    run = suite.Run(method, "quickstart", 0)
-    train.main(run.words)
-    for measure, is_measured in (
-            ("--evaluate=val", False), ("--extrapolate=1,2,4,8 --data=./other", False),
-            ("--extrapolate=1,2,4,8", True)):
-        sample.main([run.folder, *measure.split(), "--device=cpu", "--eval_tokens=2100"])
-        again = suite.Run(method, "quickstart", 0)
-        again.prepare()
-        assert again.is_measured == is_measured
+    called = []
+    call = suite.Job.call
+    monkeypatch.setattr(suite.Job, "call", lambda job, *words: called.append(words) or call(
+        job, *words))
+    job = suite.Job(method, "config/quickstart.py", 0)
+    train.main(job.words)
+    sample.main([job.folder, "--extrapolate=1", "--device=cpu", "--eval_tokens=512"])
+    for times in (1, 2):
+        again = suite.Job(method, "config/quickstart.py", 0)
+        again.finish()
+        assert again.is_trained and again.reason is None
+        assert [words[0] for words in called] == ["train.py", "sample.py"]
+    records = read_records(f"{job.folder}/results.jsonl")
+    assert [record["multiple"] for record in records] == [1, 1, 2, 4, 8]
 
 def test_an_edited_config_file_is_another_run(stream, tmp_path, monkeypatch):
     """Otherwise the numbers of the old file would be shown for the new one."""
@@ -118,32 +118,9 @@ def test_an_edited_config_file_is_another_run(stream, tmp_path, monkeypatch):
     mine = tmp_path / "config" / "mine.py"
     mine.write_text(f"data = {str(stream)!r}\nn_layer = n_head = 1\nn_embd = block_size = 16\n"
                     "max_iters = 1\neval_batches = 1\n")
-    train.main(suite.Run("rope", "mine", 0).words)
-    assert suite.Run("rope", "mine", 0).is_trained
+    train.main(suite.Job("rope", "config/mine.py", 0).words)
+    assert suite.Job("rope", "config/mine.py", 0).is_trained
     mine.write_text(mine.read_text() + "learning_rate = 1.0\n")
     with pytest.raises(Mistake, match="config/mine.py has changed since out/mine_rope"):
-        suite.Run("rope", "mine", 0)
+        suite.Job("rope", "config/mine.py", 0)
 
-def line(pe, seed, value, **more):
-    return dict(pe=pe, label=pe, seed=seed, value=value, metric="loss", split="val", multiple=None,
-                data="d", tokens=None, window=None, fingerprint=1) | more
-
-def test_where_a_row_stands():
-    """The published methods a, b and c have a spread of 0.1 between seeds."""
-    published = [line(pe, seed, mean + 0.1 * (-1) ** seed / 2**0.5, beside=True)
-                 for pe, mean in (("a", 1.0), ("b", 2.0), ("c", 4.0)) for seed in (0, 1)]
-    found = suite.where_it_stands([*published, line("own", 0, 2.2)])
-    assert found == ("val (a spread is 0.1): own is 2.0 spreads worse than b and 12.0 spreads "
-                     "worse than a.")
-    close = [each | dict(value=1.0 + each["value"] / 20 * (each["pe"] == "a")
-                         + 0.1 * each["seed"]) for each in published]
-    assert "One seed says little here" in suite.where_it_stands([*close, line("own", 0, 1.0)])
-    assert suite.where_it_stands([line("own", 0, 1.0)]) == (
-        "val: there is too little to compare with.")
-
-def test_what_is_measured():
-    """Every experiment's config exists, and what it measures has a split or is a list of
-    multiples."""
-    for name, experiment in suite.EXPERIMENTS.items():
-        assert (ROOT / "config" / f"{name}.py").exists()
-        assert experiment.measure.startswith(("--evaluate=", "--extrapolate="))

@@ -12,12 +12,10 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import TINY, contents, one_line
+from conftest import TINY, contents
 
-import config
 import data
 import train
-from data.shards import Split
 from data.strings import TASKS
 
 FILLERS = ".,;:!?-+*/=<>@#%"
@@ -209,22 +207,6 @@ def test_rows_are_right_and_not_in_train(tmp_path, task, options, digest):
     smaller = contents(tmp_path / "less")
     for name in ("train_000000.bin", "train_000000.loss"):
         assert files[name].startswith(smaller[name])
-
-@pytest.mark.parametrize("task, options", {task: options for task, options, _ in SETS}.items())
-def test_rows_that_are_too_long_are_not_written(monkeypatch, tmp_path, task, options):
-    """A set of the default size may take a minute and a gigabyte."""
-    options = options | dict(train=100)
-    script = importlib.import_module(f"data.{task}")
-    script.prepare(tmp_path / "set", **options)
-    targets = Split(tmp_path / "set", "train").row_length - 1
-    monkeypatch.setattr("data.__file__", str(tmp_path / "data.py"))  # sets are located beside it
-    name = f"{task}@" + ",".join(f"{key}={value}" for key, value in options.items())
-    with pytest.raises(config.Mistake) as error:
-        data.write_if_missing(name, targets - 1)
-    one_line(error, name, f"block_size >= {targets}, got {targets - 1}")
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-    data.write_if_missing(name, targets)
-    assert contents(tmp_path / name) == contents(tmp_path / "set")
 
 def test_training_prepares_the_set_once(monkeypatch, tmp_path, capsys):
     """The command names the set after the same options, so it does not write it again. A run does

@@ -11,13 +11,13 @@ import torch
 import model
 
 pytest.importorskip("matplotlib")
-from eval import curves, walk_parts  # noqa: E402
+from eval import draw, walk_parts  # noqa: E402
 
 SOURCE = Path("eval/walk.py").read_text("utf-8")
 PAGE = Path("eval/walk.md").read_text("utf-8")
 PICTURES = sorted(Path("eval/walk_files").iterdir())
 DECIDED_BY_TRAINING = ("alibi: loss", "slope: loss", "slopes of layer 1:")
-PUBLISHED = [pe for pe in curves.COLORS if "+" not in pe]
+PUBLISHED = [pe for pe in draw.COLORS if "+" not in pe]
 
 def cells():
     """Returns the cells of walk.py as they stand on the page."""
