@@ -2,16 +2,17 @@
 r"""
 # A first lesson in positional encodings
 
-You know attention: queries meet keys, and softmax makes weights of their products. How does it
-learn the *order* of words? Each section answers one question with a small experiment, and what is
-still wrong is the next question. For an exercise, change a line of [walk.py](walk.py), which also
-opens as a notebook, and run `python eval/walk.py` (half a minute, after `pip install matplotlib`).
+You know attention: queries are compared with keys, and softmax makes weights of the results. How
+does it learn the *order* of words? Each section answers one question with a small experiment, and
+what is still wrong leads to the next question. For an exercise, change a line of
+[walk.py](walk.py), which also opens as a notebook, and run `python eval/walk.py` (half a minute,
+after `pip install matplotlib`).
 
 ## 1. Does attention see the order?
 
 In "dog bites man ?", let the "?" ask who bites. Each key k has two entries here, "I am a noun" and
 "I am a verb". The query is q = (2, 0), so it looks for nouns. The product q·k is called a
-**logit**. (Models divide it by √d, where d is the number of entries. Our q is divided already.)
+**logit**. (Models divide it by √d, where d is the number of entries. We leave that out.)
 """
 
 # %%
@@ -70,8 +71,8 @@ for sentence in (short, swapped, longer):
 
 # %% [markdown]
 """
-Now the order counts. But with one more word in front, "today" wins. And beyond the length of
-training, there are no vectors.
+Now the order counts. But with one more word in front, "today" wins. And positions beyond those of
+training have no vectors.
 
 `sinusoidal` needs no table. Two entries of a vector are an arrow in the plane. It adds an arrow
 that turns by an angle θ per position, like the hand of a clock (or many hands, of different
@@ -110,9 +111,9 @@ for slope in (-1.0, 1.0):
 
 # %% [markdown]
 """
-The logit is 2 · noun + slope · position. To a query, positions are a straight line, which is
-highest at an end. So ExPE finds the first noun or the last, wherever they stand, but not one three
-words back.
+The logit is 2 · noun + slope · position. Over the positions, the second part is a straight line,
+which is highest at an end. So ExPE finds the first noun or the last, wherever they stand, but not
+one three words back. And in longer texts, the positions are numbers that training never had.
 
 **Still wrong:** "three words back" is a distance.
 
@@ -147,7 +148,8 @@ parts.draw_distance()
 # %% [markdown]
 """
 - `relative` learns a vector a per distance, and adds q·a. If distance 3 has a = (1.5, 0), our q
-  gets 3 there. A query for verbs, (0, 2), gets 0, and may prefer another distance.
+  gets 3 there. A query for verbs, (0, 2), gets 0, and may prefer another distance. Beyond the
+  table, nothing is added.
 - `t5` learns a number per *range* of distances, the same for all queries. The ranges grow, because
   it hardly matters whether a word is 70 or 71 back.
 - `alibi` learns nothing, and subtracts m (i - j). Layers have several **heads**, which are
@@ -202,13 +204,13 @@ for sentence in (short, longer):
 
 # %% [markdown]
 """
-This head reads "three back" without a table. But 9 back looks like 3 back, as the last digit of a
-counter comes again after ten steps. So a counter has more digits, each ten times slower than the
-one before. And q and k have n arrows, which are **pairs** of entries, each slower than the one
-before by the same factor. The logit is the sum of their products. Pair c turns by
-θ_c = base^(-c/n) radians per position (a radian is 57°). With n = 4 and base 10000, these are 1,
-0.1, 0.01 and 0.001. Fast pairs tell neighbours apart, and slow ones near from far. `base` says how
-slow they get:
+This head reads "three back" without a table. But 9 back looks like 3 back, because the arrows have
+made a full turn, as the last digit of a counter has after ten steps. A counter therefore has more
+digits, each ten times slower than the one before. RoPE, too, has n arrows in q and in k, which are
+**pairs** of entries, each slower than the one before by the same factor. The logit is the sum of
+their products. Pair c turns by θ_c = base^(-c/n) radians per position (a radian is 57°). With n = 4
+and base 10000, these are 1, 0.1, 0.01 and 0.001. Fast pairs tell neighbours apart, and slow ones
+near from far. `base` says how slow they get:
 """
 
 # %%
@@ -310,8 +312,8 @@ control, let some pairs stop. For keys more than 63 bytes away, they keep the an
 # %%
 def angles_if_far(pairs, i, j, theta):
     of_q, of_k = i * theta, j * theta
-    of_q[:, pairs] = 63 * theta[pairs]
-    of_k[:, pairs] = 0
+    of_q[:, pairs] = 63 * theta[pairs]  # as if q were at 63
+    of_k[:, pairs] = 0  # and k at 0
     return of_q, of_k
 
 def loss_of_text(gpt):
@@ -349,7 +351,7 @@ trained with other angles, so one usually trains a little more.
 
 **Still wrong:** angles count words. Is what we look for always as many words away?
 
-**Exercise.** One pair does nearly all of the harm. Guess which from the circles, and let only this
+**Exercise.** One pair does most of the harm. Guess which from the circles, and let only this
 one stop.
 <details><summary>Answer</summary>
 
@@ -359,8 +361,8 @@ half a turn, where a product changes its sign. This takes it 99 bytes, and pair 
 
 ## 7. Is a position a distance?
 
-In "cat sleeps . dog bites the old man ?", the dog is five words back, not three. But it is the
-second noun back, and in the last sentence. So let words decide what counts:
+In "cat sleeps . dog bites the old man ?", the dog is five words back, not three. But it is still
+the second noun back, and the cat is in another sentence. So let words decide what counts:
 """
 
 # %%
@@ -371,9 +373,10 @@ count = is_noun.flip(0).cumsum(0).flip(0)  # CoPE: nouns from each word to the "
 e = torch.tensor([[0.0, 0], [0, 0], [1.5, 0], [0, 0]])  # CoPE: a vector per count
 log_keep = torch.tensor([0.01 if word == "." else 1.0 for word in text.split()]).log()
 fade = log_keep.sum() - log_keep.cumsum(0)  # FoX: gates from after each word to the "?"
-angle = math.radians(45) * is_noun.cumsum(0)  # CARoPE: nouns turn by 45°
+step = math.radians(45)
+angle = step * is_noun.cumsum(0)  # CARoPE: each noun turns by 45°, and q prefers one noun away
 logits = {"rope": rope(k, -q), "cope": k @ q + e[count.long()] @ q, "fox": k @ q + fade,
-          "carope": turn(k, angle) @ turn(3 * q, angle[-1] - math.radians(45))}
+          "carope": turn(k, angle) @ turn(3 * q, angle[-1] - step)}  # 3 q prefers it more
 weights = {f"{name} reads": z.softmax(0) for name, z in logits.items()}
 parts.print_columns("", text.split(), {"cope counts": count, "fox adds": fade, **weights})
 
@@ -384,12 +387,12 @@ parts.print_columns("", text.split(), {"cope counts": count, "fox adds": fade, *
   adds q·e, interpolated between integers. So a head can read the second noun back, however many
   words stand between. (Beyond the last e, all counts get the last one.)
 - **FoX:** each word has a forget gate between 0 and 1, and the logarithms of all gates after the
-  key are added. The "." has 0.01, which adds -4.61 to all before it. So a head can forget the last
-  sentence and keep all of its own, whereas ALiBi fades both. (If all gates are e^-m, FoX is ALiBi.
-  It is one more entry of k, too: b_j is minus the sum of the logarithms up to j.)
+  key are added. The "." has 0.01, which adds -4.61 to all before it. So a head can forget the
+  sentence before and keep all of its own, whereas ALiBi fades both. (If all gates are e^-m, FoX is
+  ALiBi. It is one more entry of k, too, with b_j = minus the sum of the logarithms up to j.)
 - **CARoPE:** RoPE, but each word sets how far it turns all later arrows (except pair 0). So a head
-  can prefer what is one noun away, in however many words. Far away, such angles may be as good as
-  random, [which distracts less](https://arxiv.org/abs/2606.24975) than RoPE's.
+  can prefer what is one noun away, in however many words. Far away, such sums are as good as
+  random, so distant words [may distract less](https://arxiv.org/abs/2606.24975) than in RoPE.
 
 So an effect can depend on three things, which are the rows here. Each line is a word that looks
 back, and each column one that it sees. Red is added, and blue subtracted:
@@ -405,15 +408,16 @@ parts.draw_methods()
 **Exercise.** With which gate of "." does FoX give the cat half of what it gives the dog?
 <details><summary>Answer</summary>
 
-With 0.5, because e^(ln 0.5) is 0.5. Then the cat gets 0.16 and the dog 0.33.
+With 0.5, because e^(ln 0.5) is 0.5. Then the cat gets 0.15 and the dog 0.31.
 </details>
 
 ## 8. Do models use distant text?
 
-If pairs 3 to 7 stop, the loss stays flat in longer texts. This shows no harm, but no use either: if
-the same model sees only 64 bytes (last column), it predicts as well. To use distant text, a model
-must find something in it. So larger models learned from code in which spans come again, 128 bytes
-at a time, and then read 1024:
+If pairs 3 to 7 stop, the loss stays flat in longer texts. This shows no harm, but no use either.
+For that, compare with what the same model reaches on the same bytes if it sees only the last 64.
+That is the last column of section 6, and it is no worse. To use distant text, a model must find
+something in it. So larger models learned from code in which spans come again, 128 bytes at a time,
+and then read 1024:
 """
 
 # %%
@@ -422,13 +426,13 @@ parts.draw_copies(("rope", "pope", "cope", "alibi", "fox"))
 # %% [markdown]
 """
 FoX finds copies equally well at all distances, and ALiBi less well the farther they are. Both gain
-in ordinary code, too (right). RoPE finds hardly any copy, not even 64 bytes back, because keys at
-new angles distract it. After a quarter more training on 1024 bytes,
+in ordinary code, too (right). RoPE finds hardly any copy, not even 64 bytes back, probably
+because keys at new angles distract it. After a quarter more training on 1024 bytes,
 [all five gain](README.md#what-distant-text-is-worth). (How much RoPE loses depends on its training:
 0.94 nats in section 6, 0.79 here, and 1.00 or 2.14 in [other](README.md#text)
 [models](README.md#ten-times-the-steps), which saw no copies.)
 
-**Still wrong:** you have only read about it.
+**Still wrong:** we wrote the methods by hand. Where are they in a model?
 
 **Exercise.** Draw `t5`, too. Which copies does it find best?
 <details><summary>Answer</summary>

@@ -208,7 +208,8 @@ def draw_distance():
                    linewidth=2.5)
     low, high = min(t5), max(t5)
     axes[1].set_ylim(low - 0.5, high + 0.5)
-    axes[1].text(136, t5[-1] + 0.3, "one number for\n113 and more", fontsize=10, ha="center")
+    axes[1].annotate("one number for\n113 and more", (136, t5[-1]), (158, 0.65 * low), fontsize=10,
+                     ha="right", arrowprops=dict(arrowstyle="-", color="0.5", relpos=(0.7, 0)))
     axes[2].set_ylim(-9, 0.8)
     for head, place in enumerate(((38, -8.6), (68, -7.4), (105, -2.9), (105, 0.15))):
         axes[2].plot(added["alibi"][head], color=BLUE, linewidth=2.5)
@@ -223,7 +224,7 @@ def draw_base():
     for ax, base in zip(axes, (100.0, 10000.0)):
         theta = RoPE(GPTConfig(n_head=1, n_embd=16, base=base)).theta(distance)
         waves = torch.cos(theta[:, None] * distance)
-        ax.imshow(waves, "RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+        ax.imshow(waves.numpy(), "RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
         ax.hlines([c + 0.5 for c in range(7)], -0.5, 63.5, color="white", linewidth=4)
         ax.set_title(f"base = {base:.0f}", fontsize=12, weight="bold", loc="left")
         ax.set_xlabel("distance of the key", fontsize=10)
@@ -400,7 +401,7 @@ def draw_methods():
         for ax, (name, shows) in zip(axes, methods.items()):
             added = effect(name, STOP if name == "fox" else NOUNS)
             strongest = added.nan_to_num().abs().max()
-            ax.imshow(added, "RdBu_r", vmin=-strongest, vmax=strongest)
+            ax.imshow(added.numpy(), "RdBu_r", vmin=-strongest, vmax=strongest)
             corner = dict(ha="right", va="top", transform=ax.transAxes)  # above the diagonal
             ax.text(1, 1, name, weight="bold", fontsize=12, **corner)
             ax.text(1, 0.88, shows, fontsize=10.5, **corner)
