@@ -11,8 +11,8 @@ after `pip install matplotlib`).
 ## 1. Does attention see the order?
 
 In "dog bites man ?", let the "?" ask who bites. Each key k has two entries here, "I am a noun" and
-"I am a verb". The query is q = (2, 0), so it looks for nouns. The product q·k is called a
-**logit**. (Models divide it by √d, where d is the number of entries. We leave that out.)
+"I am a verb", so that of "dog" is (1, 0). The query is q = (2, 0), so it looks for nouns. The
+product q·k is called a **logit**. (Models divide it by √d, for d entries. We do not.)
 """
 
 # %%
@@ -28,7 +28,7 @@ def keys(sentence):  # (T, 2), for T words
     return torch.tensor([WORDS.get(word, (0, 0)) for word in sentence.split()]).float()
 
 def read(method, sentence, logits):
-    """Prints the weights with which the last word reads the sentence."""
+    """Prints the weights that the last word gives."""
     weights = zip(sentence.split(), logits.softmax(0))
     print(f"{method:9}", "   ".join(f"{word} {weight:.2f}" for word, weight in weights))
 
@@ -42,8 +42,8 @@ By hand: the logits are 2, 0, 2 and 0, and e² is 7.39, so a noun gets 7.39 / (2
 
 With `nope` (no positional encoding), a word has the same weight wherever it stands. The result is
 the sum of the words' values with these weights, and a sum has no order. So both sentences are the
-same to the "?". (In a GPT, each word sees only those before it. From this, several layers can learn
-a little about the order.)
+same to the "?". (In a GPT, each word sees only those before it, from which several layers can
+learn a little about the order.)
 
 **Still wrong:** neither q nor k says where a word stands.
 
@@ -75,7 +75,7 @@ Now the order counts. But with one more word in front, "today" wins. And positio
 training have no vectors.
 
 `sinusoidal` needs no table. Two entries of a vector are an arrow in the plane. It adds an arrow
-that turns by an angle θ per position, like the hand of a clock (or many hands, of different
+that rotates by an angle θ per position, like the hand of a clock (or many hands, of different
 speeds). The product of the hands at i and j is cos((i - j)θ), which depends only on the
 **distance** i - j. But it is one of four terms:
 
@@ -86,14 +86,14 @@ at each place (θ is 60°):
 """
 
 # %%
-def turn(arrow, angle):  # (.., 2) and (..)
+def rotate(arrow, angle):  # (.., 2) and (..)
     x, y = arrow.unbind(-1)
     cos, sin = angle.cos(), angle.sin()
     return torch.stack((x * cos - y * sin, x * sin + y * cos), -1)
 
 theta = math.radians(60)
 noun = torch.tensor([1.0, 0.0])
-w = turn(noun, torch.arange(9) * theta)
+w = rotate(noun, torch.arange(9) * theta)
 logits = [(q + w[j + 3]) @ (noun + w[j]) for j in range(4)]
 parts.print_columns("noun at", range(4), {"sinusoidal": logits})
 
@@ -148,17 +148,17 @@ parts.draw_distance()
 # %% [markdown]
 """
 - `relative` learns a vector a per distance, and adds q·a. If distance 3 has a = (1.5, 0), our q
-  gets 3 there. A query for verbs, (0, 2), gets 0, and may prefer another distance. Beyond the
-  table, nothing is added.
+  gets 3 there. A query for verbs, (0, 2), gets 0, and may prefer another distance. Beyond its
+  table, it adds nothing.
 - `t5` learns a number per *range* of distances, the same for all queries. The ranges grow, because
   it hardly matters whether a word is 70 or 71 back.
 - `alibi` learns nothing, and subtracts m (i - j). Layers have several **heads**, which are
   attentions side by side, and each has another m. With a large m, it sees only what is near.
 
-Flash attention, the fastest code, stores no table with a number per query and key, so it cannot
-add what `relative` and `t5` need. But ALiBi adds b_j - b_i with b_j = m j, and softmax drops b_i,
-which is the same for all keys of a query. And b_j is one more entry of k, to which the entry of q
-is 1, so such code computes ALiBi as if there were no bias:
+Flash attention, the fastest code, stores no table with a number per query and key, so it cannot add
+what `relative` and `t5` need. But ALiBi adds b_j - b_i with b_j = m j, and softmax drops b_i, which
+is the same for all keys of a query. And b_j is one more entry of k, to which the entry of q is 1,
+so such code computes ALiBi as if there were no bias:
 """
 
 # %%
@@ -178,23 +178,23 @@ The dog is two words farther, so e^(-2m) is 1/2. With m = ln(2) / 2 = 0.35, they
 
 ## 4. Can q and k carry the distance?
 
-Adding an arrow to the word left two terms too many. RoPE turns the word's own arrow:
+Adding an arrow to the word left two terms too many. RoPE rotates the word's own arrow:
 
 1. The arrow of q has a length r and an angle α, which come from the word. At position i, it is
-   turned by iθ, to α + iθ.
-2. The arrow of k has a length s and an angle β. At position j, it is turned to β + jθ.
+   rotated by iθ, to α + iθ.
+2. The arrow of k has a length s and an angle β. At position j, it is rotated to β + jθ.
 3. The product of two arrows is r s times the cosine of the angle between them.
 4. This angle is (α + iθ) - (β + jθ) = (i - j)θ + α - β.
 5. So q·k = r s cos((i - j)θ + α - β). Of the positions, only the distance is left.
 
 This is a wave over the distance. For our q and nouns, α and β are 0, so its crest is at distance 0.
-For -q, it is half a turn away, at 3:
+For -q, it is half a rotation away, at 3:
 """
 
 # %%
 def rope(k, q):
     pos = torch.arange(len(k))
-    return turn(k, pos * theta) @ turn(q, pos[-1] * theta)
+    return rotate(k, pos * theta) @ rotate(q, pos[-1] * theta)
 
 nouns = noun.expand(10, 2)
 parts.print_columns("words back", range(10), {
@@ -205,12 +205,12 @@ for sentence in (short, longer):
 # %% [markdown]
 """
 This head reads "three back" without a table. But 9 back looks like 3 back, because the arrows have
-made a full turn, as the last digit of a counter has after ten steps. A counter therefore has more
-digits, each ten times slower than the one before. RoPE, too, has n arrows in q and in k, which are
-**pairs** of entries, each slower than the one before by the same factor. The logit is the sum of
-their products. Pair c turns by θ_c = base^(-c/n) radians per position (a radian is 57°). With n = 4
-and base 10000, these are 1, 0.1, 0.01 and 0.001. Fast pairs tell neighbours apart, and slow ones
-near from far. `base` says how slow they get:
+made a full rotation, like the last digit of a counter after ten steps. So a counter has more
+digits, each ten times slower. RoPE, too, has n arrows, which are **pairs** of entries, each slower
+than the one before by the same factor, and the logit is the sum of their products. Pair c rotates
+by θ_c = base^(-c/n) radians per position (a radian is 57°). With n = 4 and base 10000, these are 1,
+0.1, 0.01 and 0.001. Fast pairs tell neighbours apart, and slow ones near from far. `base` says how
+slow they get:
 """
 
 # %%
@@ -218,7 +218,7 @@ parts.draw_base()
 
 # %% [markdown]
 """
-With base 10000, half of the pairs hardly turn in 64 positions. Their products say what the words
+With base 10000, half of the pairs hardly rotate in 64 positions. Their products say what the words
 are, and hardly where.
 
 **Still wrong:** line 5 has α - β in it, which comes from the words.
@@ -226,13 +226,13 @@ are, and hardly where.
 **Exercise.** Which q of length 2 prefers nouns 1 back?
 <details><summary>Answer</summary>
 
-`turn(q, torch.tensor(-theta))`, which is (1, -1.73). Its wave is 2 cos((i - j) 60° - 60°).
+`rotate(q, torch.tensor(-theta))`, which is (1, -1.73). Its wave is 2 cos((i - j) 60° - 60°).
 </details>
 
 ## 5. Must a word move the wave?
 
-A verb's arrow is a quarter of a turn from a noun's. So the head that reads nouns 3 back also reads
-verbs 4 and 5 back (left):
+A verb's arrow is a quarter of a rotation from a noun's. So the head that reads nouns 3 back also
+reads verbs 4 and 5 back (left):
 """
 
 # %%
@@ -241,13 +241,15 @@ parts.draw_words()
 # %% [markdown]
 """
 In PoPE (right), each *entry* is an arrow. Its length is softplus(x) = ln(1 + e^x) > 0, set only by
-the word, and its angle is set only by the position. Each entry adds
-softplus(q) softplus(k) cos((i - j)θ - δ) to the logit. So a word can make a wave higher, but not
-move it. Only δ can (here -180°), which is learned per head and entry. It is kept from -360° to 0,
-a full turn, so it can move the crest anywhere.
+the word, and its angle is set only by the position. Each entry adds this to the logit:
 
-Does it matter? Let one query learn to read "3 back" among random words. The loop trains all models
-of this lesson. RoPE and PoPE now come from [model.py](../model.py):
+softplus(q) softplus(k) cos((i - j)θ - δ)
+
+So a word can make a wave higher, but not move it. Only δ can (here -180°), which is learned per
+head and entry. It is kept from -360° to 0, a full rotation, so it can move the crest anywhere.
+
+Does it matter? Let one query learn to read "3 back" among random words. This loop trains all
+models here, and RoPE and PoPE now come from [model.py](../model.py):
 """
 
 # %%
@@ -267,9 +269,9 @@ def learn(model, loss_of, rate):
 def loss_of_three_back(pe):
     k = torch.randn(64, 1, 16, 16)  # 64 sentences of 16 words, with 16 entries
     q = pe.q.expand_as(k)
-    q, k = pe.encode_qk(q, k, None, pe.per_position(k, torch.arange(16)), {})  # turns them
+    q, k = pe.encode_qk(q, k, None, pe.per_position(k, torch.arange(16)), {})  # rotates them
     logits = scaled_dot_products(q[:, :, -1:], k, 16)
-    return -logits.log_softmax(-1)[..., -4].mean()
+    return -logits.log_softmax(-1)[..., -4].mean()  # -4 is the key 3 back
 
 for name in ("rope", "pope"):
     torch.manual_seed(0)
@@ -285,7 +287,7 @@ cannot move a wave either.)
 
 **Still wrong:** our texts were as long as in training.
 
-**Exercise.** Add 1 to `k` before it is turned. Why does this help RoPE?
+**Exercise.** Add 1 to `k` before it is rotated. Why does this help RoPE?
 <details><summary>Answer</summary>
 
 With `k = 1 + torch.randn(64, 1, 16, 16)`, RoPE has 0.28 and PoPE 0.36. What all words have in
@@ -295,8 +297,8 @@ word it is.
 
 ## 6. What happens in longer texts?
 
-A small GPT with RoPE learns from 64 bytes of Python code at a time, and then reads 512. This is the
-circle of each pair:
+A small GPT with RoPE (n = 8, base = 10000) learns from 64 bytes of Python code at a time, and then
+reads 512. This is the circle of each pair:
 """
 
 # %%
@@ -304,8 +306,8 @@ parts.draw_dials()
 
 # %% [markdown]
 """
-A pair has met all angles in training if it made a full turn there, 64 θ_c ≥ 2π. The others meet new
-ones, and nothing has taught the model what these mean. Are they to blame, or the length? As a
+A pair has met all angles in training if it made a full rotation there, 64 θ_c ≥ 2π. The others meet
+new ones, and nothing has taught the model what these mean. Are they to blame, or the length? As a
 control, let some pairs stop. For keys more than 63 bytes away, they keep the angle of 63:
 """
 
@@ -343,20 +345,20 @@ The new angles are to blame. If the slow pairs stop, the loss is nearly that of 
 although the text is as long as before. (With five seeds, RoPE is 0.41 to 1.04 above it, and 0.03 to
 0.07 if these pairs stop.)
 
-The last three rows slow the pairs of the trained model by s = 8 at most. `linear` divides each θ_c
-by s. Then no angle is new, but neighbours look alike. `ntk` divides θ_c by s^(c/(n-1)), so pair 0
-turns as before, and the last one s times slower. `yarn` divides by s if a pair makes at most one
-turn in training, and by less if more. All three are worse within 64 bytes, because the model was
-trained with other angles, so one usually trains a little more.
+The last three rows are remedies for the trained model. They slow its pairs, by s = 8 at most.
+`linear` divides each θ_c by s. Then no angle is new, but neighbours look alike. `ntk` divides θ_c
+by s^(c/(n-1)), so pair 0 rotates as before, and the last one s times slower. `yarn` divides by s if
+a pair makes at most one rotation in training, and by less if more. All three are worse within 64
+bytes, because the model was trained with other angles, so one trains a little more.
 
 **Still wrong:** angles count words. Is what we look for always as many words away?
 
-**Exercise.** One pair does most of the harm. Guess which from the circles, and let only this
-one stop.
+**Exercise.** One pair does most of the harm. Guess which from the circles, and let only this one
+stop.
 <details><summary>Answer</summary>
 
 Pair 3. With `[3]`, the last bytes cost 1.94, and with `[4, 5, 6, 7]` 2.76. It is the first to make
-half a turn, where a product changes its sign. This takes it 99 bytes, and pair 4 already 314.
+half a rotation, where a product changes its sign. This takes it 99 bytes, and pair 4 already 314.
 </details>
 
 ## 7. Is a position a distance?
@@ -374,9 +376,9 @@ e = torch.tensor([[0.0, 0], [0, 0], [1.5, 0], [0, 0]])  # CoPE: a vector per cou
 log_keep = torch.tensor([0.01 if word == "." else 1.0 for word in text.split()]).log()
 fade = log_keep.sum() - log_keep.cumsum(0)  # FoX: gates from after each word to the "?"
 step = math.radians(45)
-angle = step * is_noun.cumsum(0)  # CARoPE: each noun turns by 45°, and q prefers one noun away
+angle = step * is_noun.cumsum(0)  # CARoPE: each noun rotates by 45°, and q prefers one noun away
 logits = {"rope": rope(k, -q), "cope": k @ q + e[count.long()] @ q, "fox": k @ q + fade,
-          "carope": turn(k, angle) @ turn(3 * q, angle[-1] - step)}  # 3 q prefers it more
+          "carope": rotate(k, angle) @ rotate(3 * q, angle[-1] - step)}  # 3 q prefers it more
 weights = {f"{name} reads": z.softmax(0) for name, z in logits.items()}
 parts.print_columns("", text.split(), {"cope counts": count, "fox adds": fade, **weights})
 
@@ -390,8 +392,8 @@ parts.print_columns("", text.split(), {"cope counts": count, "fox adds": fade, *
   key are added. The "." has 0.01, which adds -4.61 to all before it. So a head can forget the
   sentence before and keep all of its own, whereas ALiBi fades both. (If all gates are e^-m, FoX is
   ALiBi. It is one more entry of k, too, with b_j = minus the sum of the logarithms up to j.)
-- **CARoPE:** RoPE, but each word sets how far it turns all later arrows (except pair 0). So a head
-  can prefer what is one noun away, in however many words. Far away, such sums are as good as
+- **CARoPE:** RoPE, but each word sets how far it rotates all later arrows (except pair 0). So a
+  head can prefer what is one noun away, in however many words. Far away, such sums are as good as
   random, so distant words [may distract less](https://arxiv.org/abs/2606.24975) than in RoPE.
 
 So an effect can depend on three things, which are the rows here. Each line is a word that looks
@@ -414,10 +416,10 @@ With 0.5, because e^(ln 0.5) is 0.5. Then the cat gets 0.15 and the dog 0.31.
 ## 8. Do models use distant text?
 
 If pairs 3 to 7 stop, the loss stays flat in longer texts. This shows no harm, but no use either.
-For that, compare with what the same model reaches on the same bytes if it sees only the last 64.
-That is the last column of section 6, and it is no worse. To use distant text, a model must find
-something in it. So larger models learned from code in which spans come again, 128 bytes at a time,
-and then read 1024:
+For that, compare with what the same model reaches on the same bytes if it sees only the last 64. In
+the last column of section 6, this is no worse. To use distant text, a model must find something in
+it. So larger models learned from code in which spans come again, 128 bytes at a time, and then read
+1024:
 """
 
 # %%
@@ -426,11 +428,11 @@ parts.draw_copies(("rope", "pope", "cope", "alibi", "fox"))
 # %% [markdown]
 """
 FoX finds copies equally well at all distances, and ALiBi less well the farther they are. Both gain
-in ordinary code, too (right). RoPE finds hardly any copy, not even 64 bytes back, probably
-because keys at new angles distract it. After a quarter more training on 1024 bytes,
-[all five gain](README.md#what-distant-text-is-worth). (How much RoPE loses depends on its training:
-0.94 nats in section 6, 0.79 here, and 1.00 or 2.14 in [other](README.md#text)
-[models](README.md#ten-times-the-steps), which saw no copies.)
+in ordinary code, too, where the bars compare 1024 bytes with only the last 128. RoPE finds hardly
+any copy, not even 64 bytes back, probably because keys at new angles distract it. After a quarter
+more training on 1024 bytes, [all five gain](README.md#what-distant-text-is-worth). (What RoPE loses
+depends on its training: 0.94 nats in section 6, 0.79 here, and 1.00 or 2.14 in
+[other](README.md#text) [models](README.md#ten-times-the-steps), without copies.)
 
 **Still wrong:** we wrote the methods by hand. Where are they in a model?
 
@@ -453,7 +455,7 @@ for hook in ("embed", "inputs", "encode_qk", "logit_bias"):
 # %% [markdown]
 """
 `embed` changes embeddings (section 2), `inputs` that from which q and k are computed (ExPE),
-`encode_qk` turns q and k (4, 5, 7), and `logit_bias` adds to logits (3, 7). `expe` is also under
+`encode_qk` rotates q and k (4, 5, 7), and `logit_bias` adds to logits (3, 7). `expe` is also under
 `embed`, because with its option `expe_once` it writes positions only there. Two more hooks prepare:
 `per_position` (angles) and `per_key` (what a bias must know of each key).
 

@@ -238,17 +238,18 @@ def draw_base():
     show(figure, "base", "The waves of eight pairs, each slower than the one above")
 
 PLACES = {("rope", "nouns"): (2.7, 2.3), ("rope", "verbs"): (4.9, 2.05),  # of the names of curves
-          ("pope", "nouns"): (3, 3.55), ("pope", "verbs"): (3, 0.9)}
+          ("pope", "nouns"): (3, 3.55), ("pope", "verbs"): (3, 0.45)}
 
 def draw_words():
     """Draws the logits of nouns and verbs over the distance, in RoPE with the query (-2, 0) and in
-    PoPE with the query (2, 0) and a delta of half a turn. The angle is 60 degrees per position."""
+    PoPE with the query (2, 0) and a delta of half a rotation. An arrow rotates by 60 degrees per
+    position."""
     angle = torch.arange(13) * math.pi / 3
     softplus = torch.nn.functional.softplus
     q = softplus(torch.tensor([2.0, 0.0]))
     waves = {"rope": {}, "pope": {}}
-    for word, key, turned in (("nouns", (1.0, 0.0), 0), ("verbs", (0.0, 1.0), math.pi / 2)):
-        waves["rope"][word] = 2 * torch.cos(angle + math.pi - turned)
+    for word, key, beta in (("nouns", (1.0, 0.0), 0), ("verbs", (0.0, 1.0), math.pi / 2)):
+        waves["rope"][word] = 2 * torch.cos(angle + math.pi - beta)
         waves["pope"][word] = (q @ softplus(torch.tensor(key))) * torch.cos(angle + math.pi)
     figure = Figure((WIDTH, 3.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
@@ -346,12 +347,12 @@ STOP = torch.tensor([word == "." for word in SENTENCE])
 D = 16  # the width of the only head
 ANSWERS = {  # {what the effect depends on: {method: what its panel shows}}
     "where query and key are": {
-        "learned": "a vector\nper position", "sinusoidal": "arrows that turn",
+        "learned": "a vector\nper position", "sinusoidal": "arrows that\nrotate",
         "expe": "the position\nas a number"},
     "their distance, so each diagonal has one colour": {
         "rope": "waves", "t5": "a number\nper range", "alibi": "a slope"},
     "the words between them": {
-        "carope": "turns at\nnouns", "cope": "counts nouns", "fox": "fades at “.”"},
+        "carope": "rotates at\nnouns", "cope": "counts nouns", "fox": "fades at “.”"},
 }
 
 @torch.no_grad()
@@ -359,7 +360,7 @@ def effect(name, counts):
     """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean. It is
     nan where the key follows the query. All queries are the same vector, and so are all keys.
     counts (T,) is True for the words that matter to carope, cope and fox."""
-    torch.manual_seed(6)  # chosen so that the panels look different
+    torch.manual_seed(1)  # chosen so that the panels look different
     T = len(counts)
     n_head = 4 if name == "alibi" else 1  # the first of four heads has the slope 1/4
     pe = PES[name](GPTConfig(
@@ -372,9 +373,9 @@ def effect(name, counts):
         elif key != "b":
             p.normal_()
     x = torch.zeros(1, T, D)
-    x[..., 0] = torch.where(counts, -5.0, 6.0)  # few other words turn or fade anything
+    x[..., 0] = torch.where(counts, -5.0, 6.0)  # few other words rotate or fade anything
     q, k = torch.randn(2, D)
-    q[[0, D // 2]] = 0.0  # the pair that carope turns by the same angle at every word
+    q[[0, D // 2]] = 0.0  # the pair that carope rotates by the same angle at every word
     gates = torch.where(counts, 20.0, -20.0)  # CoPE's are the sigmoids of q.v / sqrt(d)
     v = gates[:, None] * q / q.square().sum() * D**0.5
     q, k = q.expand(1, T, D), k.expand(1, T, D)

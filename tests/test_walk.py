@@ -158,7 +158,7 @@ def test_answer_1():
     assert round(2 * math.exp(2) / (3 * math.exp(2) + 2), 2) == 0.61 and "0.61" in answer(1)
 
 def test_answer_2():
-    code = changed(code_of("WORDS =", "def turn("), "(q + w[j + 3]) @ (noun + w[j])",
+    code = changed(code_of("WORDS =", "def rotate("), "(q + w[j + 3]) @ (noun + w[j])",
                    "w[j + 3] @ w[j]")
     _, names = run(code)
     assert [round(logit.item(), 4) for logit in names["logits"]] == [-1] * 4
@@ -171,8 +171,8 @@ def test_answer_3():
     assert "= 0.35" in answer(3) and round(math.log(2) / 2, 2) == 0.35
 
 def test_answer_4():
-    _, names = run(code_of("WORDS =", "longer =", "def turn(", "def rope("))
-    q = names["turn"](names["q"], torch.tensor(-names["theta"]))
+    _, names = run(code_of("WORDS =", "longer =", "def rotate(", "def rope("))
+    q = names["rotate"](names["q"], torch.tensor(-names["theta"]))
     assert [round(x, 2) for x in q.tolist()] == [1, -1.73] and "(1, -1.73)" in answer(4)
     wave = names["rope"](names["nouns"], q).flip(0)
     distance = torch.arange(10)
@@ -218,14 +218,14 @@ def test_answer_6_and_the_five_seeds():
     want = [*(f(harm["rope"]) for f in (min, max)), *(f(harm["slow"]) for f in (min, max))]
     assert [float(number) for number in numbers] == pytest.approx(want, abs=0.1)
 
-def test_when_pairs_make_half_a_turn():
+def test_when_pairs_make_half_a_rotation():
     theta = model.RoPE(walk_parts.SMALL).theta(torch.zeros(1))
     for pair, distance in ((3, "99 bytes"), (4, "314")):
         assert str(math.floor(math.pi / theta[pair].item())) in distance
         assert distance in answer(6).replace("\n", " ")
 
 def test_answer_7():
-    code = code_of("WORDS =", "longer =", "def turn(", "def rope(", "is_noun =")
+    code = code_of("WORDS =", "longer =", "def rotate(", "def rope(", "is_noun =")
     _, names = run(changed(code, "0.01 if word", "0.5 if word"))
     cat, dog = names["weights"]["fox reads"][[0, 3]].tolist()
     assert cat == pytest.approx(dog / 2)
@@ -272,7 +272,7 @@ def test_what_distant_text_costs_rope():
                    and "echo" not in record["config"]]
         want.append(statistics.fmean(record["values"]["loss"] - record["values"]["window_loss"]
                                      for record in records))
-    text = re.search(r"\(How much RoPE loses.*?no copies\.\)", PAGE, re.S)[0]
+    text = re.search(r"\(What RoPE loses.*?without copies\.\)", PAGE, re.S)[0]
     numbers = [float(number) for number in re.findall(r"\d\.\d\d", text)]
     assert numbers == pytest.approx(want, abs=0.006)
 
@@ -297,7 +297,7 @@ def test_the_small_gpt_is_that_of_the_pictures():
 @torch.no_grad()
 def test_the_methods_by_hand_are_those_of_the_model():
     """RoPE (with 1 radian per position), ALiBi, CoPE's counts and bias, and FoX's bias."""
-    _, names = run(code_of("WORDS =", "longer =", "def turn(", "def rope(", "is_noun ="))
+    _, names = run(code_of("WORDS =", "longer =", "def rotate(", "def rope(", "is_noun ="))
     q, k = names["q"], names["k"]
     T = len(k)
     pos = torch.arange(T)
