@@ -8,7 +8,7 @@ what is still wrong leads to the next question. For an exercise, change a line o
 [walk.py](walk.py), which also opens as a notebook, and run `python eval/walk.py` (half a minute,
 after `pip install matplotlib`).
 
-## 1. Does attention see the order?
+## 1. Can attention tell two orders apart?
 
 In "dog bites man ?", let the "?" ask who bites. Each key k has two entries here, "I am a noun" and
 "I am a verb", so that of "dog" is (1, 0). The query is q = (2, 0), so it looks for nouns. The
@@ -124,7 +124,7 @@ w_i·w_j, which is cos 180° = -1 at all four places. With many entries, a model
 words and positions apart.
 </details>
 
-## 3. What if only the distance counts?
+## 3. Can we add a distance instead?
 
 Let us add a number b to each logit that depends only on the distance:
 """
@@ -295,7 +295,7 @@ common makes a wave that no word moves. A model can learn such entries, but they
 word it is.
 </details>
 
-## 6. What happens in longer texts?
+## 6. What goes wrong in longer texts?
 
 A small GPT with RoPE (n = 8, base = 10000) learns from 64 bytes of Python code at a time, and then
 reads 512. This is the circle of each pair:

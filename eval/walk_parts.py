@@ -155,9 +155,9 @@ def show(figure, name, what):
     print(f"picture {path}: {what}")
 
 def bare(ax):
-    """Leaves only the two lower axes of a panel, and a thin line at zero."""
+    """Removes half of a panel's frame, and draws a thin line at zero."""
     ax.spines[["top", "right"]].set_visible(False)
-    ax.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    ax.axhline(0, zorder=0, linewidth=1, color="0.8")
 
 def name_curves(ax):
     """Writes the name of each curve at its end, in its colour. Names that would overlap move up."""
@@ -173,7 +173,7 @@ def name_curves(ax):
 
 @torch.no_grad()
 def draw_distance():
-    """Draws what relative, t5 and alibi add at each distance."""
+    """Draws three biases over the distance: random ones of relative and t5, and those of alibi."""
     torch.manual_seed(3)
     farthest = 160
     cfg = GPTConfig(n_head=4, n_embd=64, block_size=128)
@@ -217,24 +217,27 @@ def draw_distance():
     show(figure, "distance", "What they add: points, steps that grow wider, and falling lines")
 
 def draw_base():
-    """Draws the wave of each of RoPE's eight pairs over the distance, as a strip, for two bases."""
-    figure = Figure((WIDTH, 3.5), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    distance = torch.arange(64.0)
-    for ax, base in zip(axes, (100.0, 10000.0)):
-        theta = RoPE(GPTConfig(n_head=1, n_embd=16, base=base)).theta(distance)
-        waves = torch.cos(theta[:, None] * distance)
-        ax.imshow(waves.numpy(), "RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
-        ax.hlines([c + 0.5 for c in range(7)], -0.5, 63.5, color="white", linewidth=4)
-        ax.set_title(f"base = {base:.0f}", fontsize=12, weight="bold", loc="left")
+    """Draws how the pairs of a head of width 16 change a logit over the distance, for two bases."""
+    pairs, farthest = 8, 64
+    figure = Figure((WIDTH, 3.4), layout="constrained")
+    panels = figure.subplots(ncols=2, sharey=True)
+    for ax, base in zip(panels, (100, 10000)):
+        theta = RoPE(replace(SMALL, base=float(base))).theta(torch.zeros(1))
+        wave = (theta[:, None] * torch.arange(farthest)).cos()  # (pairs, farthest)
+        ax.pcolormesh(wave.numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
+        for edge in range(1, pairs):
+            ax.axhline(edge, color="white", linewidth=5)
+        ax.set_title(f"base = {base}", loc="left", fontsize=12, weight="bold")
         ax.set_xlabel("distance of the key", fontsize=10)
-        ax.set_xticks((0, 16, 32, 48, 63))
-        ax.spines[:].set_visible(False)
+        ax.set_xticks(range(0, farthest + 1, 16))
         ax.tick_params(length=0)
-    names = [f"pair {c}" for c in range(8)]
-    names[0], names[7] = "fast: pair 0", "slow: pair 7"
-    axes[0].set_yticks(range(8), names, fontsize=10)
-    figure.text(0.995, 0.96, "red raises the logit, blue lowers it", fontsize=10, ha="right")
+        ax.spines[:].set_visible(False)
+    panels[0].set_ylim(pairs, 0)  # the fastest pair is at the top
+    labels = ["pair 0 (fast)", *[f"pair {c}" for c in range(1, pairs - 1)], "pair 7 (slow)"]
+    panels[0].set_yticks([c + 0.5 for c in range(pairs)], labels, fontsize=10)
+    panels[1].text(farthest / 2, 5.5, "hardly changes", color="white", fontsize=12, weight="bold",
+                   ha="center", va="center")
+    panels[1].set_title("red raises the logit, blue lowers it", loc="right", fontsize=10)
     show(figure, "base", "The waves of eight pairs, each slower than the one above")
 
 PLACES = {("rope", "nouns"): (2.7, 2.3), ("rope", "verbs"): (4.9, 2.05),  # of the names of curves

@@ -1,4 +1,4 @@
-"""The first lesson: eval/walk.md is what eval/walk.py says, prints and draws."""
+"""The first lesson: its page is not stale, and what it states is so."""
 import contextlib
 import io
 import math
