@@ -214,6 +214,7 @@ class PE(nn.Module):
         b should keep this precision. Such a method overrides this hook rather than logit_bias, and
         then costs hardly more than no bias: softmax drops b_i, because it is the same for all keys
         of a row, and b_j is one more entry of k (see `with_bias_columns`)."""
+        return torch.zeros_like(j)[None]
 
     @torch.no_grad()
     def clamp_parameters(self):

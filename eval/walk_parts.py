@@ -1,83 +1,79 @@
-r"""
-What eval/walk.py needs besides positional encodings: small models, the results of larger ones, and
-pictures (these need matplotlib).
-
-This command renders walk.md again (after `pip install jupytext nbconvert ipykernel`):
-
-    RENDER=1 jupytext --to ipynb --set-kernel python3 --execute -o - eval/walk.py |
-    jupyter nbconvert --stdin --to markdown --CoalesceStreamsPreprocessor.enabled=True \
-        --output-dir eval --output walk
 """
-import dataclasses
+What eval/walk.py needs besides positional encodings: texts, tables and pictures (these need
+matplotlib).
+"""
 import functools
 import io
+import json
 import math
 import os
 import statistics
 import sys
-import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Wedge
+from matplotlib.patches import Wedge
 from PIL import Image  # matplotlib needs it too
 
-import config
-from eval import curves, report
-from model import GPT, PES, GPTConfig, RoPE, scaled_dot_products
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # where model.py is, whatever folder a notebook runs in
 
-IN_NOTEBOOK = "ipykernel" in sys.modules
+from model import GPT, PES, GPTConfig, RoPE, rotate_pairs, scaled_dot_products
 
-def begin(doc):
-    """Prints the lesson's docstring and ends the script if it is run with --help."""
-    if not IN_NOTEBOOK:
-        config.run(config.Parser(doc).parse_args)
-
-def heading(text):
-    """Prints what the next lines show. A notebook has headings of its own."""
-    if not IN_NOTEBOOK:
-        print(f"\n{text}")
+# The models are so small that more threads would only wait for each other
+torch.set_num_threads(1)
 
 # --- small models ---------------------------------------------------------------------------------
 
-TRAINED, LONGER = 64, 512  # bytes that the small models read at once, in training and afterwards
-SMALL = GPTConfig(vocab_size=256, block_size=TRAINED, n_layer=2, n_head=4, n_embd=64, cope_npos=32)
-UNSEEN = "argparse.py"  # the part of the text that no model is trained on
+TRAINED, LONGER = 64, 512  # bytes that a small model reads at once, in training and afterwards
+SMALL = GPTConfig(vocab_size=256, block_size=TRAINED, n_layer=2, n_head=4, n_embd=64)
+UNSEEN = "argparse.py"  # the module that no model is trained on
 
 @functools.cache
 def texts():
-    """Returns the modules of Python's standard library without UNSEEN, (N,), and 64 segments of
-    UNSEEN, (64, LONGER + 1), as bytes."""
+    """Returns the modules of Python's standard library without UNSEEN, (N,), and 32 segments of
+    UNSEEN, (32, LONGER + 1). Both hold bytes."""
     library = Path(os.__file__).parent
     modules = [path for path in sorted(library.glob("[a-z]*.py")) if path.name != UNSEEN]
-    train = b"".join(path.read_bytes() for path in modules)
-    train = torch.frombuffer(bytearray(train), dtype=torch.uint8)
+    seen = b"".join(path.read_bytes() for path in modules)
     unseen = torch.tensor(list((library / UNSEEN).read_bytes()))
-    starts = torch.linspace(0, len(unseen) - LONGER - 1, 64).long()[:, None]
-    return train, unseen[starts + torch.arange(LONGER + 1)]
+    starts = torch.linspace(0, len(unseen) - LONGER - 1, 32).long()[:, None]
+    seen = torch.frombuffer(bytearray(seen), dtype=torch.uint8)
+    return seen, unseen[starts + torch.arange(LONGER + 1)]
 
-def train(pe, steps=300, seed=0):
-    """Returns a small model with this method, trained on segments of TRAINED bytes."""
+def random_segments(n, length):
+    """Returns n segments of the text for training, (n, length)."""
     text, _ = texts()
-    torch.manual_seed(seed)
-    gpt = GPT(dataclasses.replace(SMALL, pe=pe))
-    optimizer = gpt.configure_optimizers(0.1, 3e-3, (0.9, 0.99), "cpu")
-    for _ in range(steps):
-        starts = torch.randint(len(text) - TRAINED, (16, 1))
-        segments = text[starts + torch.arange(TRAINED + 1)].long()
-        _, loss = gpt(segments[:, :-1], segments[:, 1:])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        gpt.clamp_parameters()  # keeps pope's delta within its bounds
-    return gpt.eval()
+    starts = torch.randint(len(text) - length + 1, (n, 1))
+    return text[starts + torch.arange(length)].long()
 
 def changed(gpt, **options):
     """Returns a model with the weights of gpt, but other options."""
-    other = GPT(dataclasses.replace(gpt.cfg, **options))
+    other = GPT(replace(gpt.cfg, **options))
     other.load_state_dict(gpt.state_dict())
-    return other.eval()
+    return other
+
+def stopped(gpt, pairs, angles):
+    """Returns a RoPE model with the weights of gpt, in which the function `angles` sets the angles
+    of q and k that are more than 63 bytes apart. Section 6 has this function."""
+    class Stopped(RoPE):
+        def logit_bias(self, q, logits, i, j, k):
+            """Replaces the logits of distant keys. k is rotated already, and q is not."""
+            theta = self.theta(q)
+            of_q, of_k = angles(pairs, i, j[:, None], theta)
+            of_k = of_k - j[:, None] * theta  # by how much to rotate k further
+            q = rotate_pairs(q, of_q.cos(), of_q.sin())
+            k = rotate_pairs(k, of_k.cos(), of_k.sin())
+            distant = scaled_dot_products(q, k, self.d)
+            return torch.where(i - j >= TRAINED, distant - logits, 0.0)
+
+    PES["stopped"] = Stopped
+    try:
+        return changed(gpt, pe="stopped")
+    finally:
+        del PES["stopped"]
 
 @torch.no_grad()
 def losses_of(gpt):
@@ -86,271 +82,336 @@ def losses_of(gpt):
     _, losses = gpt(segments[:, :-1], segments[:, 1:], reduction="none")
     return losses.mean(0)
 
+@torch.no_grad()
+def loss_in_windows(gpt):
+    """Returns the mean loss of the last TRAINED bytes of the unseen segments, if each sees at most
+    the last TRAINED. For this, it stands in the second half of a window."""
+    _, segments = texts()
+    half = TRAINED // 2
+    windows = segments[:, -3 * half - 1 :].unfold(1, TRAINED + 1, half).flatten(0, 1)
+    _, losses = gpt(windows[:, :-1], windows[:, 1:], reduction="none")
+    return losses[:, half:].mean().item()
+
+# --- tables ---------------------------------------------------------------------------------------
+
+def print_columns(title, columns, rows):
+    """Prints a table of numbers. rows is {name: a number for each column}."""
+    print(f"{title:12}", *[f"{column:>6}" for column in columns])
+    for name, numbers in rows.items():
+        texts = [f"{round(float(number), 2) + 0.0:.4g}" for number in numbers]  # + 0.0 mends -0
+        print(f"{name:12}", *[f"{text:>6}" for text in texts])
+
+def print_losses(models):
+    """Prints the mean loss of each model in the first and in the last bytes of the unseen segments,
+    and in the last bytes if it sees no more than in training. models is {name: GPT}. Returns
+    {name: the losses at all positions (LONGER,)}."""
+    print(f"nats per byte     first {TRAINED}   last {TRAINED} of {LONGER}   "
+          f"these, seeing {TRAINED}")
+    losses = {name: losses_of(gpt) for name, gpt in models.items()}
+    for name, values in losses.items():
+        first, last = values[:TRAINED].mean(), values[-TRAINED:].mean()
+        print(f"{name:17} {first:8.2f} {last:16.2f} {loss_in_windows(models[name]):18.2f}")
+    return losses
+
 # --- larger models, from eval/results.jsonl -------------------------------------------------------
 
-def published(methods):
-    """Returns the results of these methods on text, with the options of config/quickstart.py."""
-    lines = report.read([Path(__file__).with_name("results.jsonl")])
-    return [line for line in lines
-            if line["experiment"] == "quickstart" and line["pe"] in methods
-            and line["multiple"] and not line["flags"] and not line["options"]]
+def published(pe, data, split, metric):
+    """Returns what a method has on texts of 1024 bytes in the experiment echo_small, as a mean over
+    the seeds."""
+    values = []
+    for record in records():
+        found = record["config"], record["pe"], record["data"], record["split"], record["length"]
+        plain = not record.get("flags") and not record.get("options")
+        if plain and found == ("config/echo_small.py", pe, data, split, 1024):
+            values.append(record["values"][metric])
+    return statistics.fmean(values)
 
-def mean_loss(lines, pe, metric, multiple):
-    """Returns the value of a metric for the method pe, at this multiple of the trained length, as
-    a mean over the seeds."""
-    return statistics.fmean(line["value"] for line in lines if (
-        line["pe"], line["metric"], line["multiple"]) == (pe, metric, multiple))
+@functools.cache
+def records():
+    lines = (HERE / "results.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
-# --- how a picture is shown -----------------------------------------------------------------------
+# --- pictures -------------------------------------------------------------------------------------
 
-WIDTH = 9  # inches, so that letters of 9 points can be read in a picture that is 900 pixels wide
+WIDTH = 9  # inches, so that letters of 10 points are read easily in a picture of 900 pixels
+RED, BLUE, ORANGE, GREEN = "#C1272D", "#0072B2", "#E08A00", "#009E73"
+folder = Path("out/walk")  # where pictures go
 
-def show(figure, section, name, what):
-    """Shows a picture of a section of the lesson. A script writes it to out/ and says so. While
-    walk.md is rendered, which sets RENDER, the picture goes to eval/walk_files/, and a link to it
-    onto the page. `what` says what the picture shows."""
+def show(figure, name, what):
+    """Saves a picture, or shows it in a notebook. `what` says what it shows."""
     drawn, png = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, dpi=150)
     # 256 colours are enough, and make the file a third as large
     image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     image.save(png, "PNG", optimize=True)
-    if not IN_NOTEBOOK:
-        path = Path("out") / f"walk_{name}.png"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(png.getvalue())
-        heading(textwrap.fill(f"{section}. {path} shows {what}", 100, subsequent_indent="   "))
-        return
-    from IPython import display
+    if "ipykernel" in sys.modules:
+        from IPython import display
 
-    if "RENDER" in os.environ:
-        folder = Path(__file__).with_name("walk_files")
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.png").write_bytes(png.getvalue())
-        display.display(display.Markdown(f"![{what[0].upper()}{what[1:]}](walk_files/{name}.png)"))
-    else:
         display.display(display.Image(png.getvalue()))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.png"
+    path.write_bytes(png.getvalue())
+    print(f"picture {path}: {what}")
 
-# --- what each method adds to attention -----------------------------------------------------------
+def bare(ax):
+    """Removes half of a panel's frame, and draws a thin line at zero."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.axhline(0, zorder=0, linewidth=1, color="0.8")
 
-LINE = "a giraffe ate a bun"
-BEGINS_WORD = torch.tensor([t == 0 or LINE[t - 1] == " " for t in range(len(LINE))])
-IS_A = torch.tensor([letter == "a" for letter in LINE])
-D = 32  # the width of the only head
+def name_curves(ax):
+    """Writes the name of each curve at its end, in its colour. Names that would overlap move up."""
+    low, high = ax.get_ylim()
+    free = low
+    for line in sorted(ax.get_lines(), key=lambda line: line.get_ydata()[-1]):
+        if line.get_label().startswith("_"):  # a line that has no name
+            continue
+        x, y = line.get_xdata()[-1], max(line.get_ydata()[-1], free)
+        ax.annotate(line.get_label(), (x, y), (8, 0), textcoords="offset points", va="center",
+                    fontsize=11, weight="bold", color=line.get_color(), annotation_clip=False)
+        free = y + 0.07 * (high - low)
+
+@torch.no_grad()
+def draw_distance():
+    """Draws three biases over the distance: random ones of relative and t5, and those of alibi."""
+    torch.manual_seed(3)
+    farthest = 160
+    cfg = GPTConfig(n_head=4, n_embd=64, block_size=128)
+    pos = torch.arange(farthest)
+    added = {}
+    for name in ("relative", "t5", "alibi"):
+        pe = PES[name](cfg)
+        q = torch.zeros(1, 4, farthest, 16)
+        if name == "relative":
+            pe.a.normal_()
+            pe.a[16:] *= 0.35  # as if near distances mattered more
+            q = torch.randn(1, 4, 1, 16).expand(q.shape)
+        if name == "t5":
+            pe.table[:, 0] = torch.randn(32) - 0.25 * torch.arange(32)
+        bias = pe.logit_bias(q, None, pos[:, None], pos, None).expand(1, 4, -1, -1)
+        added[name] = bias[0, :, -1].flip(-1)  # of the last query, (H, distances)
+    figure = Figure((WIDTH, 3.3), layout="constrained")
+    axes = figure.subplots(1, 3)
+    titles = {"relative": "a vector per distance", "t5": "a number per range",
+              "alibi": "a slope per head"}
+    for ax, (name, title) in zip(axes, titles.items()):
+        ax.set_title(f"$\\bf{{{name}}}$: {title}", fontsize=10, loc="left")
+        ax.set_xlabel("distance of the key", fontsize=10)
+        ax.set(xticks=(0, 64, 128), xlim=(-3, farthest), yticks=(0,))
+        bare(ax)
+    axes[0].set_ylabel("added to the logit", fontsize=10)
+    axes[0].plot(added["relative"][0, :128], ".", color=BLUE, markersize=5)
+    axes[0].text(144, axes[0].get_ylim()[0] / 3, "nothing", color=RED, fontsize=10, ha="center")
+    axes[0].plot(range(128, farthest), [0] * 32, color=RED, linewidth=3)
+    t5 = added["t5"][0].tolist()
+    axes[1].stairs(t5, [n - 0.5 for n in range(farthest + 1)], baseline=None, color=BLUE,
+                   linewidth=2.5)
+    low, high = min(t5), max(t5)
+    axes[1].set_ylim(low - 0.5, high + 0.5)
+    axes[1].annotate("one number for\n113 and more", (136, t5[-1]), (158, 0.65 * low), fontsize=10,
+                     ha="right", arrowprops=dict(arrowstyle="-", color="0.5", relpos=(0.7, 0)))
+    axes[2].set_ylim(-9, 0.8)
+    for head, place in enumerate(((38, -8.6), (68, -7.4), (105, -2.9), (105, 0.15))):
+        axes[2].plot(added["alibi"][head], color=BLUE, linewidth=2.5)
+        axes[2].text(*place, f"m = 1/{4 ** (head + 1)}", fontsize=10, color=BLUE)
+    show(figure, "distance", "What they add: points, steps that grow wider, and falling lines")
+
+def draw_base():
+    """Draws how the pairs of a head of width 16 change a logit over the distance, for two bases."""
+    pairs, farthest = 8, 64
+    figure = Figure((WIDTH, 3.4), layout="constrained")
+    panels = figure.subplots(ncols=2, sharey=True)
+    for ax, base in zip(panels, (100, 10000)):
+        theta = RoPE(replace(SMALL, base=float(base))).theta(torch.zeros(1))
+        wave = (theta[:, None] * torch.arange(farthest)).cos()  # (pairs, farthest)
+        ax.pcolormesh(wave.numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
+        for edge in range(1, pairs):
+            ax.axhline(edge, color="white", linewidth=5)
+        ax.set_title(f"base = {base}", loc="left", fontsize=12, weight="bold")
+        ax.set_xlabel("distance of the key", fontsize=10)
+        ax.set_xticks(range(0, farthest + 1, 16))
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+    panels[0].set_ylim(pairs, 0)  # the fastest pair is at the top
+    labels = ["pair 0 (fast)", *[f"pair {c}" for c in range(1, pairs - 1)], "pair 7 (slow)"]
+    panels[0].set_yticks([c + 0.5 for c in range(pairs)], labels, fontsize=10)
+    panels[1].text(farthest / 2, 5.5, "hardly changes", color="white", fontsize=12, weight="bold",
+                   ha="center", va="center")
+    panels[1].set_title("red raises the logit, blue lowers it", loc="right", fontsize=10)
+    show(figure, "base", "The waves of eight pairs, each slower than the one above")
+
+PLACES = {("rope", "nouns"): (2.7, 2.3), ("rope", "verbs"): (4.9, 2.05),  # of the names of curves
+          ("pope", "nouns"): (3, 3.55), ("pope", "verbs"): (3, 0.45)}
+
+def draw_words():
+    """Draws the logits of nouns and verbs over the distance, in RoPE with the query (-2, 0) and in
+    PoPE with the query (2, 0) and a delta of half a rotation. An arrow rotates by 60 degrees per
+    position."""
+    angle = torch.arange(13) * math.pi / 3
+    softplus = torch.nn.functional.softplus
+    q = softplus(torch.tensor([2.0, 0.0]))
+    waves = {"rope": {}, "pope": {}}
+    for word, key, beta in (("nouns", (1.0, 0.0), 0), ("verbs", (0.0, 1.0), math.pi / 2)):
+        waves["rope"][word] = 2 * torch.cos(angle + math.pi - beta)
+        waves["pope"][word] = (q @ softplus(torch.tensor(key))) * torch.cos(angle + math.pi)
+    figure = Figure((WIDTH, 3.2), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, (name, title) in zip(axes, (("rope", "verbs have another wave"),
+                                        ("pope", "verbs have a lower wave"))):
+        for (word, wave), color in zip(waves[name].items(), (BLUE, RED)):
+            ax.plot(wave, ".-", color=color, linewidth=2.5, markersize=10)
+            ax.text(*PLACES[name, word], word, color=color, fontsize=12, weight="bold", ha="center")
+        ax.set_title(f"$\\bf{{{name}}}$: {title}", fontsize=11, loc="left")
+        ax.set_xlabel("distance of the key", fontsize=10)
+        ax.set_xticks(range(0, 13, 3))
+        bare(ax)
+    axes[0].set_ylabel("logit", fontsize=10)
+    axes[0].set_ylim(-3.7, 4.2)
+    show(figure, "words", "The waves of nouns and verbs, with different crests and with the same")
+
+def draw_dials():
+    """Draws the circle of each pair of RoPE in the small model, with the angles it has met."""
+    theta = RoPE(SMALL).theta(torch.zeros(1)).tolist()
+    figure = Figure((WIDTH, 1.9))
+    axes = figure.subplots(1, 8, gridspec_kw=dict(
+        left=0.005, right=0.995, top=0.74, bottom=0.02, wspace=0.04))
+    for c, (ax, angle) in enumerate(zip(axes, theta)):
+        met, reached = (min(360, math.degrees(angle * (n - 1))) for n in (TRAINED, LONGER))
+        ax.add_patch(Wedge((0, 0), 1, met, max(met, reached), facecolor=RED))
+        ax.add_patch(Wedge((0, 0), 1, 0, met, facecolor="0.75"))
+        ax.add_patch(Wedge((0, 0), 1, 0, 360, facecolor="none", edgecolor="0.5"))
+        step = math.degrees(angle)
+        ax.text(0, -1.3, f"{step:.{1 if step < 0.1 else 2}g}° per byte", fontsize=9.5, ha="center",
+                va="center", color="0.4")
+        ax.set_title(f"pair {c}", fontsize=11)
+        ax.set(aspect="equal", xlim=(-1.1, 1.1), ylim=(-1.5, 1.1))
+        ax.axis("off")
+    figure.text(0.005, 0.9, f"met within {TRAINED} bytes", fontsize=11, color="0.5", weight="bold")
+    figure.text(0.25, 0.9, f"new within {LONGER} bytes", fontsize=11, color=RED, weight="bold")
+    show(figure, "dials", "The angles of each pair that are met in training, and new ones")
+
+def draw_losses(losses):
+    """Draws the first three losses over the position. losses is {name: (LONGER,)}."""
+    figure = Figure((WIDTH, 3.3))
+    ax = figure.subplots(gridspec_kw=dict(left=0.07, right=0.8, top=0.97, bottom=0.15))
+    for (name, values), color in zip(losses.items(), ("black", ORANGE, BLUE)):
+        means = values.unflatten(0, (-1, 32)).mean(1).tolist()
+        ax.plot(range(16, LONGER, 32), means, color=color, label=name, linewidth=2.5)
+    ax.axvline(TRAINED, color="0.4", linestyle="--", linewidth=1)
+    ax.annotate("trained length", (TRAINED, ax.get_ylim()[1]), (4, -8), color="0.4", fontsize=10,
+                textcoords="offset points")
+    ax.set_xlabel("position, bytes", fontsize=10)
+    ax.set_ylabel("loss, nats per byte", fontsize=10)
+    ax.set_xticks(range(0, LONGER + 1, 128))
+    ax.spines[["top", "right"]].set_visible(False)
+    name_curves(ax)
+    show(figure, "stopped", "The loss over the position, which stays low if the slow pairs stop")
+
+def draw_copies(methods):
+    """Draws by how much a copy lowers the loss of larger models, over its distance, and how much
+    they gain from distant text in ordinary code."""
+    figure = Figure((WIDTH, 3.3))
+    ax, bars = figure.subplots(1, 2, width_ratios=(2, 1), gridspec_kw=dict(
+        left=0.07, right=0.99, top=0.9, bottom=0.15, wspace=0.35))
+    colors = dict(zip(methods, ("black", ORANGE, GREEN, BLUE, RED, "0.5", "0.7")))
+    distances = (64, 128, 256, 512, 900)
+    for n, pe in enumerate(methods):
+        without = published(pe, "echo", "new_1024", "loss")
+        saved = [without - published(pe, "echo", f"at{n}_1024", "loss") for n in distances]
+        ax.plot(distances, saved, ".-", color=colors[pe], label=pe, linewidth=2.5, markersize=10)
+        gain = published(pe, "stdlib", "val", "window_loss") - published(
+            pe, "stdlib", "val", "loss")
+        bars.barh(n, gain, color=colors[pe])
+        bars.text(gain + math.copysign(0.03, gain), n, f"{gain:+.2f}", fontsize=10, va="center",
+                  ha="left" if gain > 0 else "right")
+    ax.set_xscale("log")
+    ax.set_xticks(distances, distances)
+    ax.minorticks_off()
+    ax.set_xlabel("how many bytes back the copy stands", fontsize=10)
+    ax.set_ylabel("nats per byte", fontsize=10)
+    ax.set_title("what a copy saves", fontsize=11, loc="left", weight="bold")
+    bare(ax)
+    name_curves(ax)
+    bars.set_title("what distant code saves", fontsize=11, loc="left", weight="bold")
+    bars.set_yticks(range(len(methods)), methods, fontsize=11, weight="bold")
+    bars.set_xlim(-1.12, 0.42)
+    bars.set_xticks((-0.5, 0))
+    bars.set_xlabel("nats per byte", fontsize=10)
+    bars.axvline(0, color="0.6", linewidth=0.8)
+    bars.spines[["top", "right", "left"]].set_visible(False)
+    bars.tick_params(axis="y", length=0)
+    show(figure, "copies", "What copies and distant text save with five methods")
+
+# --- what each method adds to the logits ----------------------------------------------------------
+
+SENTENCE = "cat sleeps . dog bites the old man ?".split()
+NOUNS = torch.tensor([word in ("cat", "dog", "man") for word in SENTENCE])
+STOP = torch.tensor([word == "." for word in SENTENCE])
+D = 16  # the width of the only head
 ANSWERS = {  # {what the effect depends on: {method: what its panel shows}}
-    "The effect depends on where query and key are": {
-        "learned": "a vector\nper position", "sinusoidal": "waves over\npositions",
-        "expe": "the position\nas a number", "exqpe": "this number\nin big steps"},
-    "It depends only on their distance, so each diagonal has one colour": {
-        "rope": "waves that\ncontent shifts", "pope": "waves with a\ncommon crest",
-        "relative": "a vector\nper distance", "t5": "a number per\ndistance range",
-        "alibi": "fades with\ndistance"},
-    "It depends on the letters between them: those that begin words count (in fox, every “a”)": {
-        "carope": "rotates at\neach word", "fox": "fades at\neach “a”",
-        "cope": "a vector per\nword count", "cope_mlp": "a curve over\nword counts",
-        "cope_alibi": "fades with\nword count"},
+    "where query and key are": {
+        "learned": "a vector\nper position", "sinusoidal": "arrows that\nrotate",
+        "expe": "the position\nas a number"},
+    "their distance, so each diagonal has one colour": {
+        "rope": "waves", "t5": "a number\nper range", "alibi": "a slope"},
+    "the words between them": {
+        "carope": "rotates at\nnouns", "cope": "counts nouns", "fox": "fades at “.”"},
 }
 
 @torch.no_grad()
-def effect(name, heeded):
+def effect(name, counts):
     """Returns what the method adds to the logit of query i and key j, (T, T), minus its mean. It is
-    nan where the key follows the query. heeded (T,) is True for the letters that matter to carope,
-    fox and all kinds of cope."""
-    torch.manual_seed(6)  # chosen so that no two panels look alike
-    T = len(heeded)
+    nan where the key follows the query. All queries are the same vector, and so are all keys.
+    counts (T,) is True for the words that matter to carope, cope and fox."""
+    torch.manual_seed(1)  # chosen so that the panels look different
+    T = len(counts)
     n_head = 4 if name == "alibi" else 1  # the first of four heads has the slope 1/4
-    # most of these options make the steps large, so that so short a text shows them
     pe = PES[name](GPTConfig(
         n_head=n_head, n_embd=D, block_size=T, base=100.0, sinusoidal_scale=False, t5_buckets=8,
-        t5_max_distance=16, cope_gates="values", cope_npos=8, cope_scale_z=True,
-        cope_slopes="geometric", cope_m0=0.8, expe_l=5, expe_theta=0.25, expe_theta2=1.25))
-    std = 0.5 if name == "learned" else 1.0  # learned vectors act twice, on q and on k
+        t5_max_distance=12, cope_gates="values", cope_npos=8, cope_scale_z=True, expe_l=1,
+        expe_theta=0.4))
     for key, p in pe.named_parameters():
         if key == "W":
-            p[0] = 1.0  # carope and fox read the first entry of x
-        elif key not in ("b", "delta"):
-            p.normal_(0, std)
-
-    # the content: the layer's input x, which only carope and fox read, and q, k and v
+            p[0] = 1.0  # carope and fox read only the first entry of x
+        elif key != "b":
+            p.normal_()
     x = torch.zeros(1, T, D)
-    x[..., 0] = torch.where(heeded, -1.0, 6.0)
-    a, b = 1.5 * torch.randn(2, D)
-    a[[0, D // 2]] = 0.0  # the pair that carope rotates by the same angle at every letter
-    q = a.expand(1, T, D)
-    k = b.expand(1, T, D)
-    gate_logits = torch.where(heeded, 20.0, -20.0)  # which in cope are q.v / sqrt(d) here
-    v = gate_logits[:, None] * a / a.square().sum() * D**0.5
-    plain_logits = scaled_dot_products(q, k, D)  # those without the method
+    x[..., 0] = torch.where(counts, -5.0, 6.0)  # few other words rotate or fade anything
+    q, k = torch.randn(2, D)
+    q[[0, D // 2]] = 0.0  # the pair that carope rotates by the same angle at every word
+    gates = torch.where(counts, 20.0, -20.0)  # CoPE's are the sigmoids of q.v / sqrt(d)
+    v = gates[:, None] * q / q.square().sum() * D**0.5
+    q, k = q.expand(1, T, D), k.expand(1, T, D)
+    plain_logits = scaled_dot_products(q, k, D)
 
     # the hooks, in the order in which a layer calls them
     pos = torch.arange(T)
     q = pe.inputs(pe.embed(q, pos), pos)[:, None]  # (1, 1, T, d)
     k = pe.inputs(pe.embed(k, pos), pos)[:, None]
-    if name in ("expe", "exqpe"):
-        q = q * (torch.arange(D) == 0)  # the head reads only the first entry
     encoded_q, k = pe.encode_qk(q, k, x, pe.per_position(x, pos), {})
     logits = scaled_dot_products(encoded_q, k, D)
     per_key = pe.per_key(x, k, v[None, None], {})
     bias = pe.logit_bias(q, logits, pos[:, None], pos, per_key)
-
     added = (logits + bias - plain_logits)[0, 0].masked_fill(pos > pos[:, None], math.nan)
     return added - added.nanmean()
 
 def draw_methods():
-    """Draws a panel for each method, in a row for each answer."""
-    figure = Figure((WIDTH, 6.6), layout="constrained")
+    """Draws a panel for each of nine methods, in a row for each answer."""
+    figure = Figure((WIDTH, 7.6), layout="constrained")
     for part, (answer, methods) in zip(figure.subfigures(3, 1), ANSWERS.items()):
-        part.suptitle(answer, x=0.01, ha="left", fontsize=11, weight="bold")
-        axes = part.subplots(1, 5)
+        part.suptitle(f"The effect depends on {answer}", x=0.01, ha="left", fontsize=12,
+                      weight="bold")
+        axes = part.subplots(1, 3)
         for ax, (name, shows) in zip(axes, methods.items()):
-            heeded = IS_A if name == "fox" else BEGINS_WORD
-            image = ax.imshow(effect(name, heeded).numpy(), "RdBu_r", vmin=-3, vmax=3)
+            added = effect(name, STOP if name == "fox" else NOUNS)
+            strongest = added.nan_to_num().abs().max()
+            ax.imshow(added.numpy(), "RdBu_r", vmin=-strongest, vmax=strongest)
             corner = dict(ha="right", va="top", transform=ax.transAxes)  # above the diagonal
-            ax.text(1, 1, name, weight="bold", fontsize=10, **corner)
-            ax.text(1, 0.88, shows, fontsize=9, **corner)
-            ax.set_xticks(range(len(LINE)), LINE, fontsize=7.5, family="monospace")
+            ax.text(1, 1, name, weight="bold", fontsize=12, **corner)
+            ax.text(1, 0.88, shows, fontsize=10.5, **corner)
+            ax.set_xticks(range(len(SENTENCE)), SENTENCE, fontsize=9, rotation=90)
             ax.set_yticks([])
             ax.tick_params(length=0, pad=1)
             ax.spines[:].set_visible(False)
-        axes[0].set_yticks(range(len(LINE)), LINE, fontsize=7.5, family="monospace")
-        for ax in axes[len(methods):]:  # the first row has room for a legend
-            ax.axis("off")
-            ax.text(0, 1, "Each line is a letter that\nlooks back (the query),\n"
-                    "each column a letter that\nit sees (the key).", fontsize=9, va="top")
-            bar = part.colorbar(image, cax=ax.inset_axes([0, 0.3, 1, 0.07]),
-                                orientation="horizontal", ticks=[-3, 0, 3])
-            bar.set_label("added to the logit, minus\nthe mean of the panel\n(red: attends more)",
-                          fontsize=9)
-    show(figure, 3, "methods", "what each method adds to the logits of a short text, in three "
-         "rows: by position, by distance, and by the letters in between.")
-
-# --- one pair of entries --------------------------------------------------------------------------
-
-SETS = {
-    "rope": "Content: length and first angle\nPosition: the rotation from there",
-    "pope": "Content: only the length\nPosition: the whole angle",
-    "carope": "Content: length and first angle, and\nat each token the rotation from there",
-}
-
-def draw_pairs(points, products):
-    """Draws two panels for each method, for two keys with different contents. points, {method:
-    [(T, 2), (T, 2)]}, are the places of each key's pair in the plane, at the first T positions.
-    products, {method: [(N,), (N,)]}, are its products with a query at the distances 0 to N - 1."""
-    figure = Figure((WIDTH, 5.0))
-    axes = figure.subplots(2, 3, height_ratios=[1.25, 1], sharey="row", gridspec_kw=dict(
-        left=0.055, right=0.99, top=0.94, bottom=0.1, wspace=0.06, hspace=0.42))
-    for n, name in enumerate(points):
-        color = curves.COLORS[name]
-        plane, wave = axes[:, n]
-        for at, product, strength in zip(points[name], products[name], (1.0, 0.45)):
-            for t, (x, y) in enumerate(at.tolist()):
-                first = t == 0
-                plane.plot((0, x), (0, y), color=color, alpha=strength, linewidth=3 if first else 1)
-                plane.plot(x, y, "o", color=color, alpha=strength, markersize=7 if first else 4)
-                if strength == 1:
-                    away = 1 + 0.17 / math.hypot(x, y)
-                    plane.text(away * x, away * y, str(t), color=color, fontsize=10, ha="center",
-                               va="center", weight="bold" if first else "normal")
-            wave.plot(product.tolist(), ".-", color=color, alpha=strength, linewidth=1.5)
-        plane.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-        plane.axvline(0, color="0.85", linewidth=0.8, zorder=0)
-        plane.set(aspect="equal", xlim=(-1.5, 1.5), ylim=(-0.45, 1.55), xticks=[], yticks=[])
-        plane.spines[:].set_visible(False)
-        plane.set_title(name, color=color, fontsize=12, weight="bold")
-        plane.set_xlabel(SETS[name], fontsize=9.5)
-        curves.decorate(wave)
-        wave.axhline(0, color="0.6", linewidth=0.8)
-        wave.set_xlabel("distance of the key", fontsize=9.5)
-    axes[1, 0].set_ylabel("q.k of this pair", fontsize=9.5)
-    show(figure, 4, "pairs", "one pair of entries of two keys at positions 0 to 6, as RoPE, PoPE "
-         "and CARoPE rotate it, and below its product with a query over the distance.")
-
-# --- the angles of RoPE ---------------------------------------------------------------------------
-
-DIALS = {  # what a row shows
-    "rope": "pairs 3 to 7 meet\nnew angles",
-    "linear": "nothing is new, but a\ntoken rotates all pairs\nan eighth as far",
-    "ntk": "pair 0 as far as ever,\npair 7 an eighth, the\nothers in between",
-    "yarn": "slow pairs an eighth,\nas in linear, fast ones\na little farther",
-}
-KNOWN, NEW = "0.75", curves.OTHER_COLORS[0]
-
-def draw_dials(options):
-    """Draws a dial for each pair of RoPE, in a row for each way to scale the frequencies. options
-    is {row: changes of SMALL}, of which those of rope are none."""
-    theta = {row: RoPE(dataclasses.replace(SMALL, **changes)).theta(torch.zeros(1)).tolist()
-             for row, changes in options.items()}
-    trained = [math.degrees(TRAINED * angle) for angle in theta["rope"]]
-    figure = Figure((WIDTH, 5.9))
-    axes = figure.subplots(4, 9, width_ratios=[2.1] + [1] * 8, gridspec_kw=dict(
-        left=0.005, right=0.995, top=0.92, bottom=0.09, wspace=0.04, hspace=0.12))
-    for row, (name, angles) in zip(axes, theta.items()):
-        for ax in row:
-            ax.axis("off")
-        row[0].text(0, 0.9, name, weight="bold", fontsize=11, va="top")
-        row[0].text(0, 0.68, DIALS[name], fontsize=9.5, va="top")
-        for ax, angle, known in zip(row[1:], angles, trained):
-            known = min(360, known)
-            reached = min(360, math.degrees(LONGER * angle))
-            ax.add_patch(Wedge((0, 0), 1, known, max(known, reached), facecolor=NEW))
-            ax.add_patch(Wedge((0, 0), 1, 0, known, facecolor=KNOWN))
-            ax.add_patch(Wedge((0, 0), 1, 0, 360, facecolor="none", edgecolor="0.5"))
-            step = math.degrees(angle)
-            ax.text(0, -1.3, f"{step:.{1 if step < 0.1 else 2}g}°", fontsize=9.5, ha="center",
-                    va="center")
-            ax.set(aspect="equal", xlim=(-1.1, 1.1), ylim=(-1.5, 1.1))
-    for c, (ax, degrees) in enumerate(zip(axes[0][1:], trained)):
-        ax.set_title(f"pair {c}\n{degrees / 360:.2g}", fontsize=9.5)
-    axes[0][0].text(0, 1.16, f"rotations in {TRAINED} bytes:", fontsize=9.5)
-    legend = {f"angles within {TRAINED} bytes, as in training": KNOWN,
-              f"new angles within {LONGER} bytes": NEW}
-    figure.legend([Patch(facecolor=color) for color in legend.values()], legend.keys(),
-                  loc="lower left", bbox_to_anchor=(0.19, 0), ncols=2, frameon=False, fontsize=10)
-    figure.text(0.005, 0.022, "°: angle per token", fontsize=10)
-    show(figure, 5, "dials", f"which angles each pair of RoPE has met within the trained length of "
-         f"{TRAINED} bytes, and which are new at {LONGER}, also after scaling the frequencies.")
-
-def draw_losses(panels):
-    """Draws panels {title: {label: losses (LONGER,)}}. The first curve of each is RoPE's."""
-    figure = Figure((WIDTH, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharey=True)
-    for ax, (heading, losses) in zip(axes, panels.items()):
-        for (label, values), style in zip(losses.items(), curves.STYLES):
-            means = values.unflatten(0, (-1, 32)).mean(1).tolist()
-            color = curves.COLORS["rope"] if style == "-" else "0.35"
-            ax.plot(range(16, LONGER, 32), means, style, color=color, label=label, linewidth=2)
-        ax.set_title(heading, loc="left", fontsize=10.5)
-        ax.set(xlabel="position, bytes; dashed: as trained", xticks=range(0, LONGER + 1, 128))
-        curves.decorate(ax, [TRAINED])
-    axes[0].set_ylabel("loss, nats per byte")
-    curves.name_curves(*axes)
-    show(figure, 5, "stopped", "the loss of a small RoPE model at each position of a longer text, "
-         "if some of its pairs stop, and if its frequencies are scaled.")
-
-# --- the loss beyond the trained length -----------------------------------------------------------
-
-def draw_lengths(methods, in_windows):
-    """Draws the published losses over length, with a curve for each method. The method in_windows
-    also has a dashed one, for its loss if each byte sees at most as much as in training."""
-    lines = published(methods)
-    drawn = [line | {"label": line["pe"]} for line in lines if line["metric"] == "loss"]
-    drawn += [line | {"label": f"{in_windows}, seeing the last {line['trained']}"} for line in lines
-              if line["metric"] == "window_loss" and line["pe"] == in_windows]
-    figure = Figure((WIDTH, 4), layout="constrained")
-    ax = figure.subplots()
-    curves.draw_curves(ax, drawn, "length", "value", curves.COLORS)
-    curves.length_axis(ax, {line["length"]: line["length"] for line in drawn})
-    ax.set(xlabel="length of the text, bytes; dashed: as trained", ylabel="loss, nats per byte")
-    curves.name_curves(ax)
-    show(figure, 6, "lengths", "the loss of larger models over the length of the text. RoPE's "
-         "rises most, those of CoPE, FoX and ALiBi hardly or not at all.")
-
-def print_costs(methods):
-    """Prints both comparisons of the loss at 8x, for the methods of published models."""
-    lines = published(methods)
-    print("          A: 1x   B: 8x   C: 8x, the last 128   B - A   B - C")
-    for pe in methods:
-        short = mean_loss(lines, pe, "loss", 1)
-        long = mean_loss(lines, pe, "loss", 8)
-        last = mean_loss(lines, pe, "window_loss", 8)
-        print(f"{pe:8}  {short:.3f}   {long:.3f}   {last:.3f}                 {long - short:+.2f}"
-              f"   {long - last:+.2f}")
+        axes[0].set_yticks(range(len(SENTENCE)), SENTENCE, fontsize=9)
+    show(figure, "methods", "What nine methods add to the logits of a sentence, in three rows")

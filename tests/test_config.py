@@ -185,7 +185,7 @@ DOCUMENTED = CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + [
     *sorted(glob.glob("eval/[a-z]*.py"))]
 
 WITHOUT_COMMANDS = ("data/shards.py", "data/documents.py", "eval/cbt.py", "eval/draw.py",
-                    "eval/records.py", "eval/walk.py", "eval/walk_parts.py")
+                    "eval/records.py", "eval/walk.py", "eval/walk_parts.py", "eval/walk_render.py")
 
 class Parsed(Exception):
     """The command line was understood."""
@@ -215,7 +215,7 @@ def test_documented_commands_parse(path, monkeypatch, tmp_path):
                 prepare = importlib.import_module(f"data.{name}").prepare
                 options(prepare, [f"--{option}" for option in given.split(",") if option])
             build(cfg)
-        elif script in ("kernels", "eval.walk", "data.rope"):
+        elif script in ("kernels", "data.rope"):
             pass  # these have no options, or stand for any script
         elif script.startswith("data."):
             options(importlib.import_module(script).prepare, words)

@@ -1,7 +1,11 @@
-"""The first lesson: eval/walk.md is what eval/walk.py says, prints and draws. These tests need
-neither jupytext nor nbconvert."""
-import functools
+"""The first lesson: its page is not stale, and what it states is so."""
+import contextlib
+import io
+import math
+import os
 import re
+import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,168 +15,385 @@ import torch
 import model
 
 pytest.importorskip("matplotlib")
-from eval import draw, walk_parts  # noqa: E402
+sys.path.append("eval")  # where walk.py finds its two modules
+import walk_parts  # noqa: E402
+import walk_render  # noqa: E402
 
-SOURCE = Path("eval/walk.py").read_text("utf-8")
 PAGE = Path("eval/walk.md").read_text("utf-8")
 PICTURES = sorted(Path("eval/walk_files").iterdir())
-DECIDED_BY_TRAINING = ("alibi: loss", "slope: loss", "slopes of layer 1:")
-PUBLISHED = [pe for pe in draw.COLORS if "+" not in pe]
+STALE = "run `python eval/walk_render.py`, because walk.md lacks"
+TRAINED = ("rope:", "pope:", "rope  ", "pairs", "linear", "ntk", "yarn", "peak")  # where lines
+# begin whose numbers training decides
 
-def cells():
-    """Returns the cells of walk.py as they stand on the page."""
-    for cell in SOURCE.split("# %%")[1:]:
-        kind, _, body = cell.partition("\n")
-        body = body.strip()
-        if kind.strip() == "[markdown]":
-            yield body.removeprefix("r").removeprefix('"""').removesuffix('"""').strip()
-        else:
-            yield f"```python\n{body}\n```"
+def code_of(*beginnings):
+    """Returns the first cells that contain these texts, as one script."""
+    codes = [text for kind, text in walk_render.cells() if kind == "code"]
+    return "\n".join(next(text for text in codes if beginning in text) for beginning in beginnings)
+
+def run(code):
+    """Returns what a script prints, and its variables."""
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, names)
+    return printed.getvalue(), names
+
+def changed(code, line, other):
+    """Returns the code after an exercise's change, which must be possible in one place."""
+    assert code.count(line) == 1, line
+    return code.replace(line, other)
+
+def weights(line):
+    """Returns {word: weight} of a line that `read` has printed."""
+    return {word: float(weight) for word, weight in re.findall(r"(\S+) (\d\.\d\d)", line)}
+
+def answer(n):
+    """Returns the answer of section n's exercise."""
+    return re.findall(r"<summary>Answer</summary>\n\n(.*?)\n</details>", PAGE, re.S)[n - 1]
+
+# --- the page -------------------------------------------------------------------------------------
 
 def test_the_page_has_the_text_and_code_of_the_walk():
     """All cells are there in order. Between them are only outputs, which are indented, and
     pictures."""
     at = 0
     between = ""
-    for cell in cells():
+    for kind, cell in walk_render.cells():
+        if kind == "code":
+            cell = f"```python\n{cell}\n```"
         begin = PAGE.find(cell, at)
-        assert begin >= 0, f"render eval/walk.md again (walk.py says how), because it lacks\n{cell}"
+        assert begin >= 0, f"{STALE}\n{cell}"
         between += PAGE[at:begin]
         at = begin + len(cell)
     for line in (between + PAGE[at:]).splitlines():
         assert not line.strip() or line.startswith(("    ", "![")), line
 
+def test_prose_and_code_are_short():
+    assert sum(len(text.split()) for _, text in walk_render.cells()) <= 3300
+
+def test_each_section_has_a_question_and_an_exercise():
+    """What is still wrong at the end of a section leads to the next one."""
+    _, *sections = re.split(r"^## ", PAGE, flags=re.M)
+    assert len(sections) == 9
+    for number, section in enumerate(sections, 1):
+        assert re.match(rf"{number}\. [^\n]+\?\n", section)
+        assert section.count("**Exercise.**") == 1 == section.count("</details>")
+        assert section.count("**Still wrong:**") == (number < len(sections))
+
 def test_the_page_has_all_pictures():
     """Each says what it shows, and is small."""
     named = re.findall(r"^!\[(.+)\]\(walk_files/(\w+\.png)\)$", PAGE, re.M)
     assert sorted(name for _, name in named) == [path.name for path in PICTURES]
-    assert min(len(what) for what, _ in named) > 40
-    assert max(path.stat().st_size for path in PICTURES) < 90_000
+    assert min(len(what) for what, _ in named) > 30
+    assert max(path.stat().st_size for path in PICTURES) < 60_000
+
+def test_the_links_of_the_page():
+    for target in re.findall(r"\]\(([\w./:-]+)(?:#[\w-]+)?\)", PAGE):
+        assert target.startswith("https://") or (Path("eval") / target).exists(), target
+    text = Path("eval/README.md").read_text("utf-8")
+    headings = [re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
+                for heading in re.findall(r"^#+ (.*)$", text, re.M)]
+    for anchor in re.findall(r"\]\(README\.md#([^)]+)\)", PAGE):
+        assert anchor in headings, anchor
 
 @pytest.fixture
-def in_a_script(tmp_path, monkeypatch):
-    """Runs the walk in an empty folder, with fewer steps and less text, and with the published
-    methods only, so that a method of a user's own does not count."""
-    methods = {name: cls for name, cls in model.PES.items() if name in PUBLISHED}
-    monkeypatch.setattr(model, "PES", methods)
-    monkeypatch.setattr(walk_parts, "PES", methods)
+def few_steps(tmp_path, monkeypatch):
+    """A copy of walk.py that trains for two steps, with less text to test on, and without methods
+    of a user's own."""
+    source = changed(walk_render.SOURCE.read_text("utf-8"), "STEPS = 300\n", "STEPS = 2\n")
+    path = tmp_path / "walk.py"
+    path.write_text(source, "utf-8")
+    monkeypatch.setattr(walk_render, "SOURCE", path)
+    monkeypatch.setattr(walk_parts, "folder", None)  # the renderer changes it
     train, unseen = walk_parts.texts()
     monkeypatch.setattr(walk_parts, "texts", lambda: (train, unseen[:2]))
-    monkeypatch.setattr(walk_parts, "train", functools.partial(walk_parts.train, steps=2))
-    monkeypatch.chdir(tmp_path)
+    published = re.findall(r"^\| \[?`(\w+)`", Path("README.md").read_text("utf-8"), re.M)
+    methods = {name: cls for name, cls in model.PES.items() if name in published}
+    for module in (model, walk_parts):
+        monkeypatch.setattr(module, "PES", methods)
+    return path
 
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["walk.py", *words])
-        exec(compile(SOURCE, "walk.py", "exec"), {"__name__": "__main__"})
+def test_the_walk_prints_what_the_page_says(few_steps):
+    """Apart from what training decides."""
+    walk_render.render()
+    page = few_steps.with_suffix(".md").read_text("utf-8")
+    pictures = sorted(path.name for path in few_steps.with_name("walk_files").iterdir())
+    assert pictures == [path.name for path in PICTURES]
+    lines = [line for line in page.splitlines() if line.startswith("    ")]
+    untrained = [line for line in lines if not line.strip().startswith(TRAINED)]
+    assert len(untrained) > 50
+    for line in untrained:
+        if "STEPS = " not in line:
+            assert f"\n{line}\n" in PAGE, f"{STALE}\n{line}"
+    assert "-0 " not in page and "-0.00" not in page
 
-    return run
+@pytest.mark.slow
+def test_rendering_twice_gives_the_same_bytes(few_steps):
+    def everything():
+        walk_render.render()
+        model.PES.pop("peak")
+        folder = few_steps.with_name("walk_files")
+        return few_steps.with_suffix(".md").read_bytes(), [
+            path.read_bytes() for path in sorted(folder.iterdir())]
 
-def test_the_walk_prints_what_the_page_says(in_a_script, tmp_path, capsys):
-    """Apart from what training decides. It also says what each section shows, and where its picture
-    is."""
-    in_a_script()
-    printed = capsys.readouterr().out
-    parts = printed.strip().split("\n\n")
-    sections = [int(part[0]) for part in parts if part[0] != " "]
-    assert sorted(set(sections)) == list(range(1, 9)) and sections == sorted(sections)
-    drawn = re.findall(r"^\d\. (out/walk_\w+\.png) shows ", printed, re.M)
-    assert sorted(drawn) == [f"out/walk_{path.name}" for path in PICTURES]
-    assert sorted(path.name for path in Path("out").iterdir()) == sorted(
-        f"walk_{path.name}" for path in PICTURES)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    results = [line for part in parts for line in part.splitlines()[1:]
-               if not line.startswith("   ")]
-    assert len(results) > 30
-    for line in results:
-        if not line.startswith(DECIDED_BY_TRAINING):
-            assert f"\n    {line}\n" in PAGE, f"render eval/walk.md again: it lacks {line!r}"
+    assert everything() == everything()
 
-def test_help_trains_nothing(in_a_script, monkeypatch, capsys):
-    monkeypatch.setattr(model.GPT, "forward", None)
-    with pytest.raises(SystemExit) as stop:
-        in_a_script("--help")
-    assert not stop.value.code
-    assert "A first lesson in positional encodings" in capsys.readouterr().out
+@pytest.mark.slow
+def test_the_walk_is_a_script(few_steps, tmp_path):
+    """A reader's terminal shows lines that explain themselves, and where the pictures are."""
+    environment = dict(os.environ, PYTHONPATH=str(Path("eval").resolve()))
+    done = subprocess.run([sys.executable, few_steps], cwd=tmp_path, env=environment, text=True,
+                          check=True, capture_output=True)
+    drawn = re.findall(r"^picture (\S+): ", done.stdout, re.M)
+    assert sorted(Path(path).name for path in drawn) == [path.name for path in PICTURES]
+    assert all((tmp_path / path).exists() for path in drawn)
+    assert done.stdout.startswith("nope") and not done.stderr
 
-# --- the picture of all methods -------------------------------------------------------------------
+# --- the answers of the exercises -----------------------------------------------------------------
 
-def test_every_published_method_has_a_panel():
-    rows = [name for methods in walk_parts.ANSWERS.values() for name in methods]
-    assert sorted([*rows, "nope"]) == sorted(PUBLISHED)
-    assert set(PUBLISHED) <= set(model.PES)
+def test_answer_1():
+    printed, _ = run(changed(code_of("WORDS ="), 'short, swapped = "dog bites man ?"',
+                             'short, swapped = "dog dog bites man ?"'))
+    dog, second, _, man, _ = re.findall(r"\d\.\d\d", printed.splitlines()[0])
+    assert dog == second == man == "0.31" and "= 0.31" in answer(1)
+    assert round(2 * math.exp(2) / (3 * math.exp(2) + 2), 2) == 0.61 and "0.61" in answer(1)
+
+def test_answer_2():
+    code = changed(code_of("WORDS =", "def rotate("), "(q + w[j + 3]) @ (noun + w[j])",
+                   "w[j + 3] @ w[j]")
+    _, names = run(code)
+    assert [round(logit.item(), 4) for logit in names["logits"]] == [-1] * 4
+
+def test_answer_3():
+    code = changed(code_of("WORDS =", 'read("alibi"'), "b = 0.5 *", "b = math.log(2) / 2 *")
+    printed, _ = run(code)
+    got = weights(printed.splitlines()[-1])
+    assert (got["dog"], got["man"]) == (0.28, 0.56) and "get 0.28 and 0.56" in answer(3)
+    assert "= 0.35" in answer(3) and round(math.log(2) / 2, 2) == 0.35
+
+def test_answer_4():
+    _, names = run(code_of("WORDS =", "longer =", "def rotate(", "def rope("))
+    q = names["rotate"](names["q"], torch.tensor(-names["theta"]))
+    assert [round(x, 2) for x in q.tolist()] == [1, -1.73] and "(1, -1.73)" in answer(4)
+    wave = names["rope"](names["nouns"], q).flip(0)
+    distance = torch.arange(10)
+    assert wave[:6].argmax() == 1
+    assert torch.allclose(wave, 2 * torch.cos((distance - 1) * math.pi / 3), atol=1e-5)
+
+def test_answer_5():
+    code = code_of("WORDS =", "STEPS =")
+    found = {}
+    for key in ("k = torch.randn(64, 1, 16, 16)", "k = 1 + torch.randn(64, 1, 16, 16)"):
+        printed, _ = run(changed(code, "k = torch.randn(64, 1, 16, 16)", key))
+        found[key] = [float(weight) for weight in re.findall(r"gets (\S+)$", printed, re.M)]
+    (rope, pope), (rope_plus, pope_plus) = found.values()
+    assert rope < 0.08 and pope > 0.2 and rope_plus > 0.2 and pope_plus > pope
+    want = [float(number) for number in re.findall(r"has (\d\.\d+)| PoPE (\d\.\d+)", answer(5))
+            for number in number if number]
+    assert [rope_plus, pope_plus] == pytest.approx(want, abs=0.03)
+
+@pytest.mark.slow
+def test_answer_6_and_the_five_seeds():
+    """Which pairs do the harm."""
+    code = code_of("WORDS =", "STEPS =", "def small_gpt(").split("\ngpt = small_gpt")[0]
+    code = changed(code, "    torch.manual_seed(0)\n    gpt =", "    gpt =")
+    _, names = run(code)
+    harm = {"rope": [], "slow": []}
+    for seed in range(5):
+        torch.manual_seed(seed)
+        gpt = names["small_gpt"]("rope")
+        stops = {"rope": [], "slow": [3, 4, 5, 6, 7], "pair 3": [3], "others": [4, 5, 6, 7]}
+        last = {name: walk_parts.losses_of(walk_parts.stopped(
+            gpt, pairs, names["angles_if_far"]))[-64:].mean().item()
+            for name, pairs in stops.items()}
+        window = walk_parts.loss_in_windows(gpt)
+        for name in harm:
+            harm[name].append(last[name] - window)
+        assert last["pair 3"] < window + 0.3 * (last["rope"] - window)
+        assert last["others"] > window + 0.75 * (last["rope"] - window)
+        if seed == 0:
+            numbers = re.findall(r"\d\.\d\d", answer(6))
+            assert [last["pair 3"], last["others"]] == pytest.approx(
+                [float(number) for number in numbers], abs=0.1)
+    numbers = re.findall(r"\d\.\d\d", re.search(r"\(With five seeds.*?\)", PAGE, re.S)[0])
+    want = [*(f(harm["rope"]) for f in (min, max)), *(f(harm["slow"]) for f in (min, max))]
+    assert [float(number) for number in numbers] == pytest.approx(want, abs=0.1)
+
+def test_when_pairs_make_half_a_rotation():
+    theta = model.RoPE(walk_parts.SMALL).theta(torch.zeros(1))
+    for pair, distance in ((3, "99 bytes"), (4, "314")):
+        assert str(math.floor(math.pi / theta[pair].item())) in distance
+        assert distance in answer(6).replace("\n", " ")
+
+def test_answer_7():
+    code = code_of("WORDS =", "longer =", "def rotate(", "def rope(", "is_noun =")
+    _, names = run(changed(code, "0.01 if word", "0.5 if word"))
+    cat, dog = names["weights"]["fox reads"][[0, 3]].tolist()
+    assert cat == pytest.approx(dog / 2)
+    assert f"the cat gets {cat:.2f} and the dog {dog:.2f}" in answer(7)
+
+def test_answer_8():
+    """And what section 8 says of the other methods."""
+    def saved(pe):
+        without = walk_parts.published(pe, "echo", "new_1024", "loss")
+        return {distance: without - walk_parts.published(pe, "echo", f"at{distance}_1024", "loss")
+                for distance in (64, 128, 256, 512, 900)}
+
+    assert max(saved("t5"), key=saved("t5").get) == 900
+    fox, alibi, rope = saved("fox").values(), saved("alibi").values(), saved("rope").values()
+    assert max(fox) - min(fox) < 0.05 and max(rope) < 0.15
+    assert list(alibi) == sorted(alibi, reverse=True)
+
+@pytest.mark.slow
+def test_answer_9():
+    code = code_of("WORDS =", "STEPS =", "def small_gpt(").split("\ngpt = small_gpt")[0]
+    own = changed(code_of("class Peak"), "torch.nn.Parameter(torch.arange(self.H).float()"
+                  ".view(-1, 1, 1))", "torch.zeros(1)")
+    try:
+        printed, _ = run(f"{code}\n{own}")
+    finally:
+        model.PES.pop("peak")
+    first = float(re.search(r"^peak +(\S+)", printed, re.M)[1])
+    assert float(re.search(r"\d\.\d\d", answer(9))[0]) == pytest.approx(first, abs=0.05)
+
+# --- what the prose states ------------------------------------------------------------------------
+
+def test_what_distant_text_costs_rope():
+    """The numbers at the end of section 8. The other numbers of RoPE's harm stand elsewhere."""
+    row = re.search(r"^    rope +(\S+) +(\S+) +(\S+)$", PAGE, re.M)
+    want = [float(row[2]) - float(row[3])]
+    want.append(walk_parts.published("rope", "stdlib", "val", "loss")
+                - walk_parts.published("rope", "stdlib", "val", "window_loss"))
+    for step in (1600, 16000):
+        records = [record for record in walk_parts.records()
+                   if (record["pe"], record["data"], record["split"], record["length"])
+                   == ("rope", "stdlib", "val", 1024) and record["trained"] == 128
+                   and record["step"] == step and not record.get("options")
+                   and "init_from" not in record.get("flags", {})
+                   and "echo" not in record["config"]]
+        want.append(statistics.fmean(record["values"]["loss"] - record["values"]["window_loss"]
+                                     for record in records))
+    text = re.search(r"\(What RoPE loses.*?without copies\.\)", PAGE, re.S)[0]
+    numbers = [float(number) for number in re.findall(r"\d\.\d\d", text)]
+    assert numbers == pytest.approx(want, abs=0.006)
+
+def test_pairs_that_met_all_angles():
+    theta = model.RoPE(walk_parts.SMALL).theta(torch.zeros(1))
+    assert (64 * theta >= 2 * math.pi).tolist() == [True] * 3 + [False] * 5
+
+def test_the_rule_of_ntk():
+    """It divides the frequency of pair c by s^(c/(n-1))."""
+    plain = model.RoPE(walk_parts.SMALL).theta(torch.zeros(1))
+    changes = dict(rope_scaling="ntk", rope_factor=8.0)
+    scaled = model.RoPE(walk_parts.replace(walk_parts.SMALL, **changes)).theta(torch.zeros(1))
+    assert torch.allclose(plain / scaled, 8 ** (torch.arange(8) / 7))
+
+def test_the_small_gpt_is_that_of_the_pictures():
+    """dials.png shows the frequencies of walk_parts.SMALL."""
+    options = re.search(r"GPTConfig\(pe=pe, (.*?)\)", code_of("def small_gpt("))[1]
+    assert eval(f"dict({options})") == {
+        name: getattr(walk_parts.SMALL, name)
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")}
+
+@torch.no_grad()
+def test_the_methods_by_hand_are_those_of_the_model():
+    """RoPE (with 1 radian per position), ALiBi, CoPE's counts and bias, and FoX's bias."""
+    _, names = run(code_of("WORDS =", "longer =", "def rotate(", "def rope(", "is_noun ="))
+    q, k = names["q"], names["k"]
+    T = len(k)
+    pos = torch.arange(T)
+    cfg = model.GPTConfig(n_head=1, n_embd=2, cope_npos=4)
+
+    rope = model.RoPE(cfg)
+    names["theta"] = 1.0
+    all_q = q.expand(1, 1, T, 2)
+    turned_q, turned_k = rope.encode_qk(all_q, k[None, None], None, rope.per_position(k, pos), {})
+    want = (turned_k @ turned_q[0, 0, -1])[0, 0]
+    assert torch.allclose(names["rope"](k, q), want, atol=1e-5)
+
+    alibi = model.ALiBi(model.GPTConfig(n_head=8, n_embd=16))  # its first slope is 1/2
+    bias = alibi.logit_bias(torch.zeros(1, 8, T, 2), None, pos[:, None], pos, None)[0, -1]
+    assert torch.allclose((k @ q + bias).softmax(0), (k @ q + 0.5 * pos).softmax(0))
+
+    cope = model.CoPE(cfg)
+    cope.e.copy_(names["e"].T)
+    p = cope.positions(names["is_noun"].expand(1, 1, T, T))
+    assert torch.equal(p[0, 0, -1], names["count"])
+    bias = cope.bias_at(p, all_q)[0, 0, -1]
+    assert torch.equal(k @ q + bias, names["logits"]["cope"])
+
+    fox = model.FoX(cfg)
+    sums = names["log_keep"].cumsum(0)[None, None]
+    bias = fox.logit_bias(all_q, None, pos[:, None], pos, sums)[0, 0, -1]
+    assert torch.allclose(bias, names["fade"], atol=1e-6)
+
+@torch.no_grad()
+def test_the_row_in_the_docstring_of_cope():
+    """p may stand there before it is clamped or after."""
+    rows = {name: [float(value) for value in values.split("  summed")[0].split("  z at")[0].split()]
+            for name, values in re.findall(r"^ {8}(gate|p|bias) +(.*)$", model.CoPE.__doc__, re.M)}
+    cope = model.CoPE(model.GPTConfig(n_head=1, n_embd=1, cope_npos=4))
+    cope.e[:] = torch.tensor([0.0, 2, 1, 3])
+    p = cope.positions(torch.tensor(rows["gate"])[None, None, None])
+    bias = cope.bias_at(p, torch.ones(1, 1, 1, 1))
+    assert [min(value, 3) for value in rows["p"]] == p.clamp(max=3).flatten().tolist()
+    assert rows["bias"] == bias.flatten().tolist()
+
+# --- the pictures ---------------------------------------------------------------------------------
 
 def test_what_each_method_depends_on():
     """The headings of the rows are true. What depends only on the distance is the same along each
-    diagonal, and only the last row changes with the letters that are heeded."""
-    heeded = torch.tensor([True, False, True, False, False, False, True, True, *[False] * 3])
-    others = heeded.flip(0)
+    diagonal, and only the last row changes with the words that count."""
+    counts, others = walk_parts.NOUNS, walk_parts.STOP
+    T = len(counts)
     assert len(walk_parts.ANSWERS) == 3
     for n, methods in enumerate(walk_parts.ANSWERS.values()):
         for name in methods:
-            effect = walk_parts.effect(name, heeded)
-            assert (effect.isnan() == torch.ones(11, 11).triu(1).bool()).all(), name
-            diagonals = [effect.diagonal(-distance) for distance in range(11)]
+            effect = walk_parts.effect(name, counts)
+            assert (effect.isnan() == torch.ones(T, T).triu(1).bool()).all(), name
+            diagonals = [effect.diagonal(-distance) for distance in range(T)]
             is_relative = all(torch.allclose(y, y[0], atol=1e-5) for y in diagonals)
             assert is_relative == (n == 1), name
             changes = not torch.equal(effect.tril(), walk_parts.effect(name, others).tril())
             assert changes == (n == 2), name
 
 def test_what_counts():
-    """In a panel of cope's kinds and of fox, keys have the same colour if as many heeded letters
-    lie between them and the query. cope counts the key too."""
-    heeded = torch.tensor([True, False, True, False, False, False, True, True, *[False] * 3])
-    seen = torch.ones(11, 11).tril().bool()
-    until = heeded.cumsum(0)
-    for name in ("fox", "cope", "cope_mlp", "cope_alibi"):
+    """In the panels of cope and fox, keys have the same colour if as many counted words lie between
+    them and the query. cope counts the key, too."""
+    for name, counts in (("cope", walk_parts.NOUNS), ("fox", walk_parts.STOP)):
+        T = len(counts)
+        seen = torch.ones(T, T).tril().bool()
+        until = counts.cumsum(0)
         count = until[:, None] - until
-        if name != "fox":
-            count = count + heeded.long()
-        effect = walk_parts.effect(name, heeded)
+        if name == "cope":
+            count = count + counts.long()
+        effect = walk_parts.effect(name, counts)
         groups = [effect[seen & (count == c)] for c in count[seen].unique()]
         for group in groups:
-            assert torch.allclose(group, group[0], atol=0.03), name
+            assert torch.allclose(group, group[0], atol=0.05), name
         means = torch.stack([group.mean() for group in groups]).sort().values
         assert means.diff().min() > 0.05, name
 
-def test_panels_differ():
-    """No two panels look alike. The most similar ones are those of expe and exqpe, whose
-    correlation is 0.96. Panels in opposite colours count as different."""
-    effects = []
-    for methods in walk_parts.ANSWERS.values():
-        for name in methods:
-            heeded = walk_parts.IS_A if name == "fox" else walk_parts.BEGINS_WORD
-            effects.append(walk_parts.effect(name, heeded))
-    seen = ~effects[0].isnan()
-    similarity = torch.stack([effect[seen] for effect in effects]).corrcoef()
-    assert similarity.fill_diagonal_(0).max() < 0.97
-
-# --- the other pictures ---------------------------------------------------------------------------
-
 @torch.no_grad()
 def test_stopped_pairs_stop():
-    """With all pairs stopped, a distance above 63 has the logits of 63. With none stopped, the
-    logits are RoPE's."""
-    source = SOURCE[SOURCE.index("class Stopped") : SOURCE.index('PES["stopped"]')]
-    names = dict(vars(model), torch=torch)
-    exec(source, names)
-    pe = names["Stopped"](walk_parts.SMALL)
-    q = torch.randn(1, 4, 1, 16).expand(-1, -1, 100, -1)  # the same content everywhere
-    k = torch.randn(1, 4, 1, 16).expand(-1, -1, 100, -1)
+    """With all pairs stopped, distant keys have the logits of distance 63. With none stopped, the
+    model is RoPE's, and in any case it is so within the trained length."""
+    _, names = run(code_of("def angles_if_far(").split("\ndef loss_of_text")[0])
+    torch.manual_seed(0)
+    gpt = model.GPT(walk_parts.replace(walk_parts.SMALL, pe="rope"))
+    tokens = torch.randint(256, (1, 100))
+    want, _ = gpt(tokens, tokens)
+    q, k = torch.randn(2, 1, 4, 1, 16).expand(-1, -1, -1, 100, -1)  # the same content everywhere
     pos = torch.arange(100)
-    rotated_q, rotated_k = pe.encode_qk(q, k, None, pe.per_position(q, pos), {})
-    logits = model.scaled_dot_products(rotated_q, rotated_k, 16)
-    for pairs, far in ((range(8), 63), ([], 99)):
-        pe.pairs = list(pairs)
-        found = logits + pe.logit_bias(q, logits, pos[:, None], pos, rotated_k)
-        distance = (pos[:, None] - pos).clamp(0, far)
-        want = logits[:, :, distance, 0]
-        assert torch.allclose(found.tril(), want.tril(), atol=1e-4)
+    for pairs, farthest in (([], 99), (list(range(8)), 63)):
+        stopped = walk_parts.stopped(gpt, pairs, names["angles_if_far"])
+        found, _ = stopped(tokens, tokens)
+        assert torch.allclose(found[:, :64], want[:, :64], atol=1e-4)
+        assert torch.allclose(found, want, atol=1e-4) == (not pairs)
 
-def test_the_row_in_the_docstring_of_cope():
-    """It is that of the page, where p is not clamped yet."""
-    rows = {name: values.split("  summed")[0].split("  z at")[0].split()
-            for name, values in re.findall(r"^ {8}(gate|p|bias) +(.*)$", model.CoPE.__doc__, re.M)}
-    page = dict(re.findall(r"^    (gate|p|bias) +([\d. ]+)$", PAGE, re.M))
-    for name, values in rows.items():
-        want = [min(float(value), 3.0) for value in page[name].split()]
-        assert [float(value) for value in values] == want and len(values) == 6
+        pe = stopped.h[0].attn.pes[0]
+        rotated_q, rotated_k = pe.encode_qk(q, k, None, pe.per_position(q, pos), {})
+        logits = model.scaled_dot_products(rotated_q, rotated_k, 16)
+        bias = pe.logit_bias(q, logits, pos[:, None], pos, rotated_k)
+        distance = (pos[:, None] - pos).clamp(0, farthest)
+        at_distance = logits[:, :, distance, 0]  # of query `distance` and key 0
+        assert torch.allclose((logits + bias).tril(), at_distance.tril(), atol=1e-4)
