@@ -1,16 +1,21 @@
 """What the corpora of the Hugging Face hub share: loading, tokenizing on all cores, resuming."""
 import collections
 import concurrent.futures
+import contextlib
 import itertools
+import json
 import os
+import zlib
+from pathlib import Path
 
 import numpy as np
 
 from config import Mistake, one_line, optional
-from data.shards import Writer
+from data.shards import Writer, split_of
 from data.tokenizer import tokenizer
 
 CORES = os.cpu_count() or 1
+PROGRESS = "progress.json"  # what meta.json would say if there were no more shards
 LLAMA = "hf-internal-testing/llama-tokenizer"  # a copy of Llama's tokenizer that needs no login
 
 def hub(*args, rows=None, **options):
@@ -49,10 +54,7 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
 
     def encode(document):
         split, text, is_first = document
-        if separator or is_first:
-            ids = codec.encode_document(text)
-        else:
-            ids = codec.encode_continuation(text)
+        ids = encode_piece(codec, text, separator is not None or is_first)
         if len(ids) < shortest:
             return split, end[:0]  # no tokens
         if separator == "before":
@@ -64,8 +66,8 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
     separator_id = codec.separator if separator else None
     others = sorted(depends_on.items())
     settings = (tokenizer_name, separator, sizes, shortest, shard_tokens, others)
-    with Writer(folder, codec.vocab_size, tokenizer_name, separator_id, shard_tokens,
-                settings) as writer:
+    with ResumingWriter(settings, folder, codec.vocab_size, tokenizer_name, separator_id,
+                        shard_tokens) as writer:
         done = writer.meta.setdefault("documents", 0)
         last = None
         for split, ids in in_threads(encode, itertools.islice(marked(documents), done, None)):
@@ -81,6 +83,52 @@ def write_documents(folder, documents, tokenizer_name, separator="after", sizes=
             writer.meta["documents"] += 1
             writer.write(split, ids)
         refuse_what_was_cut_short(writer, sizes, at_least)
+
+class ResumingWriter(Writer):
+    """A Writer that resumes, for a corpus. `settings` are everything that its contents depend on.
+    The .part folder is named after them and stays after an error, and the next writer with the same
+    settings resumes after the last shard. Only one process at a time may therefore write a corpus.
+    What waited for the next shard is lost, so a caller writes one split after the other, and calls
+    end_shard in between. `meta` is saved with each shard, so it may hold what a caller needs for
+    resuming."""
+
+    def __init__(self, settings, *args):
+        self.settings = settings
+        super().__init__(*args)
+
+    def _make_part(self):
+        part = Path(f"{self.folder}.{zlib.crc32(repr(self.settings).encode()):08x}.part")
+        part.mkdir(parents=True, exist_ok=True)
+        if (part / PROGRESS).exists():
+            self.meta = json.loads((part / PROGRESS).read_text(encoding="utf-8"))
+            for shard, count in self.meta["shards"].items():
+                self.written[split_of(shard)] += count
+            print(f"resuming {part} after {len(self.meta['shards'])} shards; if the source has "
+                  "changed, delete this folder and start over", flush=True)
+        return part
+
+    def end_shard(self, split, size=None):
+        before = set(self.meta["shards"])
+        super().end_shard(split, size)
+        for name in self.meta["shards"].keys() - before:
+            self._save_meta(PROGRESS)
+            print(f"{self.folder}: {name} has {self.meta['shards'][name]:,} tokens", flush=True)
+
+    def __exit__(self, error, *_):
+        try:
+            if error is None:
+                self._finish()
+                # not before the folder is renamed, because a kill in between would lose all shards
+                (self.folder / PROGRESS).unlink(missing_ok=True)
+        finally:
+            with contextlib.suppress(OSError):
+                self.part.rmdir()  # if an error came before the first shard
+
+def encode_piece(codec, text, is_first):
+    """Returns the tokens of a piece of a document, which is its first piece or not."""
+    if is_first:
+        return codec.encode_document(text)
+    return codec.encode_continuation(text)
 
 def marked(documents):
     """Yields (split, text, whether it is the first document of its split)."""

@@ -34,7 +34,6 @@ from config import Mistake
 
 KEYS = ("vocab_size", "tokenizer", "separator", "row_length", "loss", "shards", "checksum")
 NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what some network drives answer
-PROGRESS = "progress.json"  # what meta.json would say if there were no more shards
 
 def rng(seed, number):
     """Returns a numpy generator that depends only on (seed, number)."""
@@ -223,25 +222,18 @@ class Writer(contextlib.AbstractContextManager):
     The files are written into a folder of this process, data/mine.xxxxxxxx.part, and the end of the
     `with` block gives it its final name. So several processes may write the same set at once. Each
     of them does all of the work, and the set of the first one stays. If there is an error, the
-    folder is deleted. Only a process that is killed leaves it behind, and you may delete it.
-
-    Writing a corpus may take hours, so it has `settings`. Its .part folder is named after them and
-    stays after an error, and the next Writer with the same settings resumes after the last shard.
-    Only one process at a time may therefore write a corpus. What waited for the next shard is lost,
-    so a caller writes one split after the other, and calls end_shard in between.
+    folder is deleted. Only a process that is killed leaves it behind, and you may delete it. (A
+    corpus takes hours, so data/documents.py has a writer that resumes.)
 
     folder: where the set will be. If this folder exists, it must be empty.
     vocab_size, tokenizer, separator: as in meta.json.
     shard_tokens: a shard of rows has at most this many tokens, and a shard of a stream ends with
         the `write` that brings it to this many.
-    settings: everything that the contents of a corpus depend on, or None in a small set.
 
-    `meta` will be meta.json. If there are `settings`, it is saved with each shard, so a caller puts
-    into it what it needs for resuming. `written` is {split: number of its tokens}.
+    `meta` will be meta.json, and `written` is {split: number of its tokens}.
     """
 
-    def __init__(self, folder, vocab_size, tokenizer, separator=None, shard_tokens=100_000_000,
-                 settings=None):
+    def __init__(self, folder, vocab_size, tokenizer, separator=None, shard_tokens=100_000_000):
         if vocab_size > 65536:
             raise Mistake(f"tokenizer {tokenizer!r} has {vocab_size} tokens, but uint16 holds only "
                           "65536; choose another")
@@ -251,21 +243,10 @@ class Writer(contextlib.AbstractContextManager):
         if self.folder.exists() and any(self.folder.iterdir()):
             raise Mistake(f"{folder} holds other files; choose another folder with --out")
         self.shard_tokens = shard_tokens
-        self.resumes = settings is not None
-        suffix = secrets.token_hex(4)
-        if self.resumes:
-            suffix = f"{zlib.crc32(repr(settings).encode()):08x}"
-        self.part = Path(f"{self.folder}.{suffix}.part")
-        self.part.mkdir(parents=True, exist_ok=self.resumes)
         self.meta = {"vocab_size": vocab_size, "tokenizer": tokenizer, "separator": separator,
                      "row_length": {}, "loss": "all", "shards": {}, "checksum": 0}
-        if (self.part / PROGRESS).exists():
-            self.meta = json.loads((self.part / PROGRESS).read_text(encoding="utf-8"))
-            print(f"resuming {self.part} after {len(self.meta['shards'])} shards; if the source "
-                  "has changed, delete this folder and start over", flush=True)
         self.written = collections.Counter()
-        for shard, count in self.meta["shards"].items():
-            self.written[split_of(shard)] += count
+        self.part = self._make_part()
         # {split: the bytes of the tokens, or of the mask, that are not in a shard yet}
         self.tokens = collections.defaultdict(bytearray)
         self.masks = collections.defaultdict(bytearray)
@@ -275,10 +256,7 @@ class Writer(contextlib.AbstractContextManager):
             if error is None:
                 self._finish()
         finally:
-            if not self.resumes:
-                shutil.rmtree(self.part, ignore_errors=True)  # it is gone if it was renamed
-            with contextlib.suppress(OSError):
-                self.part.rmdir()  # if an error came before the first shard of a corpus
+            shutil.rmtree(self.part, ignore_errors=True)  # it is gone if it was renamed
 
     def write(self, split, tokens, loss=None):
         """Appends tokens to a split: (n,) to a stream, or (n, row_length) to rows. The mask `loss`
@@ -318,9 +296,12 @@ class Writer(contextlib.AbstractContextManager):
         if self.masks[split]:
             self._save(f"{name}.loss", self.masks[split], size)
         self.meta["shards"][f"{name}.bin"] = size
-        if self.resumes:
-            self._save_meta(PROGRESS)
-            print(f"{self.folder}: {name}.bin has {size:,} tokens", flush=True)
+
+    def _make_part(self):
+        """Makes the folder into which the files are written, and returns it."""
+        part = Path(f"{self.folder}.{secrets.token_hex(4)}.part")
+        part.mkdir(parents=True)
+        return part
 
     def _finish(self):
         """Saves what is left, and gives the folder its final name."""
@@ -335,8 +316,6 @@ class Writer(contextlib.AbstractContextManager):
         except OSError:
             self._refuse_if_complete()  # another process was faster
             raise
-        # not before it is renamed, because a kill in between would then lose all shards
-        (self.folder / PROGRESS).unlink(missing_ok=True)
         sizes = ", ".join(f"{split} {count:,} tokens" for split, count in self.written.items())
         print(f"wrote {self.folder}: {sizes}", flush=True)
 

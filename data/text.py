@@ -15,7 +15,7 @@ from pathlib import Path
 
 from config import Mistake
 from data import SCRIPTS, command
-from data.documents import in_threads
+from data.documents import encode_piece, in_threads
 from data.shards import Writer
 from data.tokenizer import tokenizer as load
 
@@ -93,9 +93,7 @@ def prepare(
         split, text, is_first = piece
         if text is None:
             return split, [codec.separator]
-        if is_first:
-            return split, codec.encode_document(text)
-        return split, codec.encode_continuation(text)
+        return split, encode_piece(codec, text, is_first)
 
     with Writer(folder, codec.vocab_size, tokenizer, codec.separator) as writer:
         for split, ids in in_threads(encode, pieces(sizes)):
