@@ -2,8 +2,9 @@
 A GPT whose positional encoding (PE) is one option, as in GPT(GPTConfig(pe="cope+rope")).
 
 Read this file from top to bottom. It holds the options, the hooks through which a method can act, a
-plain GPT that calls the hooks, a small class for each method, and the table PES, which names all
-methods. In this picture of one forward pass, the hooks are in capitals:
+plain GPT that calls the hooks, a small class for each method, in the order of the lesson
+(eval/walk.md), and the table PES, which names all methods. In this picture of one forward pass, the
+hooks are in capitals:
 
     positions -> PER_POSITION -> all that ENCODE_QK must know about each position
     tokens -> wte -> EMBED -> blocks -> norm -> lm_head -> logits
@@ -75,21 +76,19 @@ class GPTConfig:
     random_positions: int = 0  # draw training positions from 0 to this (not incl.); 0: count from 0
     pe: str = "learned"  # a key of model.PES; a+b: both in each layer; a,b,c: the layers take turns
 
-    # sinusoidal, rope, carope, pope
+    # sinusoidal, rope, pope, carope
     base: float = 10000.0  # sets the frequencies theta_c; each class gives its formula
     # sinusoidal
     sinusoidal_scale: bool = True  # scale token embeddings by sqrt(C) (Vaswani does, ExPE does not)
-    # rope
-    rope_fraction: float = 1.0  # rotate only so many of a head's dimensions, with all frequencies
-    rope_p: float = 1.0  # p-RoPE: rotate only the fastest pairs, this fraction of them
-    rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # to read longer texts
-    rope_factor: float = 1.0  # rope_scaling: the longer texts' length / the trained length, > 1
-    rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
-    # carope
-    carope_x: Literal["input", "embedding"] = "input"  # of attention, or of the token; sets f
-    # pope
-    pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
-    pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
+    # expe, exqpe
+    expe_l: int = 0  # l, the number of dimensions that hold the position; 0: C / 8
+    expe_S: float = 0.0  # S, added to every value
+    expe_theta: float = 1 / 2048  # expe: step per position and per dimension; exqpe: per dimension
+    expe_theta2: float = 1 / 16  # exqpe: step of the one dimension that grows at each position
+    expe_once: bool = False  # write positions only before the first block (dropout acts on them)
+    expe_same: bool = False  # expe: the same value in all l dimensions
+    expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: start as above
+    expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the trained length
     # relative
     relative_capped: bool = False  # distances past the table get its last vector, rather than none
     # t5
@@ -97,6 +96,15 @@ class GPTConfig:
     t5_max_distance: int = 128  # all distances from here on share the last bucket
     # alibi
     alibi_fraction: float = 1.0  # the fraction of the heads that have a slope; the others have none
+    # rope
+    rope_fraction: float = 1.0  # rotate only so many of a head's dimensions, with all frequencies
+    rope_p: float = 1.0  # p-RoPE: rotate only the fastest pairs, this fraction of them
+    rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # to read longer texts
+    rope_factor: float = 1.0  # rope_scaling: the longer texts' length / the trained length, > 1
+    rope_trained: int = 0  # yarn: the trained length, if block_size was raised; 0: block_size
+    # pope
+    pope_mu: Literal["softplus", "relu", "identity"] = "softplus"  # maps q and k to magnitudes
+    pope_delta: Literal["zero", "uniform", "none"] = "zero"  # initial delta; none: no delta
     # cope, cope_mlp, cope_alibi
     cope_gates: Literal["keys", "sep-keys", "values"] = "keys"  # what q is dotted with in the gates
     # cope, cope_mlp
@@ -110,15 +118,8 @@ class GPTConfig:
     # cope_alibi
     cope_slopes: Literal["alibi", "geometric", "learned"] = "alibi"  # geometric: m0, m0/2, m0/4 ...
     cope_m0: float = 1.0  # geometric: the first head's slope
-    # expe, exqpe
-    expe_l: int = 0  # l, the number of dimensions that hold the position; 0: C / 8
-    expe_S: float = 0.0  # S, added to every value
-    expe_theta: float = 1 / 2048  # expe: step per position and per dimension; exqpe: per dimension
-    expe_theta2: float = 1 / 16  # exqpe: step of the one dimension that grows at each position
-    expe_once: bool = False  # write positions only before the first block (dropout acts on them)
-    expe_same: bool = False  # expe: the same value in all l dimensions
-    expe_learned: Literal["no", "random", "init"] = "no"  # train S and theta; init: start as above
-    expe_scale: float = 1.0  # at test time: scales all but S; 0.5 fits twice the trained length
+    # carope
+    carope_x: Literal["input", "embedding"] = "input"  # of attention, or of the token; sets f
 
 # The options that may be changed after training, because they make sense for a trained model
 TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped")
@@ -193,8 +194,10 @@ class PE(nn.Module):
         the mask adds -inf there and inf - inf is NaN. So log(1 + i - j), for example, needs
         (i - j).clamp(min=0).
 
-            q         (B, H, t, d)   some of the queries, before encode_qk
-            logits    (B, H, t, s)   q.k / sqrt(d) of these queries, after encode_qk
+            q         (B, H, t, d)   some of the queries, as they were before encode_qk, because
+                                     what they are multiplied with here is not rotated either
+            logits    (B, H, t, s)   the products q.k / sqrt(d) of these queries with the keys, both
+                                     as they are after encode_qk
             i         (t, 1)         positions of these queries
             j         (s,)           positions of the keys, up to the last of these queries
             per_key   (B, H, s, ..)  what the hook of that name returned, for these keys
@@ -708,6 +711,152 @@ class Sinusoidal(PE):
             x = x * C**0.5
         return x + waves.to(x.dtype)
 
+class ExPE(PE):
+    """`expe` (Exact Positional Embeddings): overwrites the first l dimensions of the input of the
+    projections to q and k. Dimension c becomes S + theta (i + c), c = 0..l-1 (ExPE
+    arXiv:2509.19569 eq. 1-3, Figure 1). Every block does so after its norm, because the norm would
+    change the values. Blocks share S and theta."""
+    reads = (
+        "expe_l", "expe_S", "expe_theta", "expe_once", "expe_same", "expe_learned", "expe_scale")
+
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        self.l = cfg.expe_l or cfg.n_embd // 8
+        require(1 <= self.l <= cfg.n_embd,
+                f"expe would write positions into l = {self.l} of n_embd={cfg.n_embd} dimensions")
+        self.expe_S = shared_from.expe_S if shared_from else self.initial(cfg.expe_S)
+        self.expe_theta = shared_from.expe_theta if shared_from else self.initial(cfg.expe_theta)
+
+    def initial(self, value):
+        """Returns the value or, if it is learned, a parameter that starts there or at random."""
+        if self.cfg.expe_learned == "no":
+            return value
+        if self.cfg.expe_learned == "random":
+            return nn.Parameter(torch.randn(()))
+        return nn.Parameter(torch.tensor(value))
+
+    def growth(self, i, c):
+        """Returns the values minus S, before expe_scale multiplies them, (T, l) or (T, 1). i (T, 1)
+        are positions, and c (l,) dimensions."""
+        return self.expe_theta * (i if self.cfg.expe_same else i + c)
+
+    def overwrite(self, x, pos):
+        """Returns x (B, T, C) with positions in its first l dimensions."""
+        i = pos[:, None].to(at_least_float32(x))
+        c = torch.arange(self.l, device=x.device, dtype=at_least_float32(x))
+        values = self.expe_S + self.cfg.expe_scale * self.growth(i, c)
+        values = values.to(x.dtype).expand(len(x), -1, self.l)  # (B, T, l)
+        return torch.cat((values, x[..., self.l :]), -1)
+
+    def embed(self, x, pos):
+        return self.overwrite(x, pos) if self.cfg.expe_once else x
+
+    def inputs(self, x, pos):
+        return x if self.cfg.expe_once else self.overwrite(x, pos)
+
+class ExQPE(ExPE):
+    """`exqpe`: ExPE with the values S + theta_1 c + theta_2 n_c, where n_c is how many of the
+    positions 0..i are congruent to c modulo l. Only one dimension changes from one position to the
+    next, so its step theta_2 can be large enough for low precision (ExPE section 2.3). Eq. 5 is
+    garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
+    reads = (
+        "expe_l", "expe_S", "expe_theta", "expe_theta2", "expe_once", "expe_learned", "expe_scale")
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg, shared_from)
+        theta2 = self.initial(cfg.expe_theta2)
+        self.expe_theta2 = shared_from.expe_theta2 if shared_from else theta2
+
+    def growth(self, i, c):
+        # The positions up to i that are congruent to c are c, c + l, c + 2l .., so there are
+        # floor((i - c) / l) + 1 of them, which is 0 if i < c. This divides integers, because GPUs
+        # may divide floats by multiplying by a reciprocal, and the floor of some exact quotients
+        # would then be one too low
+        n = torch.div((i - c).long(), self.l, rounding_mode="floor") + 1
+        return self.expe_theta * c + self.expe_theta2 * n.to(c.dtype)
+
+class Relative(PE):
+    """`relative`: adds a learned vector per distance to the keys, so that the logit is
+    q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4). As in CoPE's paper, the values get
+    no such vectors. All heads and layers share a. A distance beyond the table gets no vector,
+    whereas Shaw et al. clip it to the last one, as relative_capped does."""
+    reads = ("relative_capped",)
+
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        R = max(cfg.block_size, cfg.random_positions)  # the number of distances that have a vector
+        self.a = shared_from.a if shared_from else nn.Parameter(0.02 * torch.randn(R, self.d))
+
+    def logit_bias(self, q, logits, i, j, per_key):
+        R = len(self.a)
+        distance = i - j  # (t, s)
+        z = scaled_dot_products(q, self.a, self.d)  # (B, H, t, R), the bias at every distance
+        B, H = q.shape[:2]
+        index = distance.clamp(0, R - 1).expand(B, H, -1, -1)  # (B, H, t, s)
+        bias = z.gather(-1, index)
+        if not self.cfg.relative_capped:
+            bias = bias.masked_fill(distance >= R, 0.0)
+        return bias
+
+class T5(PE):
+    """`t5`: adds to the logit a learned number per head and bucket of distances (T5
+    arXiv:1910.10683 section 2.1). Half of the buckets hold one distance each, and the widths of the
+    others grow exponentially. All layers share one table."""
+    reads = ("t5_buckets", "t5_max_distance")
+
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        exact = cfg.t5_buckets // 2  # the number of buckets that hold one distance each
+        require(2 <= exact < cfg.t5_max_distance,
+                f"t5_buckets={cfg.t5_buckets} must be 4 or more, and half of it less than "
+                f"t5_max_distance={cfg.t5_max_distance}")
+        table = torch.zeros(cfg.t5_buckets, cfg.n_head)
+        self.table = shared_from.table if shared_from else nn.Parameter(table)
+        # The smallest distance of each bucket but the first. The buckets 1 .. exact - 1 hold one
+        # distance each
+        starts = list(range(1, exact))
+        # The others begin at exact, exact r, exact r^2 .., rounded up, and the next one would begin
+        # at t5_max_distance. Without the 1e-6, a rounding error could raise what is an integer
+        n = cfg.t5_buckets - exact
+        r = (cfg.t5_max_distance / exact) ** (1 / n)
+        starts += [math.ceil(exact * r**bucket - 1e-6) for bucket in range(n)]
+        self.register_buffer("starts", torch.tensor(starts), persistent=False)
+
+    def logit_bias(self, q, logits, i, j, per_key):
+        bucket = torch.bucketize(i - j, self.starts, right=True)  # (t, s), how many have begun
+        # table[bucket] would be the same, but its backward pass is slow on GPUs
+        bias = F.embedding(bucket, self.table)  # (t, s, H)
+        return bias.permute(2, 0, 1).to(at_least_float32(q))
+
+def alibi_slopes(H, x):
+    """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H,). If H is not a power of two,
+    the first heads get the slopes of the next lower power, and the others every other slope of the
+    next higher one, as in the authors' code (for H = 6: 2^-2, 2^-4, 2^-6, 2^-8, 2^-1, 2^-3)."""
+    lower = 2 ** int(math.log2(H))
+    h = torch.arange(1, H + 1, device=x.device, dtype=at_least_float32(x))
+    exponent = torch.where(h <= lower, h, h - lower - 0.5) * (8 / lower)
+    return 2.0**-exponent
+
+class ALiBi(PE):
+    """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
+    slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only that
+    fraction of the heads, the first ones, have a slope, and the others ignore positions.
+
+    -m_h (i - j) is m_h j - m_h i, the difference of a number of the key and one of the query, so
+    no T x S matrix of biases is needed (see PE.key_bias)."""
+    reads = ("alibi_fraction",)
+
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        self.heads = round(cfg.alibi_fraction * self.H)  # that have a slope
+        require(1 <= self.heads <= self.H,
+                f"alibi_fraction={cfg.alibi_fraction} gives a slope to {self.heads} of {self.H} "
+                "heads")
+
+    def key_bias(self, j, per_key):
+        """Returns m_h j, (H, S)."""
+        without = j.new_zeros(self.H - self.heads)  # the heads without a slope
+        return torch.cat((alibi_slopes(self.heads, j), without))[:, None] * j
+
 def rotate_pairs(x, cos, sin):
     """Rotates the pairs (x[c], x[c + n]), c = 0..n-1, of x (B, H, T, d), and leaves the dimensions
     from 2n on as they are. cos and sin (.., T, n) are those of the angles."""
@@ -716,9 +865,9 @@ def rotate_pairs(x, cos, sin):
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), -1).to(x.dtype)
 
 def stored(table):
-    """Returns the same table. torch.compile fuses what is cheap into each of its uses, and would
-    compute these cosines and sines again for each of them. It does not fuse through as_strided, so
-    it stores the table."""
+    """Returns the same table, but makes torch.compile store it. Otherwise each use of the table
+    would compute the cosines and sines again, because torch.compile fuses what is cheap into its
+    uses. It does not fuse through as_strided."""
     return table.as_strided(table.shape, table.stride())
 
 class RoPE(PE):
@@ -729,23 +878,11 @@ class RoPE(PE):
 
     Two options rotate only a part of the dimensions, and are easily confused. With
     rope_fraction < 1, n is smaller, and the fewer pairs have frequencies from 1 down to nearly
-    1/base, as before (GPT-NeoX arXiv:2204.06745). With rope_p < 1, the pairs keep the frequencies
-    that they have without the option, but the slowest ones do not rotate at all (p-RoPE
-    arXiv:2410.06205 section 6). Their product depends only on content, at any distance.
+    1/base, as before (GPT-NeoX arXiv:2204.06745). With rope_p < 1, all pairs keep the frequencies
+    that they have without the option, but the slowest ones do not rotate at all. Their product
+    depends only on content, at any distance (p-RoPE arXiv:2410.06205 section 6).
 
-    rope_scaling changes the frequencies of a trained model, to let it read rope_factor times the
-    trained length (YaRN arXiv:2309.00071 sections 2 and 3 describe all three ways):
-
-        linear   divides every frequency by the factor, so no angle is larger than in training
-        ntk      raises the base. This divides the lowest frequency by the factor and leaves the
-                 highest, which tells neighbours apart, unchanged
-        yarn     counts the rotations that a pair makes within the trained length. A pair with at
-                 most 1 would meet new angles in longer texts, so its frequency is divided by the
-                 factor. A pair with 32 or more has met every angle many times, and keeps its
-                 frequency. In between, yarn interpolates linearly in the number of rotations
-                 (deployed code often does so in c). It also scales cos and sin, which sharpens the
-                 softmax
-    """
+    Three options let a trained model read longer texts, see `scale_frequencies` below."""
     reads = ("base", "rope_fraction", "rope_p", "rope_scaling", "rope_factor", "rope_trained")
 
     def __init__(self, cfg, shared_from=None):
@@ -771,20 +908,9 @@ class RoPE(PE):
         return round(cfg.rope_fraction * cfg.n_embd / cfg.n_head)
 
     def theta(self, x):
-        """Returns the frequencies (n,) after rope_scaling."""
+        """Returns the frequencies (n,)."""
         n = self.rotated_width(self.cfg) // 2
-        scaling, factor = self.cfg.rope_scaling, self.cfg.rope_factor
-        base = self.cfg.base
-        if scaling == "ntk":
-            base = base * factor ** (n / (n - 1))  # so base^(-(n-1)/n) is divided by factor
-        theta = frequencies(base, n, x)
-        if scaling == "linear":
-            theta = theta / factor
-        if scaling == "yarn":
-            trained = self.cfg.rope_trained or self.cfg.block_size
-            rotations = trained * theta / (2 * math.pi)
-            gamma = ((rotations - 1) / (32 - 1)).clamp(0, 1)  # alpha = 1, beta = 32
-            theta = theta * (gamma + (1 - gamma) / factor)
+        theta = scale_frequencies(frequencies(self.cfg.base, n, x), self.cfg)
         rotating = round(self.cfg.rope_p * n)
         return F.pad(theta[:rotating], (0, n - rotating))
 
@@ -801,56 +927,34 @@ class RoPE(PE):
         cos, sin = per_position
         return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
-def precise_product(x, W):
-    """Returns x W in at least float32. Autocast would round it to bfloat16, and carope and fox,
-    which add up the products of all tokens, would add up those errors too. (The same holds for
-    TF32, which PyTorch uses only if torch.set_float32_matmul_precision asks for it.)"""
-    dtype = at_least_float32(x)
-    with torch.autocast(x.device.type, enabled=False):
-        return x.to(dtype) @ W.to(dtype)
+def scale_frequencies(theta, cfg):
+    """Returns RoPE's frequencies (n,) after rope_scaling, which lets a trained model read
+    rope_factor times the trained length (YaRN arXiv:2309.00071 sections 2 and 3 describe all three
+    ways):
 
-class CARoPE(PE):
-    """`carope` (Context-Aware Rotary Positional Embedding): RoPE whose frequencies depend on
-    content. Each token x_t sets one frequency per head, f(x_t) = 1 / (softplus(x_t W + b) + 1), and
-    the angle of pair c is the running sum
-    phi_c(i) = sum_{t<=i} f(x_t)^c, c = 0..d/2-1 (CARoPE arXiv:2507.23083 section 2). Pair 0 does
-    not depend on content, because f^0 = 1.
-
-    carope_x says what x is. The paper's words are "the embedding of the token", but with that, our
-    small models get worse in longer texts nearly as much as RoPE's, and the paper's models do not
-    (eval/README.md). So x is the attention's input, unless carope_x="embedding".
-
-    The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
-    constant b: with W = 0 it gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
-    reads = ("base", "carope_x")
-
-    def __init__(self, cfg, shared_from=None):
-        super().__init__(cfg)
-        require(self.d % 2 == 0, f"carope rotates pairs, but n_embd / n_head = {self.d} is odd")
-        require(cfg.base > 1, f"carope needs base > 1, because f starts below 1; got {cfg.base}")
-        self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
-        target = cfg.base ** (2 / self.d) - 1  # what softplus(b) must be
-        self.b = target + math.log(-math.expm1(-target))  # ln(e^target - 1) in a stable form
-
-    def per_position(self, x, pos):
-        """Returns the token embeddings (B, T, C) if they set the frequencies."""
-        return x if self.cfg.carope_x == "embedding" else None
-
-    def encode_qk(self, q, k, x, embeddings, cache):
-        if embeddings is not None:
-            x = embeddings
-        u = precise_product(x, self.W) + self.b  # (B, T, H)
-        log_f = -torch.log1p(F.softplus(u))
-        c = torch.arange(self.d // 2, device=x.device)
-        # f^c is computed as exp(c log f)
-        phi = (log_f.mT[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
-        if "phi" in cache:
-            phi = phi + cache["phi"]
-        # Older keys are rotated already, so the last phase is enough. It is kept modulo 2 pi,
-        # because a large phase would lose precision
-        cache["phi"] = as_float64(phi[:, :, -1:]) % (2 * math.pi)
-        cos, sin = phi.cos(), phi.sin()
-        return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
+        linear   divides every frequency by the factor, so no angle is larger than in training
+        ntk      divides frequency c by factor^(c/(n-1)). So the slowest pair is scaled as with
+                 linear, and the fastest, which tells neighbours apart, not at all. (This is the
+                 same as a larger base, base factor^(n/(n-1)).)
+        yarn     counts the rotations that a pair makes within the trained length. A pair with at
+                 most 1 would meet new angles in longer texts, so its frequency is divided by the
+                 factor. A pair with 32 or more has met every angle many times, and keeps its
+                 frequency. In between, yarn interpolates linearly in the number of rotations
+                 (deployed code often does so in c). It also scales cos and sin, which sharpens the
+                 softmax
+    """
+    factor = cfg.rope_factor
+    if cfg.rope_scaling == "linear":
+        return theta / factor
+    if cfg.rope_scaling == "ntk":
+        n = len(theta)
+        c = torch.arange(n, device=theta.device, dtype=theta.dtype)
+        return theta / factor ** (c / (n - 1))
+    if cfg.rope_scaling == "yarn":
+        rotations = (cfg.rope_trained or cfg.block_size) * theta / (2 * math.pi)
+        gamma = ((rotations - 1) / (32 - 1)).clamp(0, 1)  # alpha = 1, beta = 32
+        return theta * (gamma + (1 - gamma) / factor)
+    return theta
 
 class PoPE(PE):
     """`pope` (Polar Coordinate Positional Embedding): the logit is
@@ -898,113 +1002,6 @@ class PoPE(PE):
             mu = F.relu(mu)
         return (torch.cat((mu, mu), -1) * unit_vectors).to(x.dtype)
 
-class Relative(PE):
-    """`relative`: adds a learned vector per distance to the keys, so that the logit is
-    q_i.(k_j + a[i-j]) / sqrt(d) (Shaw arXiv:1803.02155 eq. 4). As in CoPE's paper, the values get
-    no such vectors. All heads and layers share a."""
-    reads = ("relative_capped",)
-
-    def __init__(self, cfg, shared_from=None):
-        super().__init__(cfg)
-        R = max(cfg.block_size, cfg.random_positions)  # the number of distances that have a vector
-        self.a = shared_from.a if shared_from else nn.Parameter(0.02 * torch.randn(R, self.d))
-
-    def logit_bias(self, q, logits, i, j, per_key):
-        R = len(self.a)
-        distance = i - j  # (t, s)
-        z = scaled_dot_products(q, self.a, self.d)  # (B, H, t, R), the bias at every distance
-        B, H = q.shape[:2]
-        index = distance.clamp(0, R - 1).expand(B, H, -1, -1)  # (B, H, t, s)
-        bias = z.gather(-1, index)
-        if not self.cfg.relative_capped:
-            bias = bias.masked_fill(distance >= R, 0.0)
-        return bias
-
-class T5(PE):
-    """`t5`: adds to the logit a learned number per head and bucket of distances (T5
-    arXiv:1910.10683 section 2.1). Half of the buckets hold one distance each, and the widths of the
-    others grow exponentially. All layers share one table."""
-    reads = ("t5_buckets", "t5_max_distance")
-
-    def __init__(self, cfg, shared_from=None):
-        super().__init__(cfg)
-        exact = cfg.t5_buckets // 2  # the number of buckets that hold one distance each
-        require(2 <= exact < cfg.t5_max_distance,
-                f"t5_buckets={cfg.t5_buckets} must be 4 or more, and half of it less than "
-                f"t5_max_distance={cfg.t5_max_distance}")
-        table = torch.zeros(cfg.t5_buckets, cfg.n_head)
-        self.table = shared_from.table if shared_from else nn.Parameter(table)
-        # first[b - 1] is the smallest distance in bucket b, which is b as long as b < exact
-        first = list(range(1, exact))
-        # Then it is exact * r^n for n = 0, 1, 2 .., rounded up. Without the 1e-6, a rounding error
-        # could raise what is an integer already
-        r = (cfg.t5_max_distance / exact) ** (1 / (cfg.t5_buckets - exact))
-        first += [math.ceil(exact * r**n - 1e-6) for n in range(cfg.t5_buckets - exact)]
-        self.register_buffer("first", torch.tensor(first), persistent=False)
-
-    def logit_bias(self, q, logits, i, j, per_key):
-        bucket = torch.bucketize(i - j, self.first, right=True)  # (t, s)
-        # table[bucket] would be the same, but its backward pass is slow on GPUs
-        bias = F.embedding(bucket, self.table)  # (t, s, H)
-        return bias.permute(2, 0, 1).to(at_least_float32(q))
-
-def alibi_slopes(H, x):
-    """Returns the slopes m_h = 2^(-8h/H) of the heads h = 1..H, (H,). If H is not a power of two,
-    the first heads get the slopes of the next lower power, and the others every other slope of the
-    next higher one, as in the authors' code (for H = 6: 2^-2, 2^-4, 2^-6, 2^-8, 2^-1, 2^-3)."""
-    lower = 2 ** int(math.log2(H))
-    h = torch.arange(1, H + 1, device=x.device, dtype=at_least_float32(x))
-    exponent = torch.where(h <= lower, h, h - lower - 0.5) * (8 / lower)
-    return 2.0**-exponent
-
-class ALiBi(PE):
-    """`alibi`: adds -m_h (i - j) to the logit, so that attention decays with distance, with a fixed
-    slope m_h per head (ALiBi arXiv:2108.12409 section 3). With alibi_fraction < 1, only that
-    fraction of the heads, the first ones, have a slope, and the others ignore positions.
-
-    -m_h (i - j) is m_h j - m_h i, the difference of a number of the key and one of the query, so
-    no T x S matrix of biases is needed (see PE.key_bias)."""
-    reads = ("alibi_fraction",)
-
-    def __init__(self, cfg, shared_from=None):
-        super().__init__(cfg)
-        self.heads = round(cfg.alibi_fraction * self.H)  # that have a slope
-        require(1 <= self.heads <= self.H,
-                f"alibi_fraction={cfg.alibi_fraction} gives a slope to {self.heads} of {self.H} "
-                "heads")
-
-    def key_bias(self, j, per_key):
-        """Returns m_h j, (H, S)."""
-        without = j.new_zeros(self.H - self.heads)  # the heads without a slope
-        return torch.cat((alibi_slopes(self.heads, j), without))[:, None] * j
-
-class FoX(PE):
-    """`fox`: adds sum_{l=j+1..i} log f_l, where f_l = sigmoid(x_l W + b) is the forget gate that
-    token l has in each head (FoX arXiv:2503.02130 section 3). It is like ALiBi with slopes that
-    depend on content: each token's gate decides how much of the earlier context is kept. x is
-    the attention's input. W and b start as in the authors' code, which makes f about 1/2.
-
-    In the backward pass, d(log f_l) sums dS, the gradient of the logits, over all pairs (i, j)
-    whose path crosses l (j < l <= i)."""
-
-    def __init__(self, cfg, shared_from=None):
-        super().__init__(cfg)
-        self.W = nn.Parameter(0.02 * torch.randn(cfg.n_embd, cfg.n_head))
-        self.b = nn.Parameter(torch.zeros(cfg.n_head))
-
-    def per_key(self, x, k, v, cache):
-        """Returns the running sums log f_0 + .. + log f_j at each key j, (B, H, S)."""
-        log_f = F.logsigmoid(precise_product(x, self.W) + self.b)  # (B, T, H)
-        # in float32, the sum over thousands of tokens would lose precision
-        sums = as_float64(log_f.mT).cumsum(-1)  # (B, H, T)
-        if "sums" in cache:
-            sums = sums + cache["sums"][..., -1:]
-        return extend_cache(cache, "sums", sums)
-
-    def key_bias(self, j, sums):
-        """Returns minus the running sums, because sums_i - sums_j is the sum over l = j+1..i."""
-        return -sums
-
 class CoPE(PE):
     """`cope` (Contextual Position Encoding): positions count the tokens that the query cares about.
     The gate g_ij = sigmoid(q_i.k_j / sqrt(d)) says how much query i counts key j. The position of
@@ -1021,10 +1018,10 @@ class CoPE(PE):
         p       3     3   2.5  1.75  1.25   .75    summed from the right; 3.75, 3.25 are clamped
         bias    3     3     2  1.25  1.75   1.5    z at p: 2.5 is halfway between z[2] and z[3]
 
-    As in Listing 1, cope_gates="keys" takes the layer's logits for the gates. In `cope+rope`, these
-    are products of a rotated q and rotated keys. All other products are with vectors that are not
-    rotated (e, and the gates' own keys or values). They use the q that is not rotated either,
-    because they would otherwise depend on absolute positions."""
+    Which q? In `cope+rope`, q and k are rotated, and what is dotted with a rotated vector must be
+    rotated, too. So the gates of Listing 1 (cope_gates="keys") are those of the layer's own logits,
+    of rotated q and k. But q.e, and the products with the gates' own keys or with values, take q as
+    it was before the rotation, because e and the others are not rotated."""
     reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_shared", "cope_per_head")
     recompute = True  # 1024 tokens would otherwise take eight times as much memory as with rope
 
@@ -1117,84 +1114,104 @@ class CoPE_ALiBi(CoPE):
             m = self.m.to(at_least_float32(q))
         return -m.view(self.H, 1, 1) * p
 
-class ExPE(PE):
-    """`expe` (Exact Positional Embeddings): overwrites the first l dimensions of the input of the
-    projections to q and k. Dimension c becomes S + theta (i + c), c = 0..l-1 (ExPE
-    arXiv:2509.19569 eq. 1-3, Figure 1). Every block does so after its norm, because the norm would
-    change the values. Blocks share S and theta."""
-    reads = (
-        "expe_l", "expe_S", "expe_theta", "expe_once", "expe_same", "expe_learned", "expe_scale")
+def precise_product(x, W):
+    """Returns x W in at least float32. Autocast would round it to bfloat16, and carope and fox,
+    which add up the products of all tokens, would add up those errors too. (The same holds for
+    TF32, which PyTorch uses only if torch.set_float32_matmul_precision asks for it.)"""
+    dtype = at_least_float32(x)
+    with torch.autocast(x.device.type, enabled=False):
+        return x.to(dtype) @ W.to(dtype)
+
+class FoX(PE):
+    """`fox`: adds sum_{l=j+1..i} log f_l, where f_l = sigmoid(x_l W + b) is the forget gate that
+    token l has in each head (FoX arXiv:2503.02130 section 3). It is like ALiBi with slopes that
+    depend on content: each token's gate decides how much of the earlier context is kept. x is the
+    attention's input. W and b start as in the authors' code, which makes f about 1/2. There they
+    are an nn.Linear whose weight decays, and here they do not decay.
+
+    In the backward pass, d(log f_l) sums dS, the gradient of the logits, over all pairs (i, j)
+    whose path crosses l (j < l <= i)."""
 
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
-        self.l = cfg.expe_l or cfg.n_embd // 8
-        require(1 <= self.l <= cfg.n_embd,
-                f"expe would write positions into l = {self.l} of n_embd={cfg.n_embd} dimensions")
-        self.expe_S = shared_from.expe_S if shared_from else self.initial(cfg.expe_S)
-        self.expe_theta = shared_from.expe_theta if shared_from else self.initial(cfg.expe_theta)
+        self.W = nn.Parameter(0.02 * torch.randn(cfg.n_embd, cfg.n_head))
+        self.b = nn.Parameter(torch.zeros(cfg.n_head))
 
-    def initial(self, value):
-        """Returns the value or, if it is learned, a parameter that starts there or at random."""
-        if self.cfg.expe_learned == "no":
-            return value
-        if self.cfg.expe_learned == "random":
-            return nn.Parameter(torch.randn(()))
-        return nn.Parameter(torch.tensor(value))
+    def per_key(self, x, k, v, cache):
+        """Returns the running sums log f_0 + .. + log f_j at each key j, (B, H, S)."""
+        log_f = F.logsigmoid(precise_product(x, self.W) + self.b)  # (B, T, H)
+        # in float32, the sum over thousands of tokens would lose precision
+        sums = as_float64(log_f.mT).cumsum(-1)  # (B, H, T)
+        if "sums" in cache:
+            sums = sums + cache["sums"][..., -1:]
+        return extend_cache(cache, "sums", sums)
 
-    def growth(self, i, c):
-        """Returns the values minus S, before expe_scale multiplies them, (T, l) or (T, 1). i (T, 1)
-        are positions, and c (l,) dimensions."""
-        return self.expe_theta * (i if self.cfg.expe_same else i + c)
+    def key_bias(self, j, sums):
+        """Returns minus the running sums, because sums_i - sums_j is the sum over l = j+1..i."""
+        return -sums
 
-    def overwrite(self, x, pos):
-        """Returns x (B, T, C) with positions in its first l dimensions."""
-        i = pos[:, None].to(at_least_float32(x))
-        c = torch.arange(self.l, device=x.device, dtype=at_least_float32(x))
-        values = self.expe_S + self.cfg.expe_scale * self.growth(i, c)
-        values = values.to(x.dtype).expand(len(x), -1, self.l)  # (B, T, l)
-        return torch.cat((values, x[..., self.l :]), -1)
+class CARoPE(PE):
+    """`carope` (Context-Aware Rotary Positional Embedding): RoPE whose frequencies depend on
+    content. Each token x_t sets one frequency per head, f(x_t) = 1 / (softplus(x_t W + b) + 1), and
+    the angle of pair c is the running sum
+    phi_c(i) = sum_{t<=i} f(x_t)^c, c = 0..d/2-1 (CARoPE arXiv:2507.23083 section 2). Pair 0 does
+    not depend on content, because f^0 = 1.
 
-    def embed(self, x, pos):
-        return self.overwrite(x, pos) if self.cfg.expe_once else x
+    carope_x says what x is. The paper's words are "the embedding of the token", but with that, our
+    small models get worse in longer texts nearly as much as RoPE's, and the paper's models do not
+    (eval/README.md). So x is the attention's input, unless carope_x="embedding".
 
-    def inputs(self, x, pos):
-        return x if self.cfg.expe_once else self.overwrite(x, pos)
+    The paper does not say how CARoPE starts out as RoPE, which it is meant to do, so we add the
+    constant b: with W = 0 it gives f = base^(-2/d), whose powers f^c are RoPE's frequencies."""
+    reads = ("base", "carope_x")
 
-class ExQPE(ExPE):
-    """`exqpe`: ExPE with the values S + theta_1 c + theta_2 n_c, where n_c is how many of the
-    positions 0..i are congruent to c modulo l. Only one dimension changes from one position to the
-    next, so its step theta_2 can be large enough for low precision (ExPE section 2.3). Eq. 5 is
-    garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
-    reads = (
-        "expe_l", "expe_S", "expe_theta", "expe_theta2", "expe_once", "expe_learned", "expe_scale")
     def __init__(self, cfg, shared_from=None):
-        super().__init__(cfg, shared_from)
-        theta2 = self.initial(cfg.expe_theta2)
-        self.expe_theta2 = shared_from.expe_theta2 if shared_from else theta2
+        super().__init__(cfg)
+        require(self.d % 2 == 0, f"carope rotates pairs, but n_embd / n_head = {self.d} is odd")
+        require(cfg.base > 1, f"carope needs base > 1, because f starts below 1; got {cfg.base}")
+        self.W = nn.Parameter(torch.zeros(cfg.n_embd, cfg.n_head))
+        # f = 1 / (softplus(b) + 1) is base^(-2/d) if softplus(b), which is ln(1 + e^b), is this
+        target = cfg.base ** (2 / self.d) - 1
+        # so b = ln(e^target - 1), which would overflow as it stands if target is large
+        self.b = target + math.log(-math.expm1(-target))
 
-    def growth(self, i, c):
-        # This divides integers, because GPUs may divide floats by multiplying by a reciprocal, and
-        # the floor of some exact quotients would then be one too low
-        n = torch.div((i - c).long(), self.l, rounding_mode="floor") + 1
-        return self.expe_theta * c + self.expe_theta2 * n.to(c.dtype)
+    def per_position(self, x, pos):
+        """Returns the token embeddings (B, T, C) if they set the frequencies."""
+        return x if self.cfg.carope_x == "embedding" else None
+
+    def encode_qk(self, q, k, x, embeddings, cache):
+        if embeddings is not None:
+            x = embeddings
+        u = precise_product(x, self.W) + self.b  # (B, T, H)
+        log_f = -torch.log1p(F.softplus(u))
+        c = torch.arange(self.d // 2, device=x.device)
+        # f^c is computed as exp(c log f)
+        phi = (log_f.mT[..., None] * c).exp().cumsum(2)  # (B, H, T, d/2)
+        if "phi" in cache:
+            phi = phi + cache["phi"]
+        # Older keys are rotated already, so the last phase is enough. It is kept modulo 2 pi,
+        # because a large phase would lose precision
+        cache["phi"] = as_float64(phi[:, :, -1:]) % (2 * math.pi)
+        cos, sin = phi.cos(), phi.sin()
+        return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
 
 # cache: numbers per token and head (*: d more with sep-keys)
 PES = {                        # acts on        learns                        cache
     "nope": NoPE,              # nothing        nothing                       2d
     "learned": Learned,        # embeddings     a vector per position         2d
     "sinusoidal": Sinusoidal,  # embeddings     nothing                       2d
-    "rope": RoPE,              # q, k           nothing                       2d
-    "carope": CARoPE,          # q, k           frequencies, by content       2d
-    "pope": PoPE,              # q, k           a phase per head, dimension   3d
+    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d
+    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d
     "relative": Relative,      # logits         a vector per distance         2d
     "t5": T5,                  # logits         a number per head and bucket  2d
     "alibi": ALiBi,            # logits         nothing                       2d
-    "fox": FoX,                # logits         a forget gate per head        2d+1
+    "rope": RoPE,              # q, k           nothing                       2d
+    "pope": PoPE,              # q, k           a phase per head, dimension   3d
     "cope": CoPE,              # logits         a vector per count            2d*
     "cope_mlp": CoPE_MLP,      # logits         an MLP of the count           2d*
     "cope_alibi": CoPE_ALiBi,  # logits         nothing, or slopes            2d*
-    "expe": ExPE,              # input of q, k  nothing, or S and theta       2d
-    "exqpe": ExQPE,            # input of q, k  nothing, or S and thetas      2d
+    "fox": FoX,                # logits         a forget gate per head        2d+1
+    "carope": CARoPE,          # q, k           frequencies, by content       2d
 }
 
 # --- the Triton kernels, which are optional -------------------------------------------------------

@@ -8,6 +8,9 @@ import itertools
 import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 import types
 
 import pytest
@@ -119,6 +122,13 @@ def test_what_model_py_refuses_is_one_line(monkeypatch):
     assert stop.value.code == "script.py: error: n_head=5 must divide n_embd=768"
     with pytest.raises(ValueError, match="too many values"):
         config.run(lambda words: GPT(GPTConfig(pe="own", n_layer=1))(torch.zeros(1, 2).long()))
+
+def test_a_closed_pipe_and_an_interrupt():
+    """Whoever reads the output has seen enough, and Ctrl-C ends a script as a signal does."""
+    for error, status in (("BrokenPipeError", 1), ("KeyboardInterrupt", -signal.SIGINT)):
+        code = f"import config\ndef main(words):\n    raise {error}\nconfig.run(main)"
+        done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
+        assert (done.returncode, done.stderr) == (status, "")
 
 def test_output_of_a_notebook(monkeypatch):
     """Its stdout cannot be reconfigured."""

@@ -262,18 +262,22 @@ def test_far_positions_in_bfloat16(case):
             bias = pe.logit_bias(q[:, :, -9:], logits, i, j, pe.per_key(x, k, v, {}))
             assert bias.dtype == at_least_float32(q), "a bias must be at least float32"
             bias = bias.expand(1, H, 9, T)
+            different.append([len(of_head.unique()) for of_head in bias[0, :, -1]])
             for keys in (bias[..., :9], bias[..., -17:-8]):  # the first ones, and the nearest
                 found.append(keys - keys.amax(-1, keepdim=True))  # all that softmax heeds
         return found
 
     for pe, its_exact in zip(methods(net), methods(exact)):
         inputs = q.float(), k.float(), v.float(), x.float()
+        different = []  # how many different biases the last query has, in each of the three cases
         want = changes(its_exact, *inputs)
         with torch.autocast("cpu", torch.bfloat16):
             under_autocast = changes(its_exact, *inputs)
         for got in (changes(pe, q, k, v, x), under_autocast):
             for a, b in zip(got, want):
                 assert error(a.float(), b) < 0.02, type(pe).__name__
+        for exactly, *rounded in zip(*different):  # of each head
+            assert min(rounded) > 0.1 * exactly, "a bias in bfloat16 makes many distances the same"
 
 @EVERY
 def test_what_is_saved_is_what_learns(case):
@@ -321,6 +325,31 @@ def test_bounds_hold_and_freeze_nothing(case):
                     with torch.no_grad():
                         p += 0.01 * torch.randn_like(p)
                     assert torch.equal(before, expected(net, idx[0])), f"{name} is frozen"
+
+@EVERY
+def test_bounds_do_not_freeze_each_other(case):
+    """If several parameters reach their bounds at once, some of them must still learn, unless the
+    equation is flat there. Otherwise a head whose parameters multiply each other is lost for good
+    as soon as both are 0."""
+    net, idx = build(case).double(), tokens(2, 16)
+    start = copy.deepcopy(net.state_dict())
+    for pe in methods(net):
+        bounded = [p for name, p in pe.named_parameters() if name in pe.bounds]
+        for far in (10.0, -10.0) if bounded else ():
+            net.load_state_dict(start)
+            net.zero_grad()
+            with torch.no_grad():
+                for p in bounded:
+                    p += far
+            net.clamp_parameters()
+            net(idx, idx.roll(-1, 1))[1].backward()
+            if all((p.grad == 0).all() for p in bounded):
+                before = expected(net, idx[0])
+                with torch.no_grad():
+                    for p in bounded:
+                        p -= 0.01 * math.copysign(1, far) * torch.rand_like(p)
+                assert torch.equal(before, expected(net, idx[0])), (
+                    f"{type(pe).__name__} is frozen when all of its parameters are at their bounds")
 
 MIXES = ["pope,carope,expe,rope+learned+sinusoidal+exqpe", "cope+relative+t5+alibi+fox+rope",
          "cope_mlp+cope_alibi+nope"]

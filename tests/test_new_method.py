@@ -75,6 +75,24 @@ class NotInTraining(Slope):
     def logit_bias(self, q, logits, i, j, per_key):
         return self.slope(q) * (j - i) * (not self.training)
 
+class LogInBfloat16(PE):
+    """KERPLE's logarithm, without the cast."""
+    def logit_bias(self, q, logits, i, j, per_key):
+        distance = (i - j).clamp(min=0).to(q.dtype)
+        return -torch.log1p(distance).to(at_least_float32(q))
+
+class BothAtZero(Slope):
+    """Two factors that may both become 0, where neither has a gradient."""
+    bounds = {"m": (0.0, float("inf")), "n": (0.0, float("inf"))}
+
+    def __init__(self, cfg, shared_from=None):
+        super().__init__(cfg)
+        self.m = nn.Parameter(torch.ones(self.H, 1, 1))
+        self.n = nn.Parameter(torch.ones(self.H, 1, 1))
+
+    def slope(self, q):
+        return (self.m * self.n).to(at_least_float32(q))
+
 class Shared(Slope):
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
@@ -90,7 +108,7 @@ def failures(cls, monkeypatch):
     def bias(cfg, name, p, h, x, q, v, scores, pos, others=oracles.bias):
         if name != "slope":
             return others(cfg, name, p, h, x, q, v, scores, pos)
-        m = p("m")[h].item()
+        m = p("m")[h].item() * (p("n")[h].item() if cls is BothAtZero else 1)
         assert m >= 0, "the slope is negative"
         return oracles.causal(len(x), lambda i, j: -m * (i - j))
 
@@ -122,6 +140,8 @@ def test_a_new_method_passes(cls, monkeypatch):
     (InBfloat16, "test_far_positions_in_bfloat16"),
     (ProductUnderAutocast, "test_far_positions_in_bfloat16"),
     (RotationInBfloat16, "test_far_positions_in_bfloat16"),
+    (LogInBfloat16, "test_far_positions_in_bfloat16"),
+    (BothAtZero, "test_bounds_do_not_freeze_each_other"),
     (Buffer, "test_what_is_saved_is_what_learns"),
     (FrozenClamp, "test_bounds_hold_and_freeze_nothing"),
     (ForgottenClamp, "test_forward_equals_the_equations"),

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import sample
 import train
 from config.runs import TrainedRun, read_checkpoint, read_records
 from data.shards import Split, Writer
+from data.tokenizer import Tiktoken, tokenizer
 from eval import scores
 
 ROOT = Path(__file__).parent.parent
@@ -228,6 +230,29 @@ def test_only_some_options_change_a_trained_model(runs):
             TrainedRun(f"{runs / 'rope'}@{change}", "cpu")
     with pytest.raises(ValueError, match="expe_scale does nothing for pe='rope'"):
         TrainedRun(f"{runs / 'rope'}@expe_scale=0.5", "cpu")
+
+def test_a_directory_with_an_at(runs, tmp_path):
+    """It is the directory, unless what follows the @ are options."""
+    home = shutil.copytree(runs / "rope", tmp_path / "me@lab" / "rope@1")
+    for name, factor in ((home, 1), (f"{home}@rope_scaling=ntk,rope_factor=2", 2)):
+        run = TrainedRun(str(name), "cpu")
+        assert run.folder == str(home) and run.model.cfg.rope_factor == factor
+
+def test_float32_is_exact_whatever_the_environment_says(runs):
+    """TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 sets the precision that is set here."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    TrainedRun(str(runs / "rope"), "cpu")
+    assert torch.get_float32_matmul_precision() == "highest"
+    torch.set_float32_matmul_precision(before)
+
+def test_a_prompt_that_is_not_utf8():
+    """Half a character at the end of a prompt, as `head -c` leaves it. Bytes stay as they are."""
+    prompt = b"caf\xc3".decode(errors="surrogateescape")
+    assert tokenizer("bytes").encode(prompt) == [99, 97, 102, 0xC3]
+    hub = object.__new__(Tiktoken)
+    hub.inner = SimpleNamespace(encode=lambda text, allowed_special: text)
+    assert hub.encode(prompt) == "caf\N{REPLACEMENT CHARACTER}"
 
 def test_yarn_knows_the_trained_length(runs, rows, tmp_path):
     """Which is not block_size if the rows were shorter."""
