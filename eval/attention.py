@@ -28,7 +28,7 @@ SHORT = 256  # tokens of each segment at most, because a larger map would be ill
 MOST_COLORS = 10  # matplotlib names ten colours, C0 to C9
 TITLES = {
     "frequency": "magnitude of q and k at each frequency, mean over heads",
-    "rotation": "PoPE's delta, or CARoPE's mean frequencies divided by those at the start",
+    "rotation": "what the rotation has learned",
     "gates": "gates, how much of each key a query counts",
     "positions": "attention from position alone, the largest weight of each query set to 1",
 }
@@ -188,19 +188,24 @@ def figure_of(run, args):
         decode = tokenizer(run.meta["tokenizer"]).decode
         figure = draw_maps(layers, [decode([token]) for token in idx[0].tolist()])
     elif args.figure == "frequency":
-        figure = draw_lines(run, layers, ("queries", "keys"))
+        figure = draw_lines(run, layers, ("queries", "keys"), sharey=True)
+        for ax in figure.axes:
+            ax.set_ylabel("magnitude")
     else:
         figure = draw_lines(run, layers, [f"head {h + 1}" for h in range(run.model.cfg.n_head)])
-        if "carope" in run.model.cfg.pe:
-            figure.axes[0].set_yscale("log")  # of all panels, which share the axis
-    figure.suptitle(f"{run.name}: {TITLES[args.figure]}", wrap=True)
+        for ax, i in zip(figure.axes, layers):
+            if any(isinstance(pe, CARoPE) for pe in run.model.h[i].attn.pes):
+                ax.set(ylabel="mean frequency / initial one", yscale="log")
+            else:
+                ax.set_ylabel("delta, radians")
+    figure.suptitle(draw.plain(f"{run.name}: {TITLES[args.figure]}", 100))
     return figure
 
-def draw_lines(run, layers, names):
+def draw_lines(run, layers, names, **options):
     """Draws a panel for each layer, with lines over its frequencies. layers is {layer: (lines, n)},
-    and there is a name for each line. The axis shows the period of each frequency in tokens, which
-    for CARoPE is that at initialisation."""
-    figure, axes = draw.panels(len(layers), 4, 3, 2.6, sharey=True)
+    there is a name for each line, and options are those of draw.panels. The axis shows the period
+    of each frequency in tokens, which for CARoPE is that at initialisation."""
+    figure, axes = draw.panels(len(layers), 4, 3.2, 2.6, **options)
     for ax, (i, lines) in zip(axes, layers.items()):
         theta = frequencies(run.model.cfg.base, lines.size(1), lines)
         for pe in run.model.h[i].attn.pes:

@@ -155,6 +155,18 @@ def test_attention_of_a_run(runs, tmp_path, drawn):
         with pytest.raises(Mistake, match=message):
             attention.main([*words, "--device=cpu"])
 
+def test_axes_of_learned_rotations(stream, tmp_path, drawn):
+    """PoPE's delta is negative, so only CARoPE's panels have a logarithmic axis."""
+    train.main([f"--data={stream}", f"--out_dir={tmp_path / 'a'}", *TINY, "--pe=pope,carope",
+                "--max_iters=2"])
+    attention.main(["rotation", str(tmp_path / "a"), "--device=cpu"])
+    pope, carope = drawn[0].axes
+    assert (pope.get_ylabel(), pope.get_yscale()) == ("delta, radians", "linear")
+    assert (carope.get_ylabel(), carope.get_yscale()) == (
+        "mean frequency / initial one", "log")
+    low, high = pope.get_ylim()
+    assert all(low <= y <= high for line in pope.lines[:2] for y in line.get_ydata())
+
 def test_loss_by_position(runs, stream, drawn, monkeypatch):
     """Segments of eight times the trained length, whose positions are averaged in 32 groups.
     `learned` reads the beginnings of the same segments. The curve of rope is the mean of two
