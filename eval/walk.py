@@ -393,7 +393,7 @@ parts.print_columns("", text.split(), {"cope counts": count, "fox adds": fade, *
   sentence before and keep all of its own, whereas ALiBi fades both. (If all gates are e^-m, FoX is
   ALiBi.)
 - **CARoPE:** RoPE, but a word decides how far it rotates its own arrows and all later ones. So a
-  head can prefer what is one noun away. This is again the dog, because only the man comes after it.
+  head can prefer what is one noun away. This is again the dog, because only one noun follows it.
 
 So an effect can depend on three things, which are the headings here. Each row of a panel is a word
 that looks back, and each column one that it sees. Colours are relative to the panel's mean, because
