@@ -3,16 +3,14 @@ r"""
 # A first lesson in positional encodings
 
 You know attention: queries are compared with keys, and softmax makes weights of the results. How
-does it learn the *order* of words? Each section answers one question with a small experiment, and
-what is still wrong leads to the next question. For an exercise, change a line of
-[walk.py](walk.py), which also opens as a notebook, and run `python eval/walk.py` (half a minute,
-after `pip install matplotlib`).
+does it learn the *order* of words? For an exercise, change a line of [walk.py](walk.py), which also
+opens as a notebook, and run `python eval/walk.py` (half a minute, after `pip install matplotlib`).
 
 ## 1. Can attention tell two orders apart?
 
 In "dog bites man ?", let the "?" ask who bites. Each key k has two entries here, "I am a noun" and
 "I am a verb", so that of "dog" is (1, 0). The query is q = (2, 0), so it looks for nouns. The
-product q·k is called a **logit**. (Models divide it by √d, for d entries. We do not.)
+product q·k (here without the usual 1/√d) is called a **logit**.
 """
 
 # %%
@@ -42,8 +40,8 @@ By hand: the logits are 2, 0, 2 and 0, and e² is 7.39, so a noun gets 7.39 / (2
 
 With `nope` (no positional encoding), a word has the same weight wherever it stands. The result is
 the sum of the words' values with these weights, and a sum has no order. So both sentences are the
-same to the "?". (In a GPT, each word sees only those before it, from which several layers can
-learn a little about the order.)
+same to the "?". (In a GPT, each word sees only itself and those before it, from which several
+layers can learn a little about the order.)
 
 **Still wrong:** neither q nor k says where a word stands.
 
@@ -74,10 +72,10 @@ for sentence in (short, swapped, longer):
 Now the order counts. But with one more word in front, "today" wins. And positions beyond those of
 training have no vectors.
 
-`sinusoidal` needs no table. Two entries of a vector are an arrow in the plane. It adds an arrow
-that rotates by an angle θ per position, like the hand of a clock (or many hands, of different
-speeds). The product of the hands at i and j is cos((i - j)θ), which depends only on the
-**distance** i - j. But it is one of four terms:
+`sinusoidal` needs no table. Two entries of a vector are an arrow in the plane. To the word's arrow,
+this method adds one that rotates by an angle θ per position, like the hand of a clock. The product
+of the hands at i and j is cos((i - j)θ), which depends only on the **distance** i - j. But it is
+one of four terms:
 
 (q + w_i)·(k + w_j) = q·k + q·w_j + w_i·k + w_i·w_j
 
@@ -112,16 +110,16 @@ for slope in (-1.0, 1.0):
 # %% [markdown]
 """
 The logit is 2 · noun + slope · position. Over the positions, the second part is a straight line,
-which is highest at an end. So ExPE finds the first noun or the last, wherever they stand, but not
-one three words back. And in longer texts, the positions are numbers that training never had.
+which is highest at an end. So ExPE can find the first noun or the last, if being a noun counts for
+more (here 2) than all words before it or after it (here 1 each). It cannot find one three words
+back. And in longer texts, the positions are numbers that training never had.
 
 **Still wrong:** "three words back" is a distance.
 
 **Exercise.** For `sinusoidal`, let q and the noun be zero. Which term is left?
 <details><summary>Answer</summary>
 
-w_i·w_j, which is cos 180° = -1 at all four places. With many entries, a model can learn to keep
-words and positions apart.
+w_i·w_j, which is cos 180° = -1 at all four places.
 </details>
 
 ## 3. Can we add a distance instead?
@@ -153,18 +151,16 @@ parts.draw_distance()
 - `t5` learns a number per *range* of distances, the same for all queries. The ranges grow, because
   it hardly matters whether a word is 70 or 71 back.
 - `alibi` learns nothing, and subtracts m (i - j). Layers have several **heads**, which are
-  attentions side by side, and each has another m. With a large m, it sees only what is near.
+  attentions that run in parallel, and each has another m. With a large m, a head sees only what is
+  near. With a very small m, it sees all words nearly alike, as with `nope`.
 
-Flash attention, the fastest code, stores no table with a number per query and key, so it cannot add
-what `relative` and `t5` need. But ALiBi adds b_j - b_i with b_j = m j, and softmax drops b_i, which
-is the same for all keys of a query. And b_j is one more entry of k, to which the entry of q is 1,
-so such code computes ALiBi as if there were no bias:
+This is what ALiBi makes of the first sentence:
 """
 
 # %%
 k = keys(short)
-b = 0.5 * torch.arange(len(k))  # m = 0.5
-read("alibi", short, torch.cat((k, b[:, None]), 1) @ torch.tensor([2.0, 0.0, 1.0]))
+distance = len(k) - 1 - torch.arange(len(k))
+read("alibi", short, k @ q - 0.5 * distance)  # m = 0.5
 
 # %% [markdown]
 """
@@ -173,7 +169,8 @@ read("alibi", short, torch.cat((k, b[:, None]), 1) @ torch.tensor([2.0, 0.0, 1.0
 **Exercise.** With which m does "dog" get half of what "man" gets?
 <details><summary>Answer</summary>
 
-The dog is two words farther, so e^(-2m) is 1/2. With m = ln(2) / 2 = 0.35, they get 0.28 and 0.56.
+The dog is two words farther back, so e^(-2m) is 1/2. With m = ln(2) / 2 = 0.35, they get 0.28 and
+0.56.
 </details>
 
 ## 4. Can q and k carry the distance?
@@ -219,7 +216,7 @@ parts.draw_base()
 # %% [markdown]
 """
 With base 10000, half of the pairs hardly rotate in 64 positions. Their products say what the words
-are, and hardly where.
+are, but hardly where they are.
 
 **Still wrong:** line 5 has α - β in it, which comes from the words.
 
@@ -246,14 +243,14 @@ the word, and its angle is set only by the position. Each entry adds this to the
 softplus(q) softplus(k) cos((i - j)θ - δ)
 
 So a word can make a wave higher, but not move it. Only δ can (here -180°), which is learned per
-head and entry. It is kept from -360° to 0, a full rotation, so it can move the crest anywhere.
+head and entry, from -360° to 0, a full rotation.
 
-Does it matter? Let one query learn to read "3 back" among random words. This loop trains all
-models here, and RoPE and PoPE now come from [model.py](../model.py):
+Does it matter? Let one query learn to read "3 back" among random words. This loop trains all models
+here, and RoPE and PoPE now come from [model.py](../model.py):
 """
 
 # %%
-from model import GPT, PE, PES, GPTConfig, at_least_float32, overrides, scaled_dot_products
+from model import GPT, PE, PES, GPTConfig, overrides, scaled_dot_products
 
 STEPS = 300
 
@@ -269,7 +266,8 @@ def learn(model, loss_of, rate):
 def loss_of_three_back(pe):
     k = torch.randn(64, 1, 16, 16)  # 64 sentences of 16 words, with 16 entries
     q = pe.q.expand_as(k)
-    q, k = pe.encode_qk(q, k, None, pe.per_position(k, torch.arange(16)), {})  # rotates them
+    # None: the words, which only CARoPE reads. {}: an empty cache
+    q, k = pe.encode_qk(q, k, None, pe.per_position(k, torch.arange(16)), {})
     logits = scaled_dot_products(q[:, :, -1:], k, 16)
     return -logits.log_softmax(-1)[..., -4].mean()  # -4 is the key 3 back
 
@@ -282,8 +280,8 @@ for name in ("rope", "pope"):
 
 # %% [markdown]
 """
-RoPE has 1/16, a guess, because random words move its waves at random. (PoPE pays for this: a query
-cannot move a wave either.)
+With RoPE, this word gets 1/16, no better than a guess, because random words move the waves at
+random.
 
 **Still wrong:** our texts were as long as in training.
 
@@ -291,8 +289,7 @@ cannot move a wave either.)
 <details><summary>Answer</summary>
 
 With `k = 1 + torch.randn(64, 1, 16, 16)`, RoPE has 0.28 and PoPE 0.36. What all words have in
-common makes a wave that no word moves. A model can learn such entries, but they hardly say which
-word it is.
+common makes a wave that no word moves.
 </details>
 
 ## 6. What goes wrong in longer texts?
@@ -308,12 +305,15 @@ parts.draw_dials()
 """
 A pair has met all angles in training if it made a full rotation there, 64 θ_c ≥ 2π. The others meet
 new ones, and nothing has taught the model what these mean. Are they to blame, or the length? As a
-control, let some pairs stop. For keys more than 63 bytes away, they keep the angle of 63:
+control, let some pairs stop. For keys more than 63 bytes away, they keep the angle of 63.
+
+The table shows the loss, which is -ln of the probability of the byte that came, in **nats**. In the
+last column, the model reads the same last bytes, but sees at most 64:
 """
 
 # %%
 def angles_if_far(pairs, i, j, theta):
-    of_q, of_k = i * theta, j * theta
+    of_q, of_k = i * theta, j * theta  # only their difference counts
     of_q[:, pairs] = 63 * theta[pairs]  # as if q were at 63
     of_k[:, pairs] = 0  # and k at 0
     return of_q, of_k
@@ -332,24 +332,22 @@ gpt = small_gpt("rope")
 models = {"rope": gpt,
           "pairs 0 to 2 stop": parts.stopped(gpt, [0, 1, 2], angles_if_far),
           "pairs 3 to 7 stop": parts.stopped(gpt, [3, 4, 5, 6, 7], angles_if_far)}
-for name in ("linear", "ntk", "yarn"):
+for name in ("linear", "ntk"):
     models[name] = parts.changed(gpt, rope_scaling=name, rope_factor=8.0)
 parts.draw_losses(parts.print_losses(models))
 
 # %% [markdown]
 """
-The loss is -ln of the probability of the byte that came, in **nats**, so a guess between two costs
-0.69. In the last column, the model reads the same last bytes, but sees only 64.
-
 The new angles are to blame. If the slow pairs stop, the loss is nearly that of the last column,
-although the text is as long as before. (With five seeds, RoPE is 0.41 to 1.04 above it, and 0.03 to
-0.07 if these pairs stop.)
+although the text is as long as before. The fast pairs meet nothing new, so the harm remains if they
+stop. (With five seeds, RoPE is 0.41 to 1.04 above the last column, 0.40 to 1.30 if the fast pairs
+stop, and 0.03 to 0.07 if the slow ones do.)
 
-The last three rows are remedies for the trained model. They slow its pairs, by s = 8 at most.
-`linear` divides each θ_c by s. Then no angle is new, but neighbours look alike. `ntk` divides θ_c
-by s^(c/(n-1)), so pair 0 rotates as before, and the last one s times slower. `yarn` divides by s if
-a pair makes at most one rotation in training, and by less if more. All three are worse within 64
-bytes, because the model was trained with other angles, so one trains a little more.
+As remedies, the last two rows slow the trained model's pairs, by s = 8 at most. `linear` divides
+each θ_c by s. Then no angle is new, but neighbours look alike. `ntk` divides θ_c by s^(c/(n-1)), so
+pair 0 rotates as before, and the last one s times slower. But pair 3 is only 2.4 times slower, so
+within 512 bytes it still makes a full rotation, of which most is new. Both are worse within 64
+bytes, because the model was trained with other angles.
 
 **Still wrong:** angles count words. Is what we look for always as many words away?
 
@@ -357,8 +355,9 @@ bytes, because the model was trained with other angles, so one trains a little m
 stop.
 <details><summary>Answer</summary>
 
-Pair 3. With `[3]`, the last bytes cost 1.94, and with `[4, 5, 6, 7]` 2.76. It is the first to make
-half a rotation, where a product changes its sign. This takes it 99 bytes, and pair 4 already 314.
+Pair 3. With `[3]`, the last bytes cost 1.94, and with `[4, 5, 6, 7]` 2.76. Of the pairs with new
+angles, pair 3 is the first to go far beyond what it has met. At 99 bytes, it has made half a
+rotation, so its product is the opposite of that at 0. Pair 4 needs 314 bytes for this.
 </details>
 
 ## 7. Is a position a distance?
@@ -378,26 +377,27 @@ fade = log_keep.sum() - log_keep.cumsum(0)  # FoX: gates from after each word to
 step = math.radians(45)
 angle = step * is_noun.cumsum(0)  # CARoPE: each noun rotates by 45°, and q prefers one noun away
 logits = {"rope": rope(k, -q), "cope": k @ q + e[count.long()] @ q, "fox": k @ q + fade,
-          "carope": rotate(k, angle) @ rotate(3 * q, angle[-1] - step)}  # 3 q prefers it more
+          "carope": rotate(k, angle) @ rotate(3 * q, angle[-1] - step)}  # 3q sharpens this
 weights = {f"{name} reads": z.softmax(0) for name, z in logits.items()}
 parts.print_columns("", text.split(), {"cope counts": count, "fox adds": fade, **weights})
 
 # %% [markdown]
 """
-- **CoPE:** a gate, sigmoid(q·k) (here by hand), says how much the query counts a key. A key's
-  position is the sum of the gates from the key itself to the query. A learned vector e per integer
-  adds q·e, interpolated between integers. So a head can read the second noun back, however many
-  words stand between. (Beyond the last e, all counts get the last one.)
+- **CoPE:** a gate, sigmoid(q·k), says how much the query counts a key (here 1 for nouns). A key's
+  position is the sum of the gates from the key itself to the query, so with all gates 1 it is
+  i - j + 1. A learned vector e per integer adds q·e, interpolated between integers. Here only that
+  of 2 adds something, to "sleeps", "." and "dog", of which q·k prefers the noun. So a head can read
+  the second noun back, in however many words.
 - **FoX:** each word has a forget gate between 0 and 1, and the logarithms of all gates after the
   key are added. The "." has 0.01, which adds -4.61 to all before it. So a head can forget the
   sentence before and keep all of its own, whereas ALiBi fades both. (If all gates are e^-m, FoX is
-  ALiBi. It is one more entry of k, too, with b_j = minus the sum of the logarithms up to j.)
-- **CARoPE:** RoPE, but each word sets how far it rotates all later arrows (except pair 0). So a
-  head can prefer what is one noun away, in however many words. Far away, such sums are as good as
-  random, so distant words [may distract less](https://arxiv.org/abs/2606.24975) than in RoPE.
+  ALiBi.)
+- **CARoPE:** RoPE, but a word decides how far it rotates its own arrows and all later ones. So a
+  head can prefer what is one noun away. This is again the dog, because only one noun follows it.
 
-So an effect can depend on three things, which are the rows here. Each line is a word that looks
-back, and each column one that it sees. Red is added, and blue subtracted:
+So an effect can depend on three things, which are the headings here. Each row of a panel is a word
+that looks back, and each column one that it sees. Colours are relative to the panel's mean, because
+softmax ignores what all keys share:
 """
 
 # %%
@@ -415,11 +415,10 @@ With 0.5, because e^(ln 0.5) is 0.5. Then the cat gets 0.15 and the dog 0.31.
 
 ## 8. Do models use distant text?
 
-If pairs 3 to 7 stop, the loss stays flat in longer texts. This shows no harm, but no use either.
-For that, compare with what the same model reaches on the same bytes if it sees only the last 64. In
-the last column of section 6, this is no worse. To use distant text, a model must find something in
-it. So larger models learned from code in which spans come again, 128 bytes at a time, and then read
-1024:
+If pairs 3 to 7 stop, the loss stays flat in longer texts. This shows no harm, but no use either,
+because the same model reached 1.91 with all text and 1.87 with at most the last 64 bytes. To use
+distant text, a model must find something in it. So larger models learned from code with repeated
+spans, 128 bytes at a time, and then read 1024:
 """
 
 # %%
@@ -427,19 +426,24 @@ parts.draw_copies(("rope", "pope", "cope", "alibi", "fox"))
 
 # %% [markdown]
 """
-FoX finds copies equally well at all distances, and ALiBi less well the farther they are. Both gain
-in ordinary code, too, where the bars compare 1024 bytes with only the last 128. RoPE finds hardly
-any copy, not even 64 bytes back, probably because keys at new angles distract it. After a quarter
-more training on 1024 bytes, [all five gain](README.md#what-distant-text-is-worth). (What RoPE loses
-depends on its training: 0.94 nats in section 6, 0.79 here, and 1.00 or 2.14 in
-[other](README.md#text) [models](README.md#ten-times-the-steps), without copies.)
+- **FoX** finds copies equally well at all distances. (With one of three seeds, it has learned to
+  copy less well.) **ALiBi** finds them less well the farther they are.
+- **CoPE** finds best what stands at the start of the text (900 bytes back), where a byte sees no
+  more than in training.
+- **PoPE** finds copies up to 128 bytes back. **RoPE** finds hardly any, not even 64 bytes back,
+  probably because keys at new angles distract it.
+
+The bars compare 1024 bytes of ordinary code with at most the last 128. ALiBi and FoX gain there,
+because these models have learned to copy. Without copies in training, they gain [0.04 at
+most](README.md#ten-times-the-steps). After a quarter more training on 1024 bytes, [all five
+gain](README.md#what-distant-text-is-worth).
 
 **Still wrong:** we wrote the methods by hand. Where are they in a model?
 
-**Exercise.** Draw `t5`, too. Which copies does it find best?
+**Exercise.** Draw `t5`, too. Which line is most like it, and why?
 <details><summary>Answer</summary>
 
-Those 900 bytes back. They stand at the start of the text, which it sees as in training.
+That of CoPE, because T5, too, sees the start of the text as in training.
 </details>
 
 ## 9. Where does each act in model.py?
@@ -456,8 +460,9 @@ for hook in ("embed", "inputs", "encode_qk", "logit_bias", "key_bias"):
 """
 `embed` changes embeddings (section 2), `inputs` that from which q and k are computed (ExPE),
 `encode_qk` rotates q and k (4, 5, 7), `logit_bias` adds to logits (3, 7), and `key_bias` adds
-b_j - b_i. `expe` is also under `embed`, because its option `expe_once` writes positions only there.
-Two more hooks prepare: `per_position` (angles) and `per_key` (what a bias must know of each key).
+b_j - b_i, which is m j - m i in ALiBi. (Softmax ignores b_i, so fast code only needs b_j, as one
+more entry of k.) `expe` is under `embed` for its option `expe_once`. (`exqpe`, `cope_mlp` and
+`cope_alibi` are variants of ExPE and CoPE.)
 
 Last, a method of our own. ALiBi prefers the nearest word. Ours prefers a distance c, which each
 head learns:
@@ -465,13 +470,14 @@ head learns:
 
 # %%
 class Peak(PE):
+    # shared_from: the first layer's instance, to share its parameters
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg)
         self.c = torch.nn.Parameter(torch.arange(self.H).float().view(-1, 1, 1))  # 0, 1, 2, 3
         self.m = torch.nn.Parameter(torch.full((self.H, 1, 1), 0.5))
 
     def logit_bias(self, q, logits, i, j, per_key):
-        return -self.m * (i - j - self.c).abs().to(at_least_float32(q))
+        return -self.m * (i - j - self.c).abs()
 
 PES["peak"] = Peak
 parts.print_losses({"peak": small_gpt("peak")})

@@ -106,11 +106,11 @@ def print_losses(models):
     and in the last bytes if it sees no more than in training. models is {name: GPT}. Returns
     {name: the losses at all positions (LONGER,)}."""
     print(f"nats per byte     first {TRAINED}   last {TRAINED} of {LONGER}   "
-          f"these, seeing {TRAINED}")
+          f"last {TRAINED}, seeing at most {TRAINED}")
     losses = {name: losses_of(gpt) for name, gpt in models.items()}
     for name, values in losses.items():
         first, last = values[:TRAINED].mean(), values[-TRAINED:].mean()
-        print(f"{name:17} {first:8.2f} {last:16.2f} {loss_in_windows(models[name]):18.2f}")
+        print(f"{name:17} {first:8.2f} {last:16.2f} {loss_in_windows(models[name]):26.2f}")
     return losses
 
 # --- larger models, from eval/results.jsonl -------------------------------------------------------
@@ -192,7 +192,7 @@ def draw_distance():
         added[name] = bias[0, :, -1].flip(-1)  # of the last query, (H, distances)
     figure = Figure((WIDTH, 3.3), layout="constrained")
     axes = figure.subplots(1, 3)
-    titles = {"relative": "a vector per distance", "t5": "a number per range",
+    titles = {"relative": "q·a for one query", "t5": "a number per range",
               "alibi": "a slope per head"}
     for ax, (name, title) in zip(axes, titles.items()):
         ax.set_title(f"$\\bf{{{name}}}$: {title}", fontsize=10, loc="left")
@@ -256,12 +256,14 @@ def draw_words():
         waves["pope"][word] = (q @ softplus(torch.tensor(key))) * torch.cos(angle + math.pi)
     figure = Figure((WIDTH, 3.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    for ax, (name, title) in zip(axes, (("rope", "verbs have another wave"),
-                                        ("pope", "verbs have a lower wave"))):
+    titles = {"rope": "verbs have another wave", "pope": "verbs have a lower wave"}
+    queries = {"rope": "q is (-2, 0)", "pope": "q is (2, 0)"}
+    for ax, (name, title) in zip(axes, titles.items()):
         for (word, wave), color in zip(waves[name].items(), (BLUE, RED)):
             ax.plot(wave, ".-", color=color, linewidth=2.5, markersize=10)
             ax.text(*PLACES[name, word], word, color=color, fontsize=12, weight="bold", ha="center")
         ax.set_title(f"$\\bf{{{name}}}$: {title}", fontsize=11, loc="left")
+        ax.set_title(queries[name], fontsize=10, loc="right", color="0.4")
         ax.set_xlabel("distance of the key", fontsize=10)
         ax.set_xticks(range(0, 13, 3))
         bare(ax)
@@ -325,7 +327,7 @@ def draw_copies(methods):
         bars.text(gain + math.copysign(0.03, gain), n, f"{gain:+.2f}", fontsize=10, va="center",
                   ha="left" if gain > 0 else "right")
     ax.set_xscale("log")
-    ax.set_xticks(distances, distances)
+    ax.set_xticks(distances, [64, 128, 256, 512, "900 (start)"])
     ax.minorticks_off()
     ax.set_xlabel("how many bytes back the copy stands", fontsize=10)
     ax.set_ylabel("nats per byte", fontsize=10)
@@ -398,6 +400,8 @@ def effect(name, counts):
 def draw_methods():
     """Draws a panel for each of nine methods, in a row for each answer."""
     figure = Figure((WIDTH, 7.6), layout="constrained")
+    figure.text(0.99, 0.993, "red: above the panel's mean, blue: below", fontsize=10.5, ha="right",
+                va="top")
     for part, (answer, methods) in zip(figure.subfigures(3, 1), ANSWERS.items()):
         part.suptitle(f"The effect depends on {answer}", x=0.01, ha="left", fontsize=12,
                       weight="bold")
