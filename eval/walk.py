@@ -154,13 +154,14 @@ parts.draw_distance()
   attentions that run in parallel, and each has another m. With a large m, a head sees only what is
   near. With a very small m, it sees all words nearly alike, as with `nope`.
 
-This is what ALiBi makes of the first sentence:
+ALiBi's -m (i - j) is m j - m i. Softmax ignores m i, which is the same for all words, and m j is
+one more entry of k, to which q's entry is 1. So ALiBi needs no table of distances:
 """
 
 # %%
 k = keys(short)
-distance = len(k) - 1 - torch.arange(len(k))
-read("alibi", short, k @ q - 0.5 * distance)  # m = 0.5
+b = 0.5 * torch.arange(len(k))  # m = 0.5
+read("alibi", short, torch.cat((k, b[:, None]), 1) @ torch.tensor([2.0, 0.0, 1.0]))
 
 # %% [markdown]
 """
@@ -426,8 +427,8 @@ parts.draw_copies(("rope", "pope", "cope", "alibi", "fox"))
 
 # %% [markdown]
 """
-- **FoX** finds copies equally well at all distances. (With one of three seeds, it has learned to
-  copy less well.) **ALiBi** finds them less well the farther they are.
+- **FoX** finds copies equally well at all distances. (One of three seeds copies less well.)
+  **ALiBi** finds them less well the farther they are.
 - **CoPE** finds best what stands at the start of the text (900 bytes back), where a byte sees no
   more than in training.
 - **PoPE** finds copies up to 128 bytes back. **RoPE** finds hardly any, not even 64 bytes back,
@@ -460,9 +461,8 @@ for hook in ("embed", "inputs", "encode_qk", "logit_bias", "key_bias"):
 """
 `embed` changes embeddings (section 2), `inputs` that from which q and k are computed (ExPE),
 `encode_qk` rotates q and k (4, 5, 7), `logit_bias` adds to logits (3, 7), and `key_bias` adds
-b_j - b_i, which is m j - m i in ALiBi. (Softmax ignores b_i, so fast code only needs b_j, as one
-more entry of k.) `expe` is under `embed` for its option `expe_once`. (`exqpe`, `cope_mlp` and
-`cope_alibi` are variants of ExPE and CoPE.)
+b_j - b_i through one more entry of k (3). `expe` is under `embed` for its option `expe_once`.
+(`exqpe`, `cope_mlp` and `cope_alibi` are variants.)
 
 Last, a method of our own. ALiBi prefers the nearest word. Ours prefers a distance c, which each
 head learns:
@@ -484,7 +484,7 @@ parts.print_losses({"peak": small_gpt("peak")})
 
 # %% [markdown]
 """
-Distant text does it no harm, but is of no use to it either.
+Distant text neither harms nor helps it.
 
 **Exercise.** Let c be `torch.zeros(1)`, without a Parameter. Which method is this, and how good?
 <details><summary>Answer</summary>

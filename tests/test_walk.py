@@ -163,8 +163,8 @@ def test_answer_2():
     assert [round(logit.item(), 4) for logit in names["logits"]] == [-1] * 4
 
 def test_answer_3():
-    code = changed(code_of("WORDS =", 'read("alibi"'), "0.5 * distance",
-                   "math.log(2) / 2 * distance")
+    code = changed(code_of("WORDS =", 'read("alibi"'), "0.5 * torch.arange",
+                   "math.log(2) / 2 * torch.arange")
     printed, _ = run(code)
     got = weights(printed.splitlines()[-1])
     assert (got["dog"], got["man"]) == (0.28, 0.56)
