@@ -16,6 +16,7 @@ METRICS = {  # what a table or an axis says of a metric
     "window_loss": "loss in windows of the trained length, nats per token",
     "token_error": "wrong answers, %",
     "sequence_error": "rows with a wrong answer, %",
+    "gain": "gain from distant text, nats per token",
 }
 COLORS = {  # of the published methods, which have the same colour in every picture
     "nope": "#8C8C8C", "learned": "#7A4B1E", "sinusoidal": "#B8996B",

@@ -31,12 +31,7 @@ def main(words):
                         help="run directory or file")
     parser.add_argument("--beside", type=config.text, metavar="FILE",
                         help="show the runs among those of this file")
-    parser.add_argument("--only", type=config.comma_separated, metavar="CONFIGS",
-                        help="show only these config files, such as quickstart,recall_small [all]")
-    parser.add_argument("--metrics", type=config.comma_separated,
-                        help="print only the tables of these metrics, such as token_error [all]")
-    parser.add_argument("--rows", type=config.comma_separated,
-                        help="show only these rows, such as rope,pope [all]")
+    add_choices(parser)
     parser.add_argument("--windows", type=config.comma_separated, default=[], metavar="ROWS",
                         help="draw a dashed curve of the window_loss of these rows [none]")
     parser.add_argument("--out", type=config.text, default="out/report.png", metavar="FILE",
@@ -45,35 +40,62 @@ def main(words):
     lines = read(args.sources)
     if args.beside:
         lines += comparable(read([args.beside]), lines)
-    if args.only:
-        known = {line["experiment"] for line in lines}
-        lines = [line for line in lines if line["experiment"] in args.only]
-        require(lines, f"--only={','.join(args.only)} leaves nothing; there are "
-                       f"{', '.join(sorted(known))}")
-    names = print_tables(lines, args.metrics, args.rows)
-    require(names, f"no table has these --rows and --metrics; the metrics are "
-            f"{', '.join(sorted({line['metric'] for line in lines}))}, and the rows "
-            f"{', '.join(sorted({line['label'] for line in labelled(lines)}))}")
+    lines = chosen(lines, args)
+    print_tables(lines, args)
     draw_panels(lines, args.out, args.rows, args.windows)
+
+def add_choices(parser):
+    """Adds the options that say what is shown."""
+    parser.add_argument("--only", type=config.comma_separated, metavar="CONFIGS",
+                        help="show only these config files, such as quickstart,recall_small [all]")
+    parser.add_argument("--trained", type=config.count, metavar="N",
+                        help="show only models that were trained on N tokens at a time [all]")
+    parser.add_argument("--data", type=config.text, metavar="SET",
+                        help="show only what was measured on this data set [all]")
+    parser.add_argument("--metrics", type=config.comma_separated,
+                        help="print only the tables of these metrics, such as token_error [all]")
+    parser.add_argument("--rows", type=config.comma_separated,
+                        help="show only these rows, such as rope,pope [all]")
+    parser.add_argument("--row", action="append", dest="rows",
+                        help="show only this row, whose name may contain a comma, and others that "
+                             "are named in the same way")
+    parser.add_argument("--columns", type=config.comma_separated,
+                        help="print only these columns, such as x8,x16 [all]")
+    parser.add_argument("--gain", action="store_true",
+                        help="add a column with the loss in windows minus that at the same length, "
+                             "which is what the model gains from distant text")
+
+def chosen(lines, args):
+    """Returns the lines of the config files, trained length and data set that are to be shown."""
+    known = {line["experiment"] for line in lines}
+    lines = [line for line in lines if line["experiment"] in (args.only or known)
+             and line["trained"] == (args.trained or line["trained"])
+             and line["data"] == (args.data or line["data"])]
+    require(lines, f"--only={','.join(args.only or known)} leaves nothing; there are "
+                   f"{', '.join(sorted(known))}")
+    return lines
 
 # --- tables ---------------------------------------------------------------------------------------
 
-def print_tables(lines, metrics=None, rows=None):
-    """Prints the tables in Markdown, or only those of these metrics and rows, and returns how many
-    there were."""
-    printed = 0
+def print_tables(lines, args):
+    """Prints the tables in Markdown, with what the options of add_choices say."""
+    printed = False
     lines = [{**line, "over_length": line["multiple"] is not None} for line in lines]
     for (experiment, metric, trained, over_length), table in grouped(
             lines, "experiment", "metric", "trained", "over_length").items():
-        if metric == "window_loss" or metrics and metric not in metrics:
+        if metric == "window_loss" or args.metrics and metric not in args.metrics:
             continue
         if over_length:
             table = table + windows_at_the_end(lines, experiment, trained)
-        table = labelled(table, rows)
+        if args.gain:
+            table = table + gains(table)
+        table = labelled(table, args.rows)
         if table:
-            print_table(experiment, metric, trained, table)
-            printed += 1
-    return printed
+            print_table(experiment, metric, trained, table, args.columns)
+            printed = True
+    require(printed, f"no table has these rows and metrics; the metrics are "
+            f"{', '.join(sorted({line['metric'] for line in lines}))}, and the rows "
+            f"{', '.join(sorted({line['label'] for line in labelled(lines)}))}")
 
 def windows_at_the_end(lines, experiment, trained):
     """Returns the lines with the window_loss at the largest multiple. It joins the losses as their
@@ -83,15 +105,32 @@ def windows_at_the_end(lines, experiment, trained):
     last = max((line["multiple"] for line in found), default=None)
     return [line for line in found if line["multiple"] == last]
 
-def print_table(experiment, metric, trained, table):
-    """Prints a table, whose rows are sorted by the last column that is not one of window_loss. If
-    it has own rows and others, it says where the own ones stand."""
+def gains(table):
+    """Returns lines with what each run gains from distant text: the loss in windows of the trained
+    length, minus the loss of the same texts when all of them is in view."""
+    found = []
+    of_run = ("pe", "flags", "settings", "options", "step", "seed", "multiple", "beside")
+    for pair in grouped(table, *of_run).values():
+        values = {line["metric"]: line["value"] for line in pair}
+        if {"loss", "window_loss"} <= values.keys():
+            found.append({**pair[0], "metric": "gain", "window": None,
+                          "value": values["window_loss"] - values["loss"]})
+    return found
+
+def print_table(experiment, metric, trained, table, only_columns=None):
+    """Prints a table, whose rows are sorted by the last column of its metric. If it has own rows
+    and others, it says where the own ones stand."""
     columns = grouped(table, *COLUMN)
     names = headings(list(columns))
+    if only_columns:
+        shown = [name in only_columns for name in names]
+        require(any(shown), f"none of these columns is there; there are {', '.join(names)}")
+        columns = {column: columns[column] for column, is_shown in zip(columns, shown) if is_shown}
+        names = [name for name in names if name in only_columns]
     last = [column for column in columns if column[0] == metric][-1]
+    heading_of_last = names[list(columns).index(last)]
     has_others = any(line.get("beside") for line in table)
-    print(f"\n{describe(experiment, metric, trained, table)}, sorted by "
-          f"{names[list(columns).index(last)]}\n")
+    print(f"\n{describe(experiment, metric, trained, table)}, sorted by {heading_of_last}\n")
     print(f"| row | seeds | {' | '.join(names)} |")
     print("| --- " * (2 + len(columns)) + "|")
     printed = []  # (the mean in the last column, the row)
@@ -137,6 +176,8 @@ def headings(columns):
     found = []
     for metric, split, multiple, data, tokens, window, fingerprint in columns:
         heading = f"{split} {multiple:g}x" if multiple else split
+        if metric == "gain":
+            heading = "gain"
         if metric == "window_loss":
             heading += f" in windows of {window}" if several["window"] else " in windows"
         if several["data"]:

@@ -191,7 +191,7 @@ def commands(text):
                 assert not words or "pytest" in words, f"what is {line!r}?"
 
 DOCUMENTED = CONFIGS + sorted(glob.glob("data/[a-z]*.py")) + [
-    "README.md", "config/README.md", "eval/README.md", "sample.py", "train.py",
+    "README.md", "config/README.md", "eval/README.md", "eval/papers.md", "sample.py", "train.py",
     *sorted(glob.glob("eval/[a-z]*.py"))]
 
 WITHOUT_COMMANDS = ("data/shards.py", "data/documents.py", "eval/cbt.py", "eval/draw.py",

@@ -13,19 +13,36 @@ from conftest import TINY
 
 import model
 import train
-from eval import records, report
+from eval import records, report, tables
 
+DOCUMENTS = "eval/README.md", "eval/papers.md"
 
-def test_tables(capsys, tmp_path):
-    """The tables of eval/README.md that have a column of seeds are the same as those that
-    eval.report prints from eval/results.jsonl."""
-    report.print_tables(records.read(["eval/results.jsonl"]))
-    printed = capsys.readouterr().out
-    text = Path("eval/README.md").read_text("utf-8")
-    tables = re.findall(r"(\| row \| seeds .*\n(?:\|.*\n)+)", text)
-    assert len(tables) == 10
-    for table in tables:
-        assert table in printed
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_tables(path):
+    """The tables of a document are those that `python -m eval.tables` writes into it, and no other
+    table has a column of seeds."""
+    text = Path(path).read_text("utf-8")
+    assert tables.with_tables(text, records.read(["eval/results.jsonl"])) == text, (
+        f"run python -m eval.tables {path}")
+    assert len(re.findall(r"\| row \| seeds ", text)) == len(tables.TABLE.findall(text))
+
+def test_a_new_result_changes_the_table(tmp_path, capsys):
+    """And nothing else."""
+    before = Path("eval/README.md").read_text("utf-8")
+    document = tmp_path / "README.md"
+    document.write_text(before, "utf-8")
+    results = Path("eval/results.jsonl").read_text("utf-8")
+    old = '"loss": 1.597585368748601, "window_loss"'  # of alibi, at 1x
+    assert old in results
+    changed = tmp_path / "results.jsonl"
+    changed.write_text(results.replace(old, '"loss": 2.597585368748601, "window_loss"'), "utf-8")
+    tables.main([str(document), f"--results={changed}"])
+    assert capsys.readouterr().out.endswith(" tables, changed\n")
+    rows = zip(before.splitlines(), document.read_text("utf-8").splitlines(), strict=True)
+    found = {line.split(" | ")[0] for line, other in rows if line != other}
+    assert "| `alibi`" in found and all("`alibi" in row or "`" in row for row in found)
+    again = document.read_text("utf-8")
+    assert tables.with_tables(again, records.read([changed])) == again
 
 BESIDE_PAPERS = [  # config, its splits and metric
     ("cope_flip_flop", ("val", "sparse"), "token_error"),
@@ -45,7 +62,7 @@ def test_numbers_beside_the_papers(experiment, splits, metric):
              and "counting@steps=60" not in line["data"]]  # a trial with other initial values
     lines = records.labelled(lines)
     measured = records.grouped(lines, "label", "split")
-    text = Path("eval/README.md").read_text("utf-8")
+    text = Path("eval/papers.md").read_text("utf-8")
     table = text[text.index(f"(../config/{experiment}.py)") :].split("\n\n")[0]
     rows = [row for row in table.split("(../config/")[1].splitlines() if " | " in row]
     names = []
@@ -290,7 +307,7 @@ def test_ten_times_the_steps():
 def test_other_learning_rates():
     """Each cell of the table is the loss with this learning rate and the seed 1337."""
     losses = {}
-    for line in records.read(["eval/results.jsonl", "eval/learning_rates.jsonl"]):
+    for line in records.read(["eval/results.jsonl"]):
         rate = line["flags"].get("learning_rate", 2e-3)
         if (line["experiment"] == "quickstart" and line["metric"] == "loss"
                 and line["seed"] == 1337 and not line["options"]
@@ -305,7 +322,7 @@ def test_other_learning_rates():
         for (multiple, rate), cell in zip(columns, cells):
             loss = losses.get((pe.strip("`"), float(multiple), float(rate)))
             assert cell == ("–" if loss is None else f"{loss:.3f}"), row
-    methods = {pe for pe, _, rate in losses if rate != 2e-3}
+    methods = {pe for pe, _, rate in losses if rate == 1e-3}
 
     def ranking(multiple, rate):
         return sorted((pe for pe in methods if (pe, multiple, rate) in losses),
