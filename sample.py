@@ -23,6 +23,9 @@ BATCH = 8192  # tokens per forward pass
 SEGMENT = 1024  # a longer text is read in segments of this length, to bound the memory
 SPANS = 16  # --extrapolate reads this many spans of text, spread evenly over the split
 EVAL_TOKENS = 131072  # tokens in all spans together
+FOR_LENGTHS = "--eval_tokens", "--window"  # the options that only --extrapolate reads
+FOR_TEXT = ("--num_samples", "--prompt", "--max_new_tokens", "--context", "--temperature",
+            "--top_k", "--seed")  # those that it does not read
 
 # --- the command line -----------------------------------------------------------------------------
 
@@ -65,7 +68,13 @@ def arguments(words):
                       help="sample only from the k most probable tokens; 0: from all [%(default)s]")
     text.add_argument("--seed", type=config.integer, default=1337,
                       help="of the samples [%(default)s]")
-    return parser.parse_intermixed_args(words)
+    args = parser.parse_intermixed_args(words)
+    for word in words:
+        name = word.partition("=")[0]
+        require(name not in FOR_TEXT or not args.extrapolate,
+                f"{name} does nothing with --extrapolate")
+        require(name not in FOR_LENGTHS or args.extrapolate, f"{name} needs --extrapolate")
+    return args
 
 def multiples(text):
     """Returns the numbers in a text such as 1,2,4,8. The order does not matter."""

@@ -35,9 +35,6 @@ from data import locate, write_if_missing
 from data.shards import Split
 from model import GPT, GPTConfig, refuse_idle_options
 
-# Denormal numbers (near 1e-40) are slow on CPUs. Without this, pe=fox takes 1.2 to 1.5 times as
-# long. Threads inherit the setting, so it comes before the first computation
-torch.set_flush_denormal(True)
 
 @dataclass
 class TrainConfig(GPTConfig):
@@ -290,32 +287,30 @@ def read_options(words):
     from_file, from_flags = config.read(TrainConfig, words)
     default = TrainConfig(**from_file)
     cfg = replace(default, **from_flags)
-    origin = None
+    origin = resumed = None
+    of_model = [field.name for field in fields(GPTConfig)]
     if cfg.init_from:
         cfg.init_from = from_flags["init_from"] = os.path.normpath(cfg.init_from)
-        if cfg.resume and os.path.exists(os.path.join(cfg.out_dir, "ckpt.pt")):
-            return resume_fine_tuning(cfg, from_flags)
-        origin = runs.read_checkpoint(cfg.init_from)
-        of_origin = runs.model_options(origin)
+        if cfg.resume and cfg.out_dir and os.path.exists(os.path.join(cfg.out_dir, "ckpt.pt")):
+            # the run that it started from may be gone, but its own checkpoint has the same options
+            resumed = runs.read_checkpoint(cfg.out_dir)
+            of_origin = {name: resumed["config"][name] for name in of_model
+                         if name in resumed["config"]}
+        else:
+            origin = runs.read_checkpoint(cfg.init_from)
+            of_origin = runs.model_options(origin)
         for name in {"block_size", "dropout"} & from_file.keys():  # the weights fit any of these
-            del of_origin[name]
+            of_origin.pop(name, None)
         default = replace(default, **of_origin)
         cfg = replace(default, **from_flags)
     identity = runs.identify(cfg, default, from_file, from_flags)
+    if resumed:  # its options hide which flags of the model it was started with
+        named = identity["flags"].keys() | (resumed.get("flags", {}).keys() & set(of_model))
+        identity["flags"] = {name: value for name, value in from_flags.items() if name in named}
     cfg.out_dir = os.path.normpath(
         cfg.out_dir or runs.directory(cfg, default, identity["flags"]))
     refuse_nonsense(cfg, from_flags)
     return cfg, identity, origin
-
-def resume_fine_tuning(cfg, from_flags):
-    """Returns what read_options returns. The model options are those of the run itself, because the
-    run that it started from may be gone."""
-    cfg.out_dir = os.path.normpath(cfg.out_dir)
-    saved = runs.read_checkpoint(cfg.out_dir)
-    of_run = {field.name: saved["config"][field.name] for field in fields(GPTConfig)
-              if field.name in saved["config"]}
-    identity = {name: saved[name] for name in ("flags", "settings") if name in saved}
-    return replace(cfg, **{**of_run, **from_flags, "out_dir": cfg.out_dir}), identity, None
 
 def refuse_nonsense(cfg, from_flags):
     """Raises Mistake for options that make no sense together."""
@@ -358,6 +353,10 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
         require(not before, f"{cfg.out_dir} was trained with {' '.join(before)}, not "
                 f"{' '.join(now)}; resume it with the former, or start another run from its "
                 f"weights with --init_from={cfg.out_dir} --out_dir=...")
+        before = saved["config"].get("init_from", "")
+        require(before == cfg.init_from or not os.path.exists(os.path.join(before, "ckpt.pt")),
+                f"{cfg.out_dir} started from {before}, not from {cfg.init_from}; write elsewhere "
+                "with --out_dir=...")
     if origin:
         runs.require_same_tokenizer(train, origin["meta"], cfg.init_from)
     require(cfg.vocab_size >= train.vocab_size, f"vocab_size={cfg.vocab_size} is less than the "
@@ -552,7 +551,10 @@ class Log:
         """Reports the values of a step, which are a dict of numbers."""
         if not self.is_mine:
             return
-        runs.append(self.file, dict(step=step, **values))
+        try:
+            runs.append(self.file, dict(step=step, **values))
+        except OSError as error:  # the disk may be full, which must not keep the run from saving
+            self.say(f"{error}; this line is only printed")
         words = [f"step {step}/{self.cfg.max_iters}"]
         for name, value in values.items():
             if name == "loss":

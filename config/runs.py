@@ -376,6 +376,9 @@ def pick_device(name):
     If there are several GPUs, each process that torchrun starts gets its own."""
     import torch
 
+    # Denormal numbers (near 1e-40) are slow on CPUs. Without this, pe=fox takes 1.2 to 1.5 times as
+    # long. Threads inherit the setting, so it comes before the first computation
+    torch.set_flush_denormal(True)
     available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),

@@ -1,6 +1,6 @@
 """
-Measures what a method costs: the time of a training step, and the memory that it needs at its peak,
-compared with RoPE.
+Measures what a method costs: the time of a training step, and the memory that its forward and
+backward passes need at their peak, compared with RoPE.
 
     python -m eval.cost                      all methods, at 128 and 1024 tokens, in a few minutes
     python -m eval.cost slope cope+rope      these and rope
@@ -27,7 +27,7 @@ import time
 import torch
 
 import config
-from config import runs
+from config import Mistake, runs
 from model import GPT, PES, GPTConfig, why_no_kernel
 
 TOKENS = {"cpu": 1024, "cuda": 16384}  # per step
@@ -60,17 +60,16 @@ def main(words):
           f"{args.rounds} rounds\n", flush=True)
     rows = {}  # {name of a method: its cells}
     lengths = sorted(args.lengths)  # a method that is too large for one is so for longer ones
-    steps = {length: {} for length in lengths}
+    methods = list(dict.fromkeys(["rope", *args.methods]))
     for length in lengths:
-        for pe in dict.fromkeys(["rope", *args.methods]):
-            if not is_too_large(pe, length, args.width, device):
-                steps[length].update(variants(pe, length, args.width, device))
-    # all of this before the first step is taken here, see Step.memory
-    memory = {length: {name: step.memory() for name, step in steps[length].items()}
-              for length in lengths}
-    for length in lengths:
-        for name, cells in compare(steps[length], memory[length], args.rounds).items():
-            rows.setdefault(name, []).extend(cells)
+        for group in [methods] if device.type == "cpu" else [[pe] for pe in methods]:
+            steps = {"`rope`": Step("rope", length, args.width, device)}
+            for pe in group:
+                if not is_too_large(pe, length, args.width, device):
+                    steps.update(variants(pe, length, args.width, device))
+            for name, cells in compare(steps, args.rounds).items():
+                if name != "`rope`" or "rope" in group:
+                    rows.setdefault(name, []).extend(cells)
     headings = []
     for length in lengths:
         headings += [f"time, {length} tokens", f"memory, {length} tokens"]
@@ -84,7 +83,7 @@ def main(words):
 class Step:
     """A training step of a model with the method pe, on random sequences of `length` tokens."""
 
-    def __init__(self, pe, length, width, device, kernels="off", compiled=False):
+    def __init__(self, pe, length, width, device, kernels="off", compiled=False, tokens=None):
         cfg = GPTConfig(pe=pe, block_size=length, norm="rmsnorm", bias=False,
                         **sizes(device, width))
         torch.manual_seed(0)
@@ -95,7 +94,7 @@ class Step:
         self.attention = self.model.use_kernels(self.dtype, kernels)  # in words
         self.optimizer = self.model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), device.type)
         self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
-        batch = max(1, TOKENS[device.type] // length)
+        batch = max(1, (tokens or TOKENS[device.type]) // length)
         self.idx = torch.randint(cfg.vocab_size, (batch, length), device=device)
 
     def loss(self, model=None, reduction="mean"):
@@ -119,7 +118,8 @@ class Step:
         return clock() - start
 
     def memory(self):
-        """Returns the bytes that a step needs at its peak, besides the parameters."""
+        """Returns the bytes that the forward and backward passes need at their peak, besides the
+        parameters."""
         if self.device.type == "cuda":
             self.take()  # the first step also allocates the optimizer's moments
             before = torch.cuda.memory_allocated()
@@ -131,22 +131,27 @@ class Step:
         receiver, sender = fork.Pipe(False)
         process = fork.Process(target=lambda: sender.send(growth(self)))
         process.start()
-        found = receiver.recv()
-        process.join()
-        return found
+        sender.close()  # so that recv notices if the process dies
+        try:
+            return receiver.recv()
+        except EOFError:
+            raise Mistake(f"a step of pe={self.model.cfg.pe!r} failed") from None
+        finally:
+            process.join()
 
 def growth(step):
     """Returns the bytes by which a forward and a backward pass raise the largest resident memory of
-    this process."""
+    this process, if the model is not the first one that it uses."""
     import resource  # Windows has no such module
 
     def largest():
         unit = 1 if sys.platform == "darwin" else 1024
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
+    Step("rope", 8, 32, step.device, tokens=8).loss().backward()  # the libraries allocate, too
     before = largest()
     step.loss().backward()
-    return largest() - before
+    return max(1, largest() - before)
 
 def variants(pe, length, width, device):
     """Returns {name: Step} of a method: by PyTorch, with the kernels if they can compute it, and on
@@ -191,9 +196,10 @@ def is_too_large(pe, length, width, device):
 
 # --- all of them ----------------------------------------------------------------------------------
 
-def compare(steps, memory, rounds):
-    """Returns {name: (time, memory)} of the steps {name: Step}, as texts. memory is {name: bytes}.
-    Those of rope are in milliseconds and MiB, and the others are multiples of them."""
+def compare(steps, rounds):
+    """Returns {name: (time, memory)} of the steps {name: Step}, as texts. Those of rope are in
+    milliseconds and MiB, and the others are multiples of them."""
+    memory = {name: step.memory() for name, step in steps.items()}
     seconds = {name: [] for name in steps}
     for step in steps.values():
         step.take()  # the first one also allocates memory, and compiles

@@ -10,14 +10,12 @@ the highest. The pictures are out/training.png and out/loss_by_position.png.
 import math
 import os
 
-import torch
-
 import config
 from config import require, runs
 from eval import draw
 from eval.records import labelled, logged
-from sample import EVAL_TOKENS, token_losses
 
+EVAL_TOKENS = 131072  # that loss_by_position reads
 LONGEST = 8  # loss_by_position reads segments of this many times the trained length
 POINTS = 32  # and averages their positions in this many groups, because single ones are noisy
 
@@ -61,6 +59,10 @@ def draw_training(args):
 def draw_loss_by_position(args):
     """Draws the mean loss at each position of long segments of text, which are spread evenly over
     the split. A model whose positions end earlier reads only their beginnings."""
+    import torch  # the other picture needs no PyTorch
+
+    from sample import token_losses
+
     trained = [runs.TrainedRun(name, args.device, args.data) for name in args.runs]
     splits = [run.open_split(args.split) for run in trained]
     context = LONGEST * max(run.trained for run in trained)

@@ -13,7 +13,7 @@ from eval.records import grouped
 
 METRICS = {  # what a table or an axis says of a metric
     "loss": "loss, nats per token",
-    "window_loss": "loss in windows of the trained length, nats per token",
+    "window_loss": "loss in windows, nats per token",
     "token_error": "wrong answers, %",
     "sequence_error": "rows with a wrong answer, %",
     "gain": "gain from distant text, nats per token",

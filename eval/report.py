@@ -71,8 +71,8 @@ def chosen(lines, args):
     lines = [line for line in lines if line["experiment"] in (args.only or known)
              and line["trained"] == (args.trained or line["trained"])
              and line["data"] == (args.data or line["data"])]
-    require(lines, f"--only={','.join(args.only or known)} leaves nothing; there are "
-                   f"{', '.join(sorted(known))}")
+    require(lines, f"--only={','.join(args.only or known)} leaves nothing, with --trained and "
+                   f"--data as they are; there are {', '.join(sorted(known))}")
     return lines
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -106,15 +106,16 @@ def windows_at_the_end(lines, experiment, trained):
     return [line for line in found if line["multiple"] == last]
 
 def gains(table):
-    """Returns lines with what each run gains from distant text: the loss in windows of the trained
-    length, minus the loss of the same texts when all of them is in view."""
+    """Returns lines with what each run gains from distant text: the loss in windows, minus the loss
+    of the same texts when all of them is in view."""
     found = []
-    of_run = ("pe", "flags", "settings", "options", "step", "seed", "multiple", "beside")
-    for pair in grouped(table, *of_run).values():
-        values = {line["metric"]: line["value"] for line in pair}
-        if {"loss", "window_loss"} <= values.keys():
-            found.append({**pair[0], "metric": "gain", "window": None,
-                          "value": values["window_loss"] - values["loss"]})
+    of_run = ("pe", "flags", "settings", "options", "step", "seed", "beside", "data", "fingerprint",
+              "split", "multiple", "tokens")
+    for same in grouped(table, *of_run).values():
+        losses = [line["value"] for line in same if line["metric"] == "loss"]
+        for line in same:
+            if line["metric"] == "window_loss" and losses:
+                found.append({**line, "metric": "gain", "value": line["value"] - losses[0]})
     return found
 
 def print_table(experiment, metric, trained, table, only_columns=None):
@@ -127,7 +128,7 @@ def print_table(experiment, metric, trained, table, only_columns=None):
         require(any(shown), f"none of these columns is there; there are {', '.join(names)}")
         columns = {column: columns[column] for column, is_shown in zip(columns, shown) if is_shown}
         names = [name for name in names if name in only_columns]
-    last = [column for column in columns if column[0] == metric][-1]
+    last = ([column for column in columns if column[0] == metric] or list(columns))[-1]
     heading_of_last = names[list(columns).index(last)]
     has_others = any(line.get("beside") for line in table)
     print(f"\n{describe(experiment, metric, trained, table)}, sorted by {heading_of_last}\n")
@@ -179,7 +180,9 @@ def headings(columns):
         if metric == "gain":
             heading = "gain"
         if metric == "window_loss":
-            heading += f" in windows of {window}" if several["window"] else " in windows"
+            heading += " in windows"
+        if window and several["window"]:
+            heading += f" of {window}"
         if several["data"]:
             heading += f", {data}"
         if several["tokens"] and tokens:
@@ -246,7 +249,7 @@ def draw_panels(lines, path, rows=None, windows=()):
         for panel in grouped(labelled(same, rows), "kind", "data", "tokens", "fingerprint",
                              "trained").values():
             drawn = [line for line in panel if line["metric"] != "window_loss"]
-            drawn += [{**line, "label": f"{line['label']}, in windows of {line['trained']}"}
+            drawn += [{**line, "label": f"{line['label']}, in windows of {line['window']}"}
                       for line in panel
                       if line["metric"] == "window_loss" and line["label"] in windows]
             if len({line["at"] for line in drawn}) > 1:

@@ -108,6 +108,7 @@ class Job:
         printed = self.output.read_text("utf-8", "replace") if self.output.exists() else ""
         if self.is_trained and printed.endswith(MEASURED):
             return
+        print(f"training {self.folder}; what it prints is in {self.output}", flush=True)
         if not self.call("train.py", *self.words):
             return
         meta = Split(locate(self.cfg.data), "train").meta
@@ -136,7 +137,8 @@ class Job:
     def numbers(self):
         """Returns what the last call has printed of the run: one line for each loss or split."""
         lines = self.output.read_text("utf-8", "replace").split("\n")
-        return [line for line in lines if line.startswith(self.folder)][-8:]
+        found = [line for line in lines if line.startswith(self.folder) and " reads " not in line]
+        return found[-8:]
 
     def stop(self):
         if self.process:

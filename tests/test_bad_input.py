@@ -75,6 +75,8 @@ MISTAKES = [
     ("sample.py {run}@base=8", "only rope_scaling, rope_factor, rope_trained, expe_scale, rel"),
     ("sample.py {run} --extrapolate=one", "'one' is not a list of numbers above 0"),
     ("sample.py {run} --prompt=a", "'a'"),
+    ("sample.py {run} --prompt=a --extrapolate=1", "--prompt does nothing with --extrapolate"),
+    ("sample.py {run} --window=4", "--window needs --extrapolate"),
     ("sample.py {run} --window=0 --extrapolate=1", "--window: 0 must be at least 1"),
     ("eval/scores.py {run} --splits=vla", "'vla'"),
     ("eval/scores.py {run} --splits=val,", "'val,'"),

@@ -47,6 +47,17 @@ def test_memory_is_that_of_the_peak(monkeypatch):
     monkeypatch.setattr(step, "loss", loss)
     assert 2 * size < step.memory() < 2.5 * size
 
+def test_memory_without_what_the_libraries_take():
+    """The first step of a process allocates tens of MiB for them."""
+    assert cost.Step("rope", 16, 16, CPU).memory() < 8 * 2**20
+
+def test_a_step_that_fails_is_one_line(monkeypatch):
+    """It fails in a process of its own, whose end must be noticed."""
+    step = cost.Step("rope", 16, 16, CPU)
+    monkeypatch.setattr(step, "loss", None)
+    with pytest.raises(cost.Mistake, match="a step of pe='rope' failed"):
+        step.memory()
+
 def test_a_step_trains():
     step = cost.Step("pope", 16, 16, CPU)
     before = [p.clone() for p in step.model.parameters()]

@@ -508,6 +508,31 @@ def test_one_row_however_the_config_file_was_named(tmp_path, capsys):
     printed = capsys.readouterr()
     assert "| `pope` | 1 | 2.000 |" in printed.out and "are the same row" in printed.err
 
+def test_the_gain_of_each_data_set_and_window(tmp_path, capsys):
+    """It is the loss in windows minus that with all in view, of the same texts."""
+    def pair(loss, in_windows, **more):
+        about = dict(multiple=2.0, length=16, tokens=9, **more)
+        return [(loss, about), (in_windows, dict(about, metric="window_loss", window=8))]
+
+    measured(tmp_path / "a", *pair(1.0, 1.5), *pair(2.0, 2.25, data="e", fingerprint=6))
+    measured(tmp_path / "b", *pair(1.0, 1.125), pe="rope")
+    words = [str(tmp_path / "a"), str(tmp_path / "b"), "--gain", f"--out={tmp_path / 'x.png'}"]
+    report.main(words)
+    (rows,) = tables(capsys).values()
+    gains = [n for n, heading in enumerate(rows["row"]) if heading.startswith("gain")]
+    assert [[cells[n] for n in gains] for cells in (rows["`pope`"], rows["`rope`"])] == [
+        ["0.500", "0.250"], ["0.125", "–"]]
+    report.main([*words, "--data=d", "--columns=gain"])
+    (rows,) = tables(capsys).values()
+    assert rows == {"row": ["seeds", "gain"], "`rope`": ["1", "0.125"], "`pope`": ["1", "0.500"]}
+
+def test_a_curve_in_windows_names_them(drawn, tmp_path):
+    """By their own length, which --window may have changed."""
+    lines = [dict(run="r", multiple=m, tokens=9, length=8 * m, value=1.0, metric=metric, window=4)
+             for m in (1, 2) for metric in ("loss", "window_loss")]
+    report.draw_panels(lines_of(tmp_path, *lines), "x", windows=["pope"])
+    assert "pope, in windows of 4" in drawn[0].axes[0].get_legend_handles_labels()[1]
+
 def test_trained_lengths_are_not_mixed(tmp_path, capsys):
     """Rows of another trained length are not shown beside a run, and each table names it."""
     measured(tmp_path / "own", (1.0, {}))

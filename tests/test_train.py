@@ -540,6 +540,39 @@ def test_fine_tuning_starts_from_other_weights(stream, tmp_path):
     train.main([*words, "--max_iters=1", "--resume"])
     assert read_checkpoint(str(tmp_path / "b"))["step"] == 1
 
+def test_resuming_when_the_origin_has_moved(stream, tmp_path):
+    """It needs only its own checkpoint, keeps the names of its flags, and may decay later. But a
+    run that started from another origin is not resumed."""
+    for name in ("a/rope", "b/rope"):
+        run(stream, tmp_path / name, "--max_iters=1", "--pe=rope", f"--n_layer={len(name) - 5}")
+    words = [f"--data={stream}", f"--out_dir={tmp_path / 'tuned'}", "--device=cpu", "--resume",
+             "--eval_batches=1", "--dropout=0.3", "--block_size=24"]
+    train.main([*words, f"--init_from={tmp_path / 'a/rope'}", "--schedule=constant",
+                "--max_iters=2"])
+    first = read_checkpoint(str(tmp_path / "tuned"))
+    with pytest.raises(Mistake, match="started from .*a/rope, not from .*b/rope; write elsewhere"):
+        train.main([*words, f"--init_from={tmp_path / 'b/rope'}", "--schedule=constant",
+                    "--max_iters=4"])
+    shutil.move(tmp_path / "a", tmp_path / "moved")
+    train.main([*words, f"--init_from={tmp_path / 'moved/rope'}", "--schedule=linear",
+                "--decay_iters=2", "--max_iters=4"])
+    last = read_checkpoint(str(tmp_path / "tuned"))
+    assert last["step"] == 4 and last["config"]["block_size"] == 24
+    names = lambda saved: saved["flags"].keys() - {"data", "init_from"}  # noqa: E731
+    assert names(first) == {"dropout", "block_size", "schedule"}
+    assert names(last) == {"dropout", "block_size", "schedule", "decay_iters", "max_iters"}
+
+def test_a_log_that_cannot_be_written(stream, tmp_path, monkeypatch, capsys):
+    """The run goes on, because its checkpoint may still be saved."""
+    def refuse(file, record, append=runs.append):
+        if "lr" in record:
+            raise OSError(28, "No space left on device", file.name)
+        append(file, record)
+
+    monkeypatch.setattr(runs, "append", refuse)
+    assert run(stream, tmp_path / "a", "--max_iters=2", "--log_interval=1")["step"] == 2
+    assert "No space left on device" in capsys.readouterr().out
+
 def test_the_order_of_options_in_fine_tuning(stream, tmp_path, monkeypatch):
     """The model options of the other run override the config file, because its weights need them,
     except for block_size and dropout. Flags override all, and name the run if they differ from
