@@ -378,6 +378,7 @@ class Attention(nn.Module):
         textbook = self.textbook
         if n_chunks > 1 and self.recompute and not torch.compiler.is_compiling():
             textbook = partial(checkpoint, self.textbook, use_reentrant=False)
+            n_chunks *= 2  # because all that exists of the matrix is then one chunk's part
         results = []
         for chunk in range(n_chunks):
             rows = slice(T * chunk // n_chunks, T * (chunk + 1) // n_chunks)

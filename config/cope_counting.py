@@ -44,7 +44,7 @@ of test wrong instead of 14.1%, three seeds; eval/results.jsonl). It ends an epo
 batch, whereas ours continues into the next epoch. The paper does not say how long it trains on
 fewer programs, so for Figure 2 we take as many steps as for 10,000 programs.
 
-Memory is about 2.4 GB for CoPE and 4 GB for the relative encoding.
+Memory is about 2.1 GB for CoPE and 4 GB for the relative encoding.
 """
 data = "counting"
 pe = "cope"

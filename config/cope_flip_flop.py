@@ -65,7 +65,7 @@ we take ALiBi's own. Where only the first layer has CoPE_MLP, the others have no
 the paper names none. Hard attention is trained with a straight-through gradient; the paper does not
 say how it trains it.
 
-Memory is about 0.6 GB, and 2 GB with cope_mlp in all layers.
+Memory is about 0.5 GB, and 2 GB with cope_mlp in all layers.
 """
 data = "flip_flop"
 pe = "cope"

@@ -24,7 +24,7 @@ as for Flip-Flop, but with a learning rate of 1e-3 and a warm-up of 1000. The le
 letters back, so there are 320 positions, in one table for both layers. Each test set has 25,000
 rows, so that 0.004% is one row.
 
-Memory is about 0.8 GB.
+Memory is about 0.6 GB.
 """
 data = "selective_copy@val=25000,dense=25000,sparse=25000"
 pe = "cope"

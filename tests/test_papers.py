@@ -199,7 +199,7 @@ def test_memory_in_the_readme(name, monkeypatch):
     tokens = (cfg.micro_batch or cfg.batch_size) * length(cfg)
     first_layer = dataclasses.replace(cfg, n_layer=1, pe=cfg.pe.split(",")[-1])
     chunks = activations(first_layer, recompute=False) - activations(first_layer)
-    n = math.ceil(length(cfg) / model.CHUNK)
+    n = 2 * math.ceil(length(cfg) / model.CHUNK)
     kept += chunks * 2 / (n + 1)  # of n chunks with 1/n, 2/n .. of the keys, the last
     memory = 16 * parameters(cfg) + kept + 6 * tokens * cfg.vocab_size
     printed = table()[name]["memory, GB"]
