@@ -964,7 +964,7 @@ def test_a_trained_model(tmp_path):
     assert torch.equal(net(idx, idx)[0], again(idx, idx)[0]) and saved["step"] == 3
     scaled, _ = load_model(tmp_path / "a", rope_scaling="yarn", rope_factor=2.0)
     assert scaled.cfg.rope_trained == 16  # the length of the training
-    with pytest.raises(model.Mistake, match="n_head cannot be changed after training"):
+    with pytest.raises(ValueError, match="n_head cannot be changed after training"):
         load_model(tmp_path / "a", n_head=2)
     assert not torch.equal(net(idx, idx)[0], scaled(idx, idx)[0])
 
