@@ -71,8 +71,10 @@ def chosen(lines, args):
     lines = [line for line in lines if line["experiment"] in (args.only or known)
              and line["trained"] == (args.trained or line["trained"])
              and line["data"] == (args.data or line["data"])]
-    require(lines, f"--only={','.join(args.only or known)} leaves nothing, with --trained and "
-                   f"--data as they are; there are {', '.join(sorted(known))}")
+    given = [f"--only={','.join(args.only)}"] if args.only else []
+    given += [f"--{name}={value}" for name, value in (("trained", args.trained), ("data", args.data))
+              if value]
+    require(lines, f"{' '.join(given)} leaves nothing; there are {', '.join(sorted(known))}")
     return lines
 
 # --- tables ---------------------------------------------------------------------------------------
