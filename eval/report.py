@@ -72,8 +72,9 @@ def chosen(lines, args):
              and line["trained"] == (args.trained or line["trained"])
              and line["data"] == (args.data or line["data"])]
     given = [f"--only={','.join(args.only)}"] if args.only else []
-    given += [f"--{name}={value}" for name, value in (("trained", args.trained), ("data", args.data))
-              if value]
+    for name in ("trained", "data"):
+        if getattr(args, name):
+            given.append(f"--{name}={getattr(args, name)}")
     require(lines, f"{' '.join(given)} leaves nothing; there are {', '.join(sorted(known))}")
     return lines
 
