@@ -204,20 +204,21 @@ class PE(nn.Module):
 
         By default it is the difference b_j - b_i of what key_bias returns.
         """
-        b = self.key_bias(as_float64(j), per_key)  # (B or 1, H, s)
+        b = self.key_bias(as_float64(j), per_key)  # (H, s) or (B, H, s)
         first = j.size(0) - i.size(0)  # the index of the first query among the keys
-        # Far into a text, b is so large that float32 would round it coarsely. So b at the first of
-        # these queries is subtracted from all of them, which changes no difference
+        # Far into a text, all values of b may be so large that float32 would round their difference
+        # coarsely. So one of them, that of the first query, is subtracted from all
         b = (b - b[..., first : first + 1]).to(at_least_float32(q))
-        return b[..., None, :] - b[..., first:, None]  # (B or 1, H, t, s)
+        return b[..., None, :] - b[..., first:, None]  # (H, t, s) or (B, H, t, s)
 
     def key_bias(self, j, per_key):
-        """Returns b, (H, S) or (B, H, S), of a method whose bias is b_j - b_i, the difference of a
-        number of the key and one of the query. j (S,) are the positions of the keys in float64, and
-        b should keep this precision. Such a method overrides this hook rather than logit_bias, and
-        then costs hardly more than no bias: softmax drops b_i, because it is the same for all keys
-        of a row, and b_j is one more entry of k (see `with_bias_columns`)."""
-        return torch.zeros_like(j)[None]
+        """Returns b, (H, S) or (B, H, S), of a method whose bias is b_j - b_i, where b is a number
+        per position and head. j (S,) are the positions of the keys in float64, and b should keep
+        this precision. Such a method overrides this hook rather than logit_bias. Training then
+        costs hardly more than without a bias, because softmax drops b_i, which is the same for all
+        keys of a row, and b_j is one more entry of k (see `with_bias_columns`, and `can_fuse` for
+        the exceptions)."""
+        return torch.zeros_like(j).expand(self.H, -1)
 
     @torch.no_grad()
     def clamp_parameters(self):
@@ -231,8 +232,9 @@ def overrides(cls, hook):
     return getattr(cls, hook) is not getattr(PE, hook)
 
 def has_key_bias(pe):
-    """True if the bias of a method is the difference of its key_bias. A subclass of ALiBi that
-    overrides logit_bias inherits key_bias, but it no longer describes the bias."""
+    """True if the bias of a method is the difference b_j - b_i of its key_bias. In a subclass of
+    ALiBi that overrides logit_bias, the inherited key_bias no longer describes the bias, so its
+    attention is computed from logit_bias, in chunks."""
     return overrides(type(pe), "key_bias") and not overrides(type(pe), "logit_bias")
 
 # --- a plain GPT ----------------------------------------------------------------------------------
@@ -330,9 +332,10 @@ class Attention(nn.Module):
         """Calls the fastest equivalent of `textbook` that applies."""
         if self.use_triton and q.size(2) == k.size(2):  # kernels.py needs as many queries as keys
             return triton_attention(self, q, k, v, unencoded_q, j, per_key)
-        if self.has_key_bias and q.size(2) == k.size(2):
+        if self.has_key_bias and q.size(2) == k.size(2):  # a few queries take little memory anyway
             b = self.key_bias(j, per_key)
             if self.can_fuse(q.device, q.dtype, b.requires_grad):
+                # `fused` divides by sqrt(d)
                 return self.fused(*with_bias_columns(q, k, b * self.d**0.5), v)
         elif not self.bias_pes and self.can_fuse(q.device, q.dtype):
             return self.fused(q, k, v)
@@ -340,16 +343,17 @@ class Attention(nn.Module):
 
     def can_fuse(self, device, dtype, bias_learns=False):
         """Returns whether `fused` may compute the attention of inputs on this device and of this
-        dtype, whose bias, if there is one, is in columns and has a gradient or not."""
+        dtype. bias_learns says whether the key_bias of the methods, if there is one, has a
+        gradient."""
         if self.cfg.hard_attention:
             return False
         if self.cfg.dropout and self.training and device.type == "cpu":
             return False  # PyTorch does not fuse dropout there, and `chunked` is faster
         if not self.has_key_bias:
-            return not self.bias_pes
+            return not self.bias_pes  # a bias of another kind needs the matrix
         if dtype == torch.bfloat16:
             return not bias_learns  # the columns are precise, but their gradient is not
-        return dtype != torch.float16  # whose numbers end at 65504
+        return dtype != torch.float16  # its numbers end at 65504, and b sqrt(d) may be larger
 
     def key_bias(self, j, per_key):
         """Returns the sum of the methods' key_bias, (H, S) or (B, H, S)."""
@@ -378,7 +382,7 @@ class Attention(nn.Module):
         textbook = self.textbook
         if n_chunks > 1 and self.recompute and not torch.compiler.is_compiling():
             textbook = partial(checkpoint, self.textbook, use_reentrant=False)
-            n_chunks *= 2  # because all that exists of the matrix is then one chunk's part
+            n_chunks *= 2  # then only one chunk's part exists at a time, and it is half as large
         results = []
         for chunk in range(n_chunks):
             rows = slice(T * chunk // n_chunks, T * (chunk + 1) // n_chunks)
@@ -412,15 +416,18 @@ class Attention(nn.Module):
         return y[..., :d]
 
 def with_bias_columns(q, k, b):
-    """Returns q and k with more columns, so that q_i.k_j contains the bias b_j of each key as well,
-    up to what is the same for all keys of a row:
+    """Returns q and k with more columns, so that q_i.k_j contains b_j as well:
 
         q_i.k_j + b_j = (q_i, 1).(k_j, b_j)
 
-    b, (H, S) or (B, H, S), is in float64. In bfloat16, which has 8 bits, three columns of k add up
-    to it. If it has a gradient, a column of q is b_i - b_i, whose value is 0, but whose gradient is
-    that of the -b_i that softmax drops. In exact arithmetic this is 0, too. But FoX adds up the
-    gradients of b over all later tokens, and the rounding errors of b_j and -b_i cancel."""
+    The bias is b_j - b_i, but softmax drops b_i, which is the same for all keys of a row. b,
+    (H, S) or (B, H, S), is in float64. bfloat16 has 8 significant bits, so there three columns of k
+    add up to b_j.
+
+    If b has a gradient, one more column of q holds b_i - b_i, and that of k ones. Its value is 0,
+    but it has the gradient of the -b_i that was dropped. In exact arithmetic this gradient is 0,
+    too, because those of the logits of a row sum to 0. But FoX adds up the gradients of b over a
+    token and all later ones, and then the rounding errors of the two gradients cancel."""
     b = b.expand(k.shape[:3])
     k_columns = []
     rest = b
