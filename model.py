@@ -1125,7 +1125,8 @@ class CoPE_ALiBi(CoPE):
 def precise_product(x, W):
     """Returns x W in at least float32. Autocast would round it to bfloat16, and carope and fox,
     which add up the products of all tokens, would add up those errors too. (The same holds for
-    TF32, which PyTorch uses only if torch.set_float32_matmul_precision asks for it.)"""
+    TF32, which PyTorch uses only if torch.set_float32_matmul_precision or the environment's
+    TORCH_ALLOW_TF32_CUBLAS_OVERRIDE asks for it.)"""
     dtype = at_least_float32(x)
     with torch.autocast(x.device.type, enabled=False):
         return x.to(dtype) @ W.to(dtype)

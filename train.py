@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import Literal
@@ -92,7 +92,7 @@ def main(words):
     del saved, origin  # their tensors would stay in memory
     loss = norm = torch.zeros(())  # of the last step
 
-    with StopSignal() as stop_signal:
+    with closing(log), StopSignal() as stop_signal:
         while True:
             stop = processes.max(stop_signal.number)
             last = step >= cfg.max_iters
@@ -346,6 +346,12 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
     """Raises Mistake if a resumed run has other options or data than before, if a fine-tuned model
     knows another tokenizer, or if a token of the data would have no embedding."""
     if saved:
+        before = saved["config"].get("init_from", "")
+        has_moved = before and cfg.init_from and not os.path.exists(os.path.join(before, "ckpt.pt"))
+        require(before == cfg.init_from or has_moved,
+                f"{cfg.out_dir} was started with --init_from={before or 'nothing'}, not with "
+                f"--init_from={cfg.init_from or 'nothing'}; give it the former, or write elsewhere "
+                "with --out_dir=...")
         before, now = runs.differences(cfg, saved, learning_rate)
         if not train.is_same_set(saved["meta"]):
             before.append("other data")
@@ -353,10 +359,6 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
         require(not before, f"{cfg.out_dir} was trained with {' '.join(before)}, not "
                 f"{' '.join(now)}; resume it with the former, or start another run from its "
                 f"weights with --init_from={cfg.out_dir} --out_dir=...")
-        before = saved["config"].get("init_from", "")
-        require(before == cfg.init_from or not os.path.exists(os.path.join(before, "ckpt.pt")),
-                f"{cfg.out_dir} started from {before}, not from {cfg.init_from}; write elsewhere "
-                "with --out_dir=...")
     if origin:
         runs.require_same_tokenizer(train, origin["meta"], cfg.init_from)
     require(cfg.vocab_size >= train.vocab_size, f"vocab_size={cfg.vocab_size} is less than the "
@@ -566,6 +568,11 @@ class Log:
         self.say("  ".join(words))
         if self.wandb_run:
             self.wandb_run.log(dict(step=step, **values))
+
+    def close(self):
+        """Unlocks the run, so that it can be resumed while this process lives on."""
+        if self.is_mine:
+            self.file.close()
 
     def say(self, line):
         if self.is_mine:

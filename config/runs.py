@@ -127,9 +127,11 @@ def read_checkpoint(run):
         raise Mistake(f"{run!r} is not a directory with a ckpt.pt; {mend}")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (PermissionError, MemoryError):  # the file may be whole
+    except PermissionError:  # the file may be whole
         raise
     except Exception as error:  # its type depends on which bytes are missing or wrong
+        if "memory" in str(error):  # that of this machine, whose allocator raises a RuntimeError
+            raise
         raise Mistake(f"{path} is damaged ({type(error).__name__})") from error
     require({"model", "optimizer", "step", "config", "meta"} <= set(saved),
             f"{path} is not a checkpoint of this train.py")

@@ -329,12 +329,20 @@ def test_the_stop_button_of_a_notebook(stream, tmp_path, monkeypatch, moment):
     words = ["--eval_interval=3", "--resume"]
     run(stream, tmp_path / "a", *words, "--max_iters=2")
     before = handlers()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as kept:
         patch.setattr(train, name, interrupted)
         run(stream, tmp_path / "a", *words, "--max_iters=6")
     assert handlers() == before
     assert read_checkpoint(tmp_path / "a")["step"] == 3
     assert run(stream, tmp_path / "a", *words, "--max_iters=6")["step"] == 6
+    assert kept.value.__traceback__
+
+def test_a_plain_run_is_not_resumed_as_a_fine_tuned_one(stream, tmp_path):
+    """Nor the other way round, whatever the other run is."""
+    run(stream, tmp_path / "a", "--max_iters=1")
+    run(stream, tmp_path / "b", "--max_iters=1")
+    with pytest.raises(Mistake, match="with --init_from=nothing, not with --init_from=.*b;"):
+        run(stream, tmp_path / "a", f"--init_from={tmp_path / 'b'}", "--max_iters=2", "--resume")
 
 def test_training_in_a_thread(stream, tmp_path):
     """As the back end of a notebook or a web page does it, where signals cannot be handled."""
@@ -550,7 +558,7 @@ def test_resuming_when_the_origin_has_moved(stream, tmp_path):
     train.main([*words, f"--init_from={tmp_path / 'a/rope'}", "--schedule=constant",
                 "--max_iters=2"])
     first = read_checkpoint(str(tmp_path / "tuned"))
-    with pytest.raises(Mistake, match="started from .*a/rope, not from .*b/rope; write elsewhere"):
+    with pytest.raises(Mistake, match="started with .*a/rope, not with .*b/rope; give it the f"):
         train.main([*words, f"--init_from={tmp_path / 'b/rope'}", "--schedule=constant",
                     "--max_iters=4"])
     shutil.move(tmp_path / "a", tmp_path / "moved")
