@@ -769,6 +769,7 @@ class ExQPE(ExPE):
     garbled, so n_c is our reading of it. Position 0 already counts, as in eq. 5."""
     reads = (
         "expe_l", "expe_S", "expe_theta", "expe_theta2", "expe_once", "expe_learned", "expe_scale")
+
     def __init__(self, cfg, shared_from=None):
         super().__init__(cfg, shared_from)
         theta2 = self.initial(cfg.expe_theta2)
@@ -1089,6 +1090,7 @@ class CoPE_MLP(CoPE):
     q_i . W2^T gelu(W1 p_ij / npos + b1) (CoPE appendix C). The paper gives only N. GELU, the clamp
     of p and the division by npos are our choices."""
     reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_mlp_width")
+
     def add_parameters(self, shared_from):
         N = self.cfg.cope_mlp_width
         self.W1 = nn.Parameter(torch.randn(N))
@@ -1108,6 +1110,7 @@ class CoPE_ALiBi(CoPE):
     the distance (CoPE eq. 10, which prints +m, although that would favour distant keys)."""
     reads = ("cope_gates", "cope_slopes", "cope_m0")
     recompute = False  # there are no look-ups, so less is kept
+
     def add_parameters(self, shared_from):
         if self.cfg.cope_slopes == "learned":
             self.m = nn.Parameter(torch.zeros(self.H))

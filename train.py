@@ -346,10 +346,10 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
     """Raises Mistake if a resumed run has other options or data than before, if a fine-tuned model
     knows another tokenizer, or if a token of the data would have no embedding."""
     if saved:
-        before = saved["config"].get("init_from", "")
-        has_moved = before and cfg.init_from and not os.path.exists(os.path.join(before, "ckpt.pt"))
-        require(before == cfg.init_from or has_moved,
-                f"{cfg.out_dir} was started with --init_from={before or 'nothing'}, not with "
+        source = saved["config"].get("init_from", "")  # the run that it started from
+        has_moved = source and cfg.init_from and not os.path.exists(os.path.join(source, "ckpt.pt"))
+        require(source == cfg.init_from or has_moved,
+                f"{cfg.out_dir} was started with --init_from={source or 'nothing'}, not with "
                 f"--init_from={cfg.init_from or 'nothing'}; give it the former, or write elsewhere "
                 "with --out_dir=...")
         before, now = runs.differences(cfg, saved, learning_rate)
@@ -500,7 +500,7 @@ class Log:
         self.wandb_id = saved.get("wandb") if saved else None
         if not self.is_mine:
             return
-        self.file = file or runs.open_log(cfg.out_dir)  # locked until this process ends
+        self.file = file or runs.open_log(cfg.out_dir)  # locked until it is closed
         require(saved or not os.path.exists(os.path.join(cfg.out_dir, "ckpt.pt")),
                 f"another process has just trained in {cfg.out_dir}")
         if cfg.resume and not saved:

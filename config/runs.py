@@ -156,17 +156,23 @@ def load_model(run, device="cpu", **changes):
     a dict that read_checkpoint describes. `changes` are options of model.TEST_TIME to use instead
     of those of the training, such as rope_scaling="ntk", rope_factor=4.0. Raises Mistake for any
     other option or a wrong value, or if the weights do not fit."""
-    from model import GPT, TEST_TIME, GPTConfig, refuse_idle_options
+    from model import GPT, GPTConfig, refuse_idle_options
 
-    for name in changes:
-        require(name in TEST_TIME, f"{name} cannot be changed after training; only "
-                                   f"{', '.join(TEST_TIME)} can")
+    require_test_time(changes)
     saved = read_checkpoint(run)
     options = model_options(saved)
     refuse_idle_options(options["pe"], changes)
     model = GPT(GPTConfig(**options | changes))
     load_weights(model, saved["model"], run)
     return model.to(device).eval(), saved
+
+def require_test_time(options):
+    """Raises Mistake if one of these names is not an option that a trained model may change."""
+    from model import TEST_TIME
+
+    for name in options:
+        require(name in TEST_TIME, f"{name} cannot be changed after training; only "
+                                   f"{', '.join(TEST_TIME)} can")
 
 def load_weights(model, weights, run):
     """Copies weights, the state_dict of a run directory, into the model. Raises Mistake if they
@@ -219,8 +225,8 @@ def require_same_tokenizer(split, meta, run):
 # --- its records ----------------------------------------------------------------------------------
 
 def open_log(run):
-    """Opens run/log.jsonl, to append to it, and locks it until this process ends, because two
-    processes in one directory would overwrite each other's checkpoints."""
+    """Opens run/log.jsonl, to append to it, and locks it until it is closed, because two processes
+    in one directory would overwrite each other's checkpoints."""
     os.makedirs(run, exist_ok=True)
     file = open(os.path.join(run, "log.jsonl"), "a", encoding="utf-8")
     if fcntl:
@@ -342,17 +348,14 @@ class TrainedRun:
 def parse_name(name):
     """Returns the run directory and the options, {option: value}, of a name such as
     out/quickstart_rope@rope_scaling=ntk,rope_factor=8. The directory itself may contain an @."""
-    from model import TEST_TIME, GPTConfig
+    from model import GPTConfig
 
     folder, _, changes = name.rpartition("@")
     if os.path.isdir(name) or not folder:
         return name, {}
     words = [change for change in changes.split(",") if change]
-    for word in words:
-        option = word.partition("=")[0]
-        require(option in TEST_TIME, f"{name}: {option} cannot be changed after training; only "
-                                     f"{', '.join(TEST_TIME)} can")
     try:
+        require_test_time([word.partition("=")[0] for word in words])
         return folder, config.parse(GPTConfig, [f"--{word}" for word in words])
     except Mistake as mistake:
         raise Mistake(f"{name}: {mistake}") from None
