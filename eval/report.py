@@ -42,6 +42,9 @@ def main(words):
         lines += comparable(read([args.beside]), lines)
     lines = chosen(lines, args)
     print_tables(lines, args)
+    if any(line.get("beside") for line in lines):
+        print("\nYour own rows are bold. The others may come from another CPU, which rounds "
+              "differently. To see how much that matters, train one of their methods, too.")
     draw_panels(lines, args.out, args.rows, args.windows)
 
 def add_choices(parser):

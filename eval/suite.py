@@ -62,9 +62,6 @@ def main(words):
     if measured:
         report.main([*measured, f"--beside={ROOT / 'eval' / 'results.jsonl'}",
                      "--metrics=loss,token_error", "--out=out/suite.png"])
-        print("\nIn a table with published rows, yours are bold. The others come from another CPU, "
-              "which rounds differently. To see how much that matters, add one of their methods, "
-              "such as rope.")
     failed = [f"{job.folder} failed: {job.reason}" for job in jobs if job.reason]
     if failed:
         print("\n".join(failed))

@@ -495,6 +495,9 @@ def test_where_rows_stand(tmp_path, capsys):
     published.write_text(published.read_text().replace("1.07", "1.97").replace("4.0", "2.0"))
     report.main([str(tmp_path / "equal"), *words])
     assert "One seed says little here, because the methods lie so clos" in capsys.readouterr().out
+    measured(tmp_path / "new", (2.0, {}), pe="new", config="config/new.py")
+    report.main([str(tmp_path / "new"), *words])
+    assert "rows are bold" in printed and "rows are bold" not in capsys.readouterr().out
     published.write_text(published.read_text().split("\n")[1])
     report.main([str(tmp_path / "own"), *words])
     assert "val: there is too little to compare with." in capsys.readouterr().out

@@ -307,6 +307,8 @@ def test_bounds_hold_and_freeze_nothing(case):
     clamps it instead, or if a bound was forgotten."""
     net, idx = build(case).double(), tokens(2, 16)
     start = copy.deepcopy(net.state_dict())
+    assert net(idx, idx.roll(-1, 1))[1].isfinite(), (
+        "the loss is not finite at the first weights; is the bias finite for keys in the future?")
     for pe in methods(net):
         for name, p in pe.named_parameters():
             lowest, highest = pe.bounds.get(name, (-math.inf, math.inf))
