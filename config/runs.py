@@ -66,11 +66,12 @@ def directory(cfg, default, flags):
 
 def with_options(name, options):
     """Returns a name such as out/quickstart_rope@rope_scaling=ntk,rope_factor=8."""
-    changes = []
-    for option, value in options.items():
-        text = f"{value:g}" if isinstance(value, float) else value
-        changes.append(f"{option}={text}")
+    changes = [assignment(option, value) for option, value in options.items()]
     return f"{name}@{','.join(changes)}" if changes else name
+
+def assignment(option, value):
+    """Returns option=value, with a number as one would type it, such as base=100."""
+    return f"{option}={value:g}" if isinstance(value, float) else f"{option}={value}"
 
 def differences(cfg, saved, learning_rate):
     """Returns the options that a resumed run has changed although it must not, as two lists of

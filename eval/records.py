@@ -128,5 +128,5 @@ def parts_of_name(line):
             value = value.removesuffix(f"_seed{line['seed']}")
             if value.endswith(f"_{line['pe']}"):
                 value = value.removesuffix(line["pe"]) + "*"
-        name.append(f"--{flag}={value}")
+        name.append(f"--{runs.assignment(flag, value)}")
     return name

@@ -55,6 +55,9 @@ def add_choices(parser):
                         help="show only models that were trained on N tokens at a time [all]")
     parser.add_argument("--data", type=config.text, metavar="SET",
                         help="show only what was measured on this data set [all]")
+    parser.add_argument("--options", type=config.comma_separated,
+                        help="show only runs that differ from their config file in none but these "
+                             "options, pe and the seed, such as learning_rate; or none [all]")
     parser.add_argument("--metrics", type=config.comma_separated,
                         help="print only the tables of these metrics, such as token_error [all]")
     parser.add_argument("--rows", type=config.comma_separated,
@@ -75,6 +78,9 @@ def chosen(lines, args):
              and line["trained"] == (args.trained or line["trained"])
              and line["data"] == (args.data or line["data"])]
     given = [f"--only={','.join(args.only)}"] if args.only else []
+    if args.options:
+        given.append(f"--options={','.join(args.options)}")
+        lines = [line for line in lines if {*line["flags"], *line["options"]} <= {*args.options}]
     for name in ("trained", "data"):
         if getattr(args, name):
             given.append(f"--{name}={getattr(args, name)}")

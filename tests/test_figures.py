@@ -320,6 +320,22 @@ def test_a_table(tmp_path, capsys):
     with pytest.raises(Mistake, match="no table has these rows and .* the rows learned, pope"):
         report.main([*sources, "--rows=roqe", picture])
 
+def test_rows_with_no_other_options(tmp_path, capsys):
+    for n, (flags, options) in enumerate([
+        ({}, {}), ({"base": 100.0}, {}), ({"base": 5.0, "n_layer": 2}, {}),
+        ({}, {"rope_scaling": "ntk"}), ({"base": 100.0}, {"rope_scaling": "ntk"}),
+    ]):
+        measured(tmp_path / str(n), (1.0, dict(flags=flags, options=options)), pe="rope")
+    words = [str(path) for path in tmp_path.iterdir()] + [f"--out={tmp_path / 'x.png'}"]
+    for options, rows in (
+        ("none", {"`rope`"}),
+        ("base", {"`rope`", "`rope --base=100`"}),
+        ("rope_scaling", {"`rope`", "`rope@rope_scaling=ntk`"}),
+    ):
+        report.main([*words, f"--options={options}"])
+        (found,) = tables(capsys).values()
+        assert {*found} == {"row"} | rows
+
 def test_rows_beside_others(tmp_path, capsys):
     """A file of results is read like a run. Only numbers that were measured here too are shown of
     it, and other contents of a data set are pointed out. Nothing is averaged with it."""
