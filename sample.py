@@ -16,7 +16,7 @@ import sys
 import torch
 
 import config
-from config import Mistake, require, runs
+from config import Mistake, devices, require, runs
 from data.tokenizer import tokenizer
 
 BATCH = 8192  # tokens per forward pass
@@ -116,7 +116,7 @@ def write_answers(run, args):
     if isinstance(run.meta["tokenizer"], dict):  # a token is a symbol, rather than a piece of text
         between = " "
     starts = split.windows(length, args.num_samples)
-    x, y = runs.to_device(run.device, *split.read(starts, length))
+    x, y = devices.to_device(run.device, *split.read(starts, length))
     predicted = run.model(x, y)[0].argmax(-1)
     print(f"{run.name}, {split.split} split; answers are [right] or [wrong, not right]")
     rows = zip(x.tolist(), y.tolist(), predicted.tolist())
@@ -240,7 +240,7 @@ def token_losses(run, split, windows):
     for length, same in of_length.items():
         for part in batches(same, length):
             starts = [begin for begin, _ in part]
-            x, y = runs.to_device(run.device, *split.read(starts, length))
+            x, y = devices.to_device(run.device, *split.read(starts, length))
             cache = run.model.new_cache()  # through which a segment sees those before it
             losses = []
             for x_part, y_part in zip(x.split(SEGMENT, 1), y.split(SEGMENT, 1)):

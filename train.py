@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 import config
-from config import Count, Fraction, Mistake, NotNegative, require, runs
+from config import Count, Fraction, Mistake, NotNegative, devices, require, runs
 from data import locate, write_if_missing
 from data.shards import Split
 from model import GPT, GPTConfig, refuse_idle_options
@@ -144,7 +144,7 @@ def get_batch(split, step, cfg, processes):
     n_targets = cfg.batch_size * y.shape[1]
     if split.masks:
         n_targets = processes.sum(torch.tensor((y != -1).sum())).item()  # on the CPU
-    x, y = runs.to_device(processes.device, x, y)
+    x, y = devices.to_device(processes.device, x, y)
     return x, y, max(n_targets, 1)
 
 def backward(model, batch, step, cfg, processes):
@@ -248,7 +248,7 @@ def score_sums(model, split, starts, length, n):
         part = starts[i : i + n]
         x, y = split.read(np.resize(part, n), length)
         y[len(part) :] = -1
-        x, y = runs.to_device(device, x, y)
+        x, y = devices.to_device(device, x, y)
         logits, nats = model(x, y, return_logits=masked, reduction="sum")
         is_target = y != -1
         numbers = [nats, is_target.sum()]
@@ -366,7 +366,7 @@ def refuse_what_does_not_fit(cfg, saved, origin, train):
 
 def set_up(cfg, saved, origin, device):
     """Returns the model and its optimizer, either new or as they were saved."""
-    runs.set_threads(device, cfg.n_embd)
+    devices.set_threads(device, cfg.n_embd)
     torch.manual_seed(cfg.seed)
     model = GPT(cfg).to(device)  # a TrainConfig is also a GPTConfig
     optimizer = model.configure_optimizers(
@@ -394,7 +394,7 @@ class Processes:
                 f"are only {self.world} processes; unset it, or start the run with torchrun")
         require(cfg.batch_size % self.world == 0, f"batch_size={cfg.batch_size} is not divisible "
                 f"by the {self.world} processes; change one of them")
-        self.device = runs.pick_device(cfg.device)
+        self.device = devices.pick_device(cfg.device)
         backend = "gloo"
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

@@ -5,8 +5,8 @@ What a run is on disk: a directory, named after the options of the run, which ho
     log.jsonl       what train.py logged, one JSON record per line
     results.jsonl   what sample.py and eval/ measured, in the same format
 
-train.py, sample.py and eval/ share this module. Only the functions that read weights or choose a
-device import PyTorch, so tables and pictures of results do without it.
+train.py, sample.py and eval/ share this module. Only the functions that read weights import
+PyTorch, so tables and pictures of results do without it.
 """
 import json
 import os
@@ -278,6 +278,8 @@ class TrainedRun:
     def __init__(self, name, device="auto", data=None):
         import torch
 
+        from config.devices import pick_device, set_threads
+
         torch.set_float32_matmul_precision("highest")  # whatever the environment says of TF32
         folder, options = parse_name(name)
         self.folder = os.path.normpath(folder)
@@ -374,44 +376,3 @@ def add_data_options(parser):
                         help="a data set or folder to read [the run's own]")
     parser.add_argument("--split",
                         help="a split of the data set [the first that training evaluated]")
-
-# --- where it computes ----------------------------------------------------------------------------
-
-def pick_device(name):
-    """Returns the torch.device "cpu", "cuda", "mps" or, for "auto", the fastest that is available.
-    If there are several GPUs, each process that torchrun starts gets its own."""
-    import torch
-
-    # Denormal numbers (near 1e-40) are slow on CPUs. Without this, pe=fox takes 1.2 to 1.5 times as
-    # long. Threads inherit the setting, so it comes before the first computation
-    torch.set_flush_denormal(True)
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if name == "auto":
-        name = next(kind for kind in available if available[kind])
-    require(available[name], f"device={name!r}, but PyTorch sees none; use --device=cpu")
-    if name == "cuda":
-        return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device(name)
-
-def set_threads(device, n_embd):
-    """Gives a small model on a CPU one thread, unless OMP_NUM_THREADS says how many. On two cores
-    without other work, a second thread saves two fifths of the time. But beside one busy process,
-    the threads wait for each other, and the quickstart took 14 times as long with two as with
-    one."""
-    import torch
-
-    if device.type == "cpu" and n_embd <= 256 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-
-def to_device(device, *arrays):
-    """Returns the numpy arrays as tensors on the device."""
-    import torch
-
-    tensors = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cuda":  # pinned memory is copied while the GPU computes
-        return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
-    return [tensor.to(device) for tensor in tensors]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 import config
-from config import Mistake, runs
+from config import Mistake, devices, runs
 from data.tokenizer import tokenizer
 from eval import draw
 from model import CARoPE, CoPE, PoPE, RoPE, frequencies, overrides, scaled_dot_products
@@ -61,7 +61,7 @@ def main(words):
 def tokens_of_split(run, split, length):
     """Returns the tokens (TEXTS, length) of segments that are spread evenly over the split."""
     window = max(length, split.row_length - 1)  # a row is read from its start
-    x, _ = runs.to_device(run.device, *split.read(split.windows(window, TEXTS), window))
+    x, _ = devices.to_device(run.device, *split.read(split.windows(window, TEXTS), window))
     return x[:, :length]
 
 def tokens_of_files(run, paths, length):

@@ -27,7 +27,7 @@ import time
 import torch
 
 import config
-from config import Mistake, runs
+from config import Mistake, devices
 from model import GPT, PES, GPTConfig, why_no_kernel
 
 TOKENS = {"cpu": 1024, "cuda": 16384}  # per step
@@ -53,7 +53,7 @@ def main(words):
     parser.add_argument("--device", choices=("cpu", "cuda"), help="[a CUDA GPU if there is one]")
     args = parser.parse_intermixed_args(words)
     config.require(args.rounds > 1, "--rounds=1 has no quartiles; take more")
-    device = runs.pick_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = devices.pick_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.set_num_threads(1)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "one thread of a CPU"
     print(f"{name}, torch {torch.__version__}, width {sizes(device, args.width)['n_embd']}, "

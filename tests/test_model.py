@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model
-from config.runs import load_model, pick_device
+from config.devices import pick_device
+from config.runs import load_model
 from model import GPT, PES, GPTConfig, at_least_float32, scaled_dot_products
 
 SMALL = dict(block_size=16, vocab_size=19, n_layer=2, n_head=4, n_embd=32)

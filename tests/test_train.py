@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sample
 import train
-from config import Mistake, runs
+from config import Mistake, devices, runs
 from config.runs import model_options, read_checkpoint, read_records
 from data.shards import Split, Writer
 from model import GPT, GPTConfig
@@ -296,7 +296,7 @@ def test_threads_of_small_models(monkeypatch, device, width, given, threads):
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     chosen = [3]
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    runs.set_threads(torch.device(device), width)
+    devices.set_threads(torch.device(device), width)
     assert chosen[-1] == threads
 
 # signals and kills
@@ -517,7 +517,7 @@ def test_nothing_is_read_back_between_log_lines(stream, rows, monkeypatch, tmp_p
     Here it stands in for a GPU. The first error must come at the first log line."""
     for data in (stream, rows):
         steps = []
-        monkeypatch.setattr(runs, "pick_device", lambda name: torch.device("meta"))
+        monkeypatch.setattr(devices, "pick_device", lambda name: torch.device("meta"))
         monkeypatch.setattr(train, "evaluate", lambda *_: {})
         monkeypatch.setattr(train, "learning_rate", lambda step, cfg: steps.append(step) or 0.1)
         monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it has no meta
