@@ -210,10 +210,12 @@ def cell(values, metric, seeds):
     if not values:
         return "–"
     decimals = 1 if metric.endswith("_error") else 3
-    text = f"{statistics.fmean(values):.{decimals}f}"
-    low, high = f"{min(values):.{decimals}f}", f"{max(values):.{decimals}f}"
+    mean, low, high = (f"{round(value, decimals) + 0.0:.{decimals}f}"  # rather than -0.000
+                       for value in (statistics.fmean(values), min(values), max(values)))
+    text = mean
     if low != high:
-        text += f" ({low}–{high})"
+        dash = " to " if low.startswith("-") else "–"
+        text += f" ({low}{dash}{high})"
     if len(values) < seeds:
         text += f" [{len(values)} of {seeds} seeds]"
     return text
