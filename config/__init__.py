@@ -203,7 +203,7 @@ def read(cls, words):
 
 def files():
     """Returns the paths of the project's config files."""
-    modules = "__init__.py", "runs.py"
+    modules = "__init__.py", "devices.py", "runs.py"
     return [path for path in sorted((ROOT / "config").glob("*.py")) if path.name not in modules]
 
 def assignments(path):
