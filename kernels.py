@@ -1,11 +1,12 @@
 """
 An optional fast path: causal attention as Triton kernels, whose memory grows with T, not with T^2.
 
-The same kernels serve PoPE, ALiBi, FoX, CoPE and combinations such as `pope+fox`. PoPE is plain
-attention whose q and k have width 2d, because PyTorch rotates them beforehand. ALiBi, FoX and every
-other method with a key_bias add a number to the logits of each key. CoPE finds its bias by counting
-keys. On a first reading, skip what this text says from CoPE on, and each `if z is not None` in the
-code. What is left is FlashAttention-2 (arXiv:2307.08691) with a bias for each key.
+The same kernels serve PoPE, ALiBi, FoX, CoPE and combinations such as `pope+fox`. To the kernels,
+PoPE is plain attention with q and k of width 2d, because PyTorch has already turned each entry into
+(mu cos, mu sin). ALiBi, FoX and every other method with a key_bias add a number to the logits of
+each key. CoPE finds its bias by counting keys. On a first reading, skip what this text says from
+CoPE on, and each `if z is not None` in the code. What is left is FlashAttention-2
+(arXiv:2307.08691) with a bias for each key.
 
 Attention. i is a query, j and t are keys, and d is the width of v. dX is the gradient of the loss
 with respect to X, and * multiplies entry by entry. S_ij is -inf where j > i.

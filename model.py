@@ -73,7 +73,7 @@ class GPTConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"  # the kind of MLP
     mlp_width: int = 0  # hidden width; 0: 4 C (gelu), 8/3 C rounded up to a multiple of 64 (swiglu)
     tie: bool = True  # the output layer uses the token embeddings' weights
-    random_positions: int = 0  # draw training positions from 0 to this (not incl.); 0: count from 0
+    random_positions: int = 0  # draw the training positions at random below this; 0: count from 0
     pe: str = "learned"  # a key of model.PES; a+b: both in each layer; a,b,c: the layers take turns
 
     # sinusoidal, rope, pope, carope
@@ -121,7 +121,7 @@ class GPTConfig:
     # carope
     carope_x: Literal["input", "embedding"] = "input"  # of attention, or of the token; sets f
 
-# The options that may be changed after training, because they make sense for a trained model
+# The options that may be changed after training, because no weight depends on them
 TEST_TIME = ("rope_scaling", "rope_factor", "rope_trained", "expe_scale", "relative_capped")
 
 class PE(nn.Module):
@@ -1033,9 +1033,9 @@ class CoPE(PE):
         bias    3     3     2  1.25  1.75   1.5    z at p: 2.5 is halfway between z[2] and z[3]
 
     Which q? In `cope+rope`, q and k are rotated, and what is dotted with a rotated vector must be
-    rotated, too. So the gates of Listing 1 (cope_gates="keys") are those of the layer's own logits,
-    of rotated q and k. But q.e, and the products with the gates' own keys or with values, take q as
-    it was before the rotation, because e and the others are not rotated."""
+    rotated, too. So with cope_gates="keys", as in Listing 1, the gates come from the layer's own
+    logits, the products of rotated q and k. But q.e, and the products with the gates' own keys or
+    with values, take q as it was before the rotation, because e and the others are not rotated."""
     reads = ("cope_gates", "cope_npos", "cope_scale_z", "cope_shared", "cope_per_head")
     recompute = True  # 1024 tokens would otherwise take eight times as much memory as with rope
 
@@ -1232,8 +1232,8 @@ PES = {                        # acts on        learns                        ca
 }
 
 # --- the Triton kernels, which are optional -------------------------------------------------------
-# kernels.py computes `textbook`, up to rounding, without storing the logits. It serves biases of
-# keys, CoPE (but not its subclasses, whose biases are others), and PoPE, whose q and k are wider
+# kernels.py computes `textbook`, up to rounding, without storing the logits. It supports biases
+# of keys, PoPE, whose q and k are wider, and CoPE, but not CoPE's subclasses, whose bias is another
 
 def why_no_kernel(attn, dtype):
     """Returns why the kernels cannot compute a layer's attention, in words, or None if they can."""

@@ -182,7 +182,7 @@ def load(cls, words):
     return cls(**{**from_file, **from_flags})
 
 def read(cls, words):
-    """Returns {name: value} of the options in a config file, and of those that the words of a
+    """Returns two dicts {name: value}: the options in a config file, and those that the words of a
     command line give as flags. cls is a dataclass of options. If it has a field `config`, one word
     may be the path of a config file, which becomes its value. The file is executed."""
     from_flags = parse(cls, words)

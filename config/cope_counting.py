@@ -37,12 +37,11 @@ all layers share one table of relative embeddings.
 Our choices. Five things differ from the released code. When it rejects a program, it also draws a
 new length, whereas ours keeps the old one (data/counting.py). Its blocks are post-norm with ReLU,
 whereas ours are pre-norm with GELU. It also applies dropout to the hidden layer of the MLP. Its
-embeddings and absolute positions start with a standard deviation of 0.0625 (256^-0.5), its relative
-table with 0.125 (64^-0.5) and its linear layers with PyTorch's default, whereas ours all start with
-0.02; in models of width 64, its values make the relative encoding worse rather than better (22.1%
-of test wrong instead of 14.1%, three seeds; eval/results.jsonl). It ends an epoch with a smaller
-batch, whereas ours continues into the next epoch. The paper does not say how long it trains on
-fewer programs, so for Figure 2 we take as many steps as for 10,000 programs.
+initial values have other standard deviations: 0.0625 (256^-0.5) for embeddings and absolute
+positions, 0.125 (64^-0.5) for the relative table, and PyTorch's default for linear layers, whereas
+ours have 0.02. It ends an epoch with a smaller batch, whereas ours continues into the next epoch.
+The paper does not say how long it trains on fewer programs, so for Figure 2 we take as many steps
+as for 10,000 programs.
 
 Memory is about 2.1 GB for CoPE and 4 GB for the relative encoding.
 """

@@ -42,7 +42,7 @@ seed each:
     --n_embd=128 --n_layer=2 --n_head=2 --pe=rope     14.4              25.2
     --n_embd=128 --n_layer=2 --n_head=2 --pe=cope     0.02              24.5
 
-We have run the last three rows, and eval/README.md has the results.
+We have run the last three rows, and eval/papers.md has the results.
 
 "In distribution" is the token_error of val, 1000 rows, and "OOD" that of sparse, 100,000 rows in
 which 98% of the instructions are "ignore". Every 500 steps, training evaluates on about 1000 rows

@@ -17,7 +17,7 @@ Accuracy is 100 - token_error of test, 10,000 rows. The other two seeds are --se
 half of RoPE's channels are not rotated, and with --alibi_fraction=0.5, half of ALiBi's heads have
 no bias.
 
-In an independent replication, some seeds did not learn the task (see eval/README.md). If yours does
+In an independent replication, some seeds did not learn the task (see eval/papers.md). If yours does
 not, try --max_iters=200000.
 
 The paper says that its runs take 0.70 hours (PoPE) and 0.62 hours (RoPE) on an RTX 3090, and that

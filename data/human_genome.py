@@ -64,7 +64,7 @@ def records(file, block=1 << 24):
         text += file.readline()  # so that no line is cut
         # with a newline in front, each header follows one, and splitting finds all of them
         segment, *others = (b"\n" + text).split(b"\n>")
-        yield name, letters_of(segment)  # which continues the last record of the previous block
+        yield name, letters_of(segment)  # this continues the last record of the previous block
         for record in others:
             header, _, segment = record.partition(b"\n")
             name = header.partition(b".")[0].decode(errors="replace")

@@ -32,7 +32,7 @@ from model import GPT, PES, GPTConfig, why_no_kernel
 
 TOKENS = {"cpu": 1024, "cuda": 16384}  # per step
 LARGEST = 8 * 2**30  # bytes that a step may need on a CPU
-SHORT = 128  # tokens; at this length, it is found out whether a longer one would need more
+SHORT = 128  # tokens, at which memory predicts whether longer ones would need more than LARGEST
 
 def sizes(device, width):
     """Returns the options of the model to measure."""

@@ -77,8 +77,8 @@ def curves(ax, lines, y, colors):
     """Draws line[y] over line["at"], with a curve for each label, which is the mean over the seeds,
     in a band from the lowest to the highest. A point is drawn only if all seeds of its curve have
     it. A point with a `tick` stands apart from its curve. A curve that is `beside` others is thin.
-    The names stand in the order in which the curves end. Of more than MOST_CURVES, those that are
-    not beside others are drawn first, and then those that end lowest."""
+    The names stand in the order in which the curves end. If there are more than MOST_CURVES, only
+    that many are drawn, one's own curves first, and then those that end lowest."""
     found = []  # (is it beside, height of its end, name, colour, style, {at: values of the seeds})
     styles = {}  # {colour: the styles that are left for it}
     for (label, pe, beside), curve in grouped(

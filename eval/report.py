@@ -12,8 +12,8 @@ several places on another axis that the data set names. Models that were trained
 lengths have tables and panels of their own, and so have numbers that were measured on different
 data. Runs that differ only in the seed share a row and a curve.
 
-With --beside, your own rows are bold, and their curves are thick. Of the other file, only those
-numbers are shown that you have measured too. Below each table it says where your rows stand, and
+With --beside, your own rows are bold, and their curves are thick. From the other file, only the
+numbers that you have measured, too, are shown. Below each table it says where your rows stand, and
 whether one seed can tell.
 """
 import statistics
