@@ -51,7 +51,7 @@ class TrainConfig(GPTConfig):
     micro_batch: int = 0  # sequences per forward pass; 0: all sequences of the process
     max_iters: int = 1000  # training steps
     learning_rate: NotNegative = 1e-3  # after warm-up
-    pe_lr: NotNegative = 1.0  # the learning rate of a method's own parameters, in learning_rates
+    pe_lr: NotNegative = 1.0  # rate of a method's own parameters / learning_rate; t5: 10 is better
     min_lr: NotNegative = 0.0  # cosine and linear reach this at max_iters
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # constant ignores min_lr
     warmup_iters: int = 0  # steps of linear warm-up
