@@ -134,7 +134,7 @@ def print_table(experiment, metric, trained, table, only_columns=None):
     """Prints a table, whose rows are sorted by the last column of its metric. If it has own rows
     and others, it says where the own ones stand."""
     columns = grouped(table, *COLUMN)
-    names = headings(list(columns))
+    names = headings(list(columns), trained)
     if only_columns:
         shown = [name in only_columns for name in names]
         require(any(shown), f"none of these columns is there; there are {', '.join(names)}")
@@ -180,15 +180,21 @@ def describe(experiment, metric, trained, table):
     unit = units.pop() if len(units) == 1 else "token"
     return f"{', '.join(words)}: {draw.says(metric, unit)}, mean (lowest–highest)"
 
-def headings(columns):
+def headings(columns, trained):
     """Returns the headings of columns, which are tuples of the fields COLUMN. Data, their checksum
-    and the number of tokens are named only if there are several."""
+    and the number of tokens are named only if there are several. Lengths are multiples of the
+    trained length, unless some are shorter, because 1x would then be the longest."""
     several = {}
     for field, values in zip(COLUMN, zip(*columns)):
         several[field] = len(set(values) - {None}) > 1
+    has_shorter = any(multiple and multiple < 1 for _, _, multiple, *_ in columns)
     found = []
     for metric, split, multiple, data, tokens, window, fingerprint in columns:
-        heading = f"{split} {multiple:g}x" if multiple else split
+        heading = split
+        if multiple and has_shorter:
+            heading += f" {multiple * trained:g}"
+        elif multiple:
+            heading += f" {multiple:g}x"
         if metric == "gain":
             heading = "gain"
         if metric == "window_loss":

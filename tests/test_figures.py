@@ -320,6 +320,13 @@ def test_a_table(tmp_path, capsys):
     with pytest.raises(Mistake, match="no table has these rows and .* the rows learned, pope"):
         report.main([*sources, "--rows=roqe", picture])
 
+def test_lengths_below_the_trained_one(tmp_path, capsys):
+    """A table with such a column names lengths in tokens, because 1x would be the longest."""
+    measured(tmp_path / "a", *((1.0, dict(multiple=m, length=int(8 * m))) for m in (0.5, 1.0)))
+    report.main([str(tmp_path / "a"), f"--out={tmp_path / 'x.png'}"])
+    (rows,) = tables(capsys).values()
+    assert rows["row"] == ["seeds", "val 4", "val 8"]
+
 def test_rows_with_no_other_options(tmp_path, capsys):
     for n, (flags, options) in enumerate([
         ({}, {}), ({"base": 100.0}, {}), ({"base": 5.0, "n_layer": 2}, {}),
