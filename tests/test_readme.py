@@ -123,9 +123,11 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
     ("text_small", "loss", "t5 --pe_lr=10", {8.0: "1.033"}),
     ("quickstart", "loss", "rope", {8.0: "2.441"}),
     ("quickstart", "loss", "rope@rope_scaling=ntk,rope_factor=8", {8.0: "2.108"}),
-    ("echo_small", "loss", "alibi", {"at900_1024": "1.330"}),
-    ("echo_small", "loss", "fox", {"at900_1024": "0.849", "new_1024": "1.83"}),
-    ("echo_small", "loss", "rope", {"at900_1024": "2.963"}),
+    ("echo_small", "loss", "alibi", {"at900_1024": "1.330", 8.0: "1.30"}),
+    ("echo_small", "loss", "fox", {"at900_1024": "0.849", "new_1024": "1.83", 8.0: "1.31"}),
+    ("echo_small", "loss", "t5 --pe_lr=10", {"at900_1024": "1.05", 8.0: "1.23"}),
+    ("echo_small", "loss", "cope", {8.0: "1.53"}),
+    ("echo_small", "loss", "rope", {"at900_1024": "2.963", 8.0: "2.24"}),
     ("echo_long_small", "loss", "rope", {1.0: "1.178"}),
     ("recall_small", "token_error", "alibi", {"x16": "1%"}),
     ("recall_small", "token_error", "fox", {"x16": "27%"}),
@@ -236,6 +238,8 @@ def test_finding_copies():
     assert min(kept["fox"]) > 0.4 and max(kept["fox"]) - min(kept["fox"]) < 0.05
     assert kept["alibi"] == sorted(kept["alibi"], reverse=True) and kept["alibi"][-1] > 0.2
     assert min(kept["cope"]) > 0.2
+    kept_by_t5 = fractions_kept("echo_small", "t5 --pe_lr=10")[1:]
+    assert min(kept_by_t5) > 0.4 and max(kept_by_t5) - min(kept_by_t5) < 0.05
     for pe in ("cope", "t5", "relative"):
         assert 0.6 < kept[pe][-1] == max(kept[pe])
     at_900 = {pe: fractions_kept("echo_long_small", pe)[-1]
@@ -260,7 +264,13 @@ def test_what_distant_text_is_worth():
             if column == {"echo_small": 8.0, "echo_long_small": 1.0}[experiment]:
                 gains[experiment][pe] = in_windows - mean[experiment, "loss", pe, column]
     worth = gains["echo_small"]
-    assert [pe for pe in worth if worth[pe] > 0.02] == ["alibi", "fox"]
+    assert {pe for pe in worth if worth[pe] > 0.02} == {"alibi", "fox", "t5 --pe_lr=10"}
+    assert max(worth, key=worth.get) == "t5 --pe_lr=10"
+    assert f"{worth['alibi --data=stdlib']:.3f}" == "0.006"
+    assert numbers_after("README.md", "With T5 the learning rate of its table", 2) == [
+        f"{-worth['t5']:.2f}", f"{worth['t5 --pe_lr=10']:.2f}"]
+    at_8x = {pe: mean["echo_small", "loss", pe, 8.0] for pe in worth}
+    assert min(at_8x, key=at_8x.get) == "t5 --pe_lr=10"
     want = [f"{abs(worth[pe]):.2f}" for pe in ("alibi", "fox", "cope", "pope", "rope")]
     assert numbers_after("README.md", "With ALiBi and FoX it does", 5) == want
     lowest = min(gains["echo_long_small"], key=lambda pe: mean["echo_long_small", "loss", pe, 1.0])
@@ -322,7 +332,7 @@ def test_costs():
             highest = [max(float(costs[name][n]) for name in names) for n in (0, 1)]
             assert list(stated.groups()) == [f"{cost:.1f}" for cost in highest], row
             prices += 1
-    assert prices == 6
+    assert prices == 7
 
 def positions_apart(name, l, theta):
     """Returns how many different vectors expe or exqpe writes for 8192 positions in bfloat16."""
