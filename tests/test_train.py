@@ -304,7 +304,14 @@ def test_threads_of_small_models(monkeypatch, device, width, given, threads):
 def handlers():
     return {number: signal.getsignal(number) for number in SIGNALS}
 
-def test_signals_are_heard_only_while_a_run_trains(stream, tmp_path, monkeypatch):
+@pytest.fixture
+def in_a_terminal():
+    """Ctrl-C raises KeyboardInterrupt, even if these tests run behind nohup, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+def test_signals_are_heard_only_while_a_run_trains(stream, tmp_path, monkeypatch, in_a_terminal):
     """One that the shell ignores, as nohup does, stays ignored."""
     monkeypatch.setattr(train, "learning_rate", lambda step, cfg: seen.append(handlers()) or 0.1)
     seen = []
@@ -317,7 +324,7 @@ def test_signals_are_heard_only_while_a_run_trains(stream, tmp_path, monkeypatch
     assert handlers() == before
 
 @pytest.mark.parametrize("moment", ["step", "evaluation"])
-def test_the_stop_button_of_a_notebook(stream, tmp_path, monkeypatch, moment):
+def test_the_stop_button_of_a_notebook(stream, tmp_path, monkeypatch, moment, in_a_terminal):
     """It interrupts the cell with a KeyboardInterrupt, after the run is saved, and the notebook
     lives on. So does a second run, which resumes."""
     name = {"step": "update", "evaluation": "score_sums"}[moment]
