@@ -63,10 +63,12 @@ def main(words):
     methods = list(dict.fromkeys(["rope", *args.methods]))
     for length in lengths:
         for group in [methods] if device.type == "cpu" else [[pe] for pe in methods]:
-            steps = {"`rope`": Step("rope", length, args.width, device)}
+            steps = {}
             for pe in group:
                 if not is_too_large(pe, length, args.width, device):
                     steps.update(variants(pe, length, args.width, device))
+            if "`rope`" not in steps:  # with which all are compared
+                steps["`rope`"] = Step("rope", length, args.width, device)
             for name, cells in compare(steps, args.rounds).items():
                 if name != "`rope`" or "rope" in group:
                     rows.setdefault(name, []).extend(cells)

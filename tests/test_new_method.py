@@ -171,6 +171,7 @@ def test_readmes_method_breaks_no_test(tmp_path):
         '        return causal(len(pos), lambda i, j: p("m")[h].item() * (pos[j] - pos[i]))\n'
         '    if name == "relative":\n', 1)
     (folder / "tests" / "oracles.py").write_text(oracle)
+
     def pytest_of(*words):
         return subprocess.run([sys.executable, "-m", "pytest", "-q", *words], cwd=folder, text=True,
                               stdout=subprocess.PIPE)
