@@ -53,6 +53,8 @@ def add_choices(parser):
                         help="show only these config files, such as quickstart,recall_small [all]")
     parser.add_argument("--trained", type=config.count, metavar="N",
                         help="show only models that were trained on N tokens at a time [all]")
+    parser.add_argument("--seed", type=config.integer, metavar="N",
+                        help="show only runs with this seed [all]")
     parser.add_argument("--data", type=config.text, metavar="SET",
                         help="show only what was measured on this data set [all]")
     parser.add_argument("--options", type=config.comma_separated,
@@ -72,18 +74,19 @@ def add_choices(parser):
                              "which is what the model gains from distant text")
 
 def chosen(lines, args):
-    """Returns the lines of the config files, trained length and data set that are to be shown."""
+    """Returns the lines of the config files, trained length, seed and data set that are to be
+    shown."""
     known = {line["experiment"] for line in lines}
-    lines = [line for line in lines if line["experiment"] in (args.only or known)
-             and line["trained"] == (args.trained or line["trained"])
-             and line["data"] == (args.data or line["data"])]
+    lines = [line for line in lines if line["experiment"] in (args.only or known)]
     given = [f"--only={','.join(args.only)}"] if args.only else []
     if args.options:
         given.append(f"--options={','.join(args.options)}")
         lines = [line for line in lines if {*line["flags"], *line["options"]} <= {*args.options}]
-    for name in ("trained", "data"):
-        if getattr(args, name):
-            given.append(f"--{name}={getattr(args, name)}")
+    for name in ("trained", "seed", "data"):
+        value = getattr(args, name)
+        if value is not None:
+            given.append(f"--{name}={value}")
+            lines = [line for line in lines if line[name] == value]
     require(lines, f"{' '.join(given)} leaves nothing; there are {', '.join(sorted(known))}")
     return lines
 

@@ -569,6 +569,16 @@ def test_trained_lengths_are_not_mixed(tmp_path, capsys):
     (title, rows), = tables(capsys).items()
     assert "trained on 8 tokens" in title and list(rows) == ["row", "**pope**", "`pope`"]
 
+def test_one_seed(tmp_path, capsys):
+    """A table of one seed leaves out the others, and 0 is a seed, too."""
+    for seed in (0, 2):
+        measured(tmp_path / f"{seed}", (1.0 + seed, {}), seed=seed)
+    words = [str(tmp_path / "0"), str(tmp_path / "2"), f"--out={tmp_path / 'x.png'}"]
+    for given, cell in ([], "2.000 (1.000–3.000)"), (["--seed=0"], "1.000"), (["--seed=2"], "3.000"):
+        report.main([*words, *given])
+        (rows,) = tables(capsys).values()
+        assert rows["`pope`"][1] == cell
+
 def test_every_method_has_a_colour_of_its_own():
     """All methods that are published have one, and also their mix."""
     colors = [*draw.COLORS.values(), *draw.OTHER_COLORS]
