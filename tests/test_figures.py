@@ -574,8 +574,9 @@ def test_one_seed(tmp_path, capsys):
     for seed in (0, 2):
         measured(tmp_path / f"{seed}", (1.0 + seed, {}), seed=seed)
     words = [str(tmp_path / "0"), str(tmp_path / "2"), f"--out={tmp_path / 'x.png'}"]
-    for given, cell in ([], "2.000 (1.000–3.000)"), (["--seed=0"], "1.000"), (["--seed=2"], "3.000"):
-        report.main([*words, *given])
+    cells = {"": "2.000 (1.000–3.000)", "--seed=0": "1.000", "--seed=2": "3.000"}
+    for given, cell in cells.items():
+        report.main([*words, *given.split()])
         (rows,) = tables(capsys).values()
         assert rows["`pope`"][1] == cell
 
