@@ -7,7 +7,7 @@ Three minutes on a laptop: 0.8M parameters learn the Python standard library's s
 
 Our choices. This is not an experiment from a paper. It has the architecture of PoPE's paper, GPT
 with RMSNorm, at the smallest size that shows its claim in part: beyond the trained length, PoPE
-gets worse much more slowly than RoPE.
+gets worse much more slowly than RoPE, if its delta starts at zero, as here (eval/README.md).
 """
 title = "predicting text"
 data = "stdlib"

@@ -24,6 +24,7 @@ COLORS = {  # of the published methods, which have the same colour in every pict
     "relative": "#9A6BD9", "t5": "#D987B8", "alibi": "#0072B2", "fox": "#45B0E6",
     "cope": "#009E73", "cope_mlp": "#86CFA8", "cope_alibi": "#2F6068",
     "expe": "#E69F00", "exqpe": "#F2CF63", "cope+rope": "#8B9A00",
+    "t5+rope": "#6B2D5C", "relative+t5": "#4B3A8C", "alibi+rope": "#00324F",
 }
 OTHER_COLORS = ("#E6009E", "#6A00F4")  # all other methods take turns with these
 STYLES = ("-", "--", ":", "-.")  # of several curves of one method
