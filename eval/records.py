@@ -124,9 +124,12 @@ def parts_of_name(line):
     """Returns the words of which a label may consist, of which the first is always part of it."""
     name = [runs.with_options(line["pe"], line["options"]), os.path.basename(line["config"])]
     for flag, value in line["flags"].items():
-        if flag == "init_from":  # its name may end in the same method and seed
+        if flag == "init_from":  # its name may say the same method and seed
             value = value.removesuffix(f"_seed{line['seed']}")
-            if value.endswith(f"_{line['pe']}"):
-                value = value.removesuffix(line["pe"]) + "*"
+            before, method, changed = f"{value}_".partition(f"_{line['pe']}_")
+            if method:
+                value = f"{before}_*"
+            if changed:  # options of that run, as in out/echo_small_cope_cope_npos=16
+                name.append(f"from {changed.removesuffix('_')}")
         name.append(f"--{runs.assignment(flag, value)}")
     return name

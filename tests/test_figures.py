@@ -277,6 +277,23 @@ def test_a_report_averages_what_is_alike(tmp_path, capsys):
         "`pope@rope_factor=8,base=3`": ["1", "2.000"],
         "`rope (settings 1)`": ["1", "2.000"], "`rope (settings 2)`": ["1", "2.000"]}
 
+def test_the_label_of_a_run_that_was_trained_from_another(tmp_path, capsys):
+    """It does not name the other's method and seed, which are its own, but its other options."""
+    for name, source, pe, seed, loss in (
+        ("a", "out/x_pope", "pope", 1, 1), ("b", "out/x_pope_seed2", "pope", 2, 3),
+        ("c", "out/x_rope", "rope", 1, 4), ("d", "out/x_pope_base=100", "pope", 1, 5),
+        ("e", "out/x_pope_base=100_seed2", "pope", 2, 7), ("f", "out/x_rope", "nope", 1, 8),
+    ):
+        measured(tmp_path / name, (loss, {}), pe=pe, seed=seed, flags=dict(init_from=source))
+    report.main([str(tmp_path / name) for name in "abcde"])
+    (rows,) = tables(capsys).values()
+    assert rows == {"row": ["seeds", "val"], "`pope`": ["2", "2.000 (1.000–3.000)"],
+                    "`pope from base=100`": ["2", "6.000 (5.000–7.000)"],
+                    "`rope`": ["1", "4.000"]}
+    report.main([str(tmp_path / name) for name in "cf"])
+    (rows,) = tables(capsys).values()
+    assert {*rows} == {"row", "`rope --init_from=out/x_*`", "`nope --init_from=out/x_rope`"}
+
 def test_a_copied_run_counts_once(tmp_path, capsys):
     """Otherwise a link or a copy of a directory would be one more run in the mean."""
     measured(tmp_path / "a", (1.0, {}))
