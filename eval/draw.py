@@ -27,7 +27,6 @@ COLORS = {  # of the published methods, which have the same colour in every pict
     "t5+rope": "#6B2D5C", "relative+t5": "#4B3A8C", "alibi+rope": "#00324F",
     "fox+rope": "#3B7D9A", "rope,nope": "#6E6E6E", "rope,rope,rope,nope": "#444444",
     "rope,rope,rope,cope": "#00573F",
-
 }
 OTHER_COLORS = ("#E6009E", "#6A00F4")  # all other methods take turns with these
 STYLES = ("-", "--", ":", "-.")  # of several curves of one method

@@ -130,8 +130,8 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
     ("echo_small", "loss", "cope", {8.0: "1.53"}),
     ("echo_small", "loss", "rope", {"at900_1024": "2.966", 8.0: "2.27"}),
     ("echo_long_small", "loss", "rope", {1.0: "1.178"}),
-    ("echo_long_small", "loss", "cope", {1.0: "1.18"}),
-    ("echo_long_small", "loss", "cope from cope_npos=16", {1.0: "1.119"}),
+    
+    ("echo_long_small", "loss", "pope", {1.0: "1.274"}),
     ("echo_long_small", "loss", "t5 --pe_lr=10", {1.0: "1.129", "at900_1024": "0.37"}),
     ("echo_long_small", "loss", "fox", {"at900_1024": "0.66"}),
     ("recall_small", "token_error", "alibi", {"x16": "1%"}),
