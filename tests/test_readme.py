@@ -129,10 +129,14 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
     ("echo_small", "loss", "t5 --pe_lr=10", {"at900_1024": "1.11", 8.0: "1.27"}),
     ("echo_small", "loss", "cope", {8.0: "1.53"}),
     ("echo_small", "loss", "rope", {"at900_1024": "2.966", 8.0: "2.27"}),
-    ("echo_long_small", "loss", "rope", {1.0: "1.178"}),
+    ("echo_long_small", "loss", "rope", {1.0: "1.178", "at900_1024": "1.63"}),
+    ("echo_long_small", "loss", "rope --rope_scaling=yarn --rope_factor=8",
+     {1.0: "1.15", "at900_1024": "0.55"}),
+    ("echo_long_small", "loss", "rope --rope_scaling=ntk --rope_factor=8",
+     {1.0: "1.14", "at900_1024": "0.90"}),
     
-    ("echo_long_small", "loss", "pope", {1.0: "1.274"}),
-    ("echo_long_small", "loss", "t5 --pe_lr=10", {1.0: "1.129", "at900_1024": "0.37"}),
+    
+    ("echo_long_small", "loss", "t5 --pe_lr=10", {1.0: "1.13", "at900_1024": "0.37"}),
     ("echo_long_small", "loss", "fox", {"at900_1024": "0.66"}),
     ("recall_small", "token_error", "alibi", {"x16": "1%"}),
     ("recall_small", "token_error", "fox", {"x16": "27%"}),
