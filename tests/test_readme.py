@@ -134,8 +134,6 @@ CLAIMS = [  # what README.md states of a row: its config, metric, label, and {co
      {1.0: "1.15", "at900_1024": "0.55"}),
     ("echo_long_small", "loss", "rope --rope_scaling=ntk --rope_factor=8",
      {1.0: "1.14", "at900_1024": "0.90"}),
-    
-    
     ("echo_long_small", "loss", "t5 --pe_lr=10", {1.0: "1.13", "at900_1024": "0.37"}),
     ("echo_long_small", "loss", "fox", {"at900_1024": "0.66"}),
     ("recall_small", "token_error", "alibi", {"x16": "1%"}),
@@ -160,7 +158,8 @@ BEST = [("t5", {1.0: "1.42", 8.0: "1.40"}), ("relative", {1.0: "1.42"}),
 def published():
     """Returns {(config, metric, label, split or multiple of the trained length): mean over the
     seeds}."""
-    lines = [line for line in records.read(["eval/results.jsonl"]) if line["window"] in (None, 128)]
+    lines = [line for line in records.read(["eval/results.jsonl"])
+             if line["window"] in (None, 128)]  # some rows have windows of 256, too
     found = {}
     for (experiment, metric), table in records.grouped(lines, "experiment", "metric").items():
         table = records.labelled(table)
@@ -229,8 +228,8 @@ def numbers_after(path, words, n):
 def test_finding_copies():
     """Of what a copy saves in rows of 128 bytes, RoPE and the methods of absolute positions keep
     hardly anything in rows of 1024, PoPE only at near copies, FoX, ALiBi and CoPE at all distances,
-    and T5 and relative most at the row's start. After further training, only RoPE and PoPE keep
-    hardly anything of the farthest copies."""
+    and T5 and relative most at the row's start. After further training, T5 keeps most of the
+    farthest copies, and of six methods only RoPE and PoPE keep hardly anything."""
     def fractions_kept(experiment, pe):
         def loss(split):
             return published()[experiment, "loss", pe, split]
@@ -257,7 +256,6 @@ def test_finding_copies():
     at_900 = {pe: fractions_kept("echo_long_small", pe)[-1]
               for pe in ("rope", "pope", "cope", "fox", "alibi", "t5 --pe_lr=10")}
     assert max(at_900, key=at_900.get) == "t5 --pe_lr=10"
-
     assert [pe for pe in at_900 if at_900[pe] < 0.4] == ["rope", "pope"]
     assert max(at_900["rope"], at_900["pope"]) < 0.1
     from_the_start = {(line["pe"], line["split"]): line["value"]
@@ -288,8 +286,11 @@ def test_what_distant_text_is_worth():
     assert min(at_8x, key=at_8x.get) == "t5 --pe_lr=10"
     want = [f"{abs(worth[pe]):.2f}" for pe in ("alibi", "fox", "cope", "pope", "rope")]
     assert numbers_after("README.md", "With ALiBi and FoX it does", 5) == want
-    lowest = min(gains["echo_long_small"], key=lambda pe: mean["echo_long_small", "loss", pe, 1.0])
-    assert lowest == "cope from cope_npos=16"
+    by_loss = sorted(gains["echo_long_small"],
+                     key=lambda pe: mean["echo_long_small", "loss", pe, 1.0])
+    assert by_loss[:2] == ["cope from cope_npos=16", "t5 --pe_lr=10"]
+    of_six = [pe for pe in by_loss if pe in ("t5 --pe_lr=10", *model.PES)]
+    assert len(of_six) == 6 and of_six[:2] == ["t5 --pe_lr=10", "rope"]
     gains = sorted(gains["echo_long_small"].values())
     for path, words in (("README.md", "lowers the loss of all six"),
                         ("eval/README.md", "all six methods gain")):
