@@ -88,7 +88,7 @@ def killed_at(moment, function, *arguments, **options):
             setattr(os, name, or_die(getattr(os, name)))
         function(*arguments, **options)
 
-    process = multiprocessing.get_context("fork").Process(target=run)
+    process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
     process.start()
     process.join(60)
     assert process.exitcode in (0, -signal.SIGKILL)

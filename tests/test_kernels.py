@@ -12,7 +12,6 @@ import io
 import math
 import multiprocessing
 import re
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from datetime import timedelta
 from functools import partial
@@ -29,6 +28,7 @@ kernels = pytest.importorskip("kernels")  # which needs Triton
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 on_gpu = [pytest.mark.gpu, needs_gpu]
+DEADLINE = 600  # seconds for one check in another process; the slowest takes about 40
 
 def patch_once():
     """The interpreter patches triton.language for each call of a function in a kernel, and restores
@@ -55,20 +55,21 @@ if kernels.INTERPRET:
     patch_once()
 
 def interpreters(n):
-    """Returns an executor of n processes with the interpreter. Each sets the variable before it
-    imports this file."""
+    """Returns a pool of n processes with the interpreter. Each sets the variable before it imports
+    this file. Leaving the pool kills its processes. (A test run once waited forever for the end of
+    two that had used torch.distributed.)"""
     code = "import os; os.environ['TRITON_INTERPRET'] = '1'"
-    return ProcessPoolExecutor(n, multiprocessing.get_context("spawn"), exec, (code,))
+    return multiprocessing.get_context("spawn").Pool(n, exec, (code,))
 
 @pytest.fixture(scope="module")
 def run():
     """run(device, check, *args) calls check(*args), in the interpreter if the device is the CPU."""
-    with interpreters(1) as executor:
+    with interpreters(1) as pool:
         def call(device, check, *args):
             if device == "cuda":
                 check(*args, device=device)
             else:
-                executor.submit(check, *args).result()
+                pool.apply_async(check, args).get(DEADLINE)
         yield call
 
 def results(f, x, do):
@@ -399,10 +400,9 @@ def check_rank(rank, world, meeting_point):
 
 @pytest.mark.slow
 def test_accumulation_in_a_compiled_model_under_ddp(tmp_path):
-    with interpreters(2) as executor:
-        ranks = [executor.submit(check_rank, rank, 2, tmp_path / "meeting") for rank in range(2)]
-        for rank in ranks:
-            rank.result()
+    ranks = [(rank, 2, tmp_path / "meeting") for rank in range(2)]
+    with interpreters(2) as pool:
+        pool.starmap_async(check_rank, ranks, chunksize=1).get(DEADLINE)
 
 def train_on_gpu(rank, world, meeting_point, pe):
     """Compares the loss and all gradients of a compiled model under autocast (and DDP, if there are
