@@ -203,7 +203,7 @@ def headings(columns, trained):
         if metric == "window_loss":
             heading += " in windows"
         if window and several["window"]:
-            heading += f" of {window}"
+            heading += f" over windows of {window}" if metric == "gain" else f" of {window}"
         if several["data"]:
             heading += f", {data}"
         if several["tokens"] and tokens:

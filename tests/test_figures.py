@@ -568,6 +568,12 @@ def test_the_gain_of_each_data_set_and_window(tmp_path, capsys):
     report.main([*words, "--data=d", "--columns=gain"])
     (rows,) = tables(capsys).values()
     assert rows == {"row": ["seeds", "gain"], "`rope`": ["1", "0.125"], "`pope`": ["1", "0.500"]}
+    about = dict(multiple=2.0, length=16, tokens=9, metric="window_loss")
+    measured(tmp_path / "c", *pair(1.0, 1.5), (1.25, dict(about, window=4)))
+    report.main([str(tmp_path / "c"), "--gain", f"--out={tmp_path / 'x.png'}"])
+    (rows,) = tables(capsys).values()
+    assert sorted(zip(rows["row"], rows["`pope`"]))[:2] == [
+        ("gain over windows of 4", "0.250"), ("gain over windows of 8", "0.500")]
 
 def test_a_curve_in_windows_names_them(drawn, tmp_path):
     """By their own length, which --window may have changed."""
