@@ -283,6 +283,8 @@ def test_what_distant_text_is_worth():
         "alibi", f"alibi {slow}", "fox", f"fox {slow}", "fox+rope", "t5 --pe_lr=10",
         f"t5 {slow} --pe_lr=10"}
     assert f"{worth['alibi --data=stdlib']:.3f}" == "0.006"
+    at_8x = {pe: mean["echo_small", "loss", pe, 8.0] for pe in worth if "--data" not in pe}
+    assert min(at_8x, key=at_8x.get) == f"fox {slow}"
     lines = records.labelled([line for line in records.read(["eval/results.jsonl"])
                               if (line["experiment"], line["trained"]) == ("echo_small", 128)])
     at_1x = {line["label"]: line["value"] for line in lines if (
