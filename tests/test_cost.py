@@ -17,6 +17,9 @@ def tiny(monkeypatch):
 def test_a_row_for_each_method(capsys, monkeypatch):
     """With rope first, to which the others are compared, whatever was asked for."""
     monkeypatch.setattr(cost, "is_too_large", lambda pe, length, *_: (pe, length) == ("t5", 32))
+    # a step of so tiny a model may need no new memory, so what it needs is given here
+    monkeypatch.setattr(cost.Step, "memory", lambda step: 2**22 // (
+        1 if step.model.cfg.pe == "rope" else 2))
     cost.main(["alibi", "t5", "cope+rope", "--lengths=16,32", "--width=16", "--rounds=3",
                "--device=cpu"])
     heading, _, *rows = [line.strip("| ").split(" | ") for line
@@ -27,13 +30,12 @@ def test_a_row_for_each_method(capsys, monkeypatch):
     for name, *cells in rows:
         for time, memory in zip(cells[::2], cells[1::2]):
             if name == "`rope`":
-                assert re.fullmatch(r"\d+ ms", time) and re.fullmatch(r"\d+ MiB", memory)
+                assert re.fullmatch(r"\d+ ms", time) and memory == "4 MiB"
             elif name == "`t5`" and cells[2:] == [time, memory]:
                 assert (time, memory) == ("–", "–")
             else:
                 assert re.fullmatch(r"\d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\)", time)
-                # it can be 0.00, because so small a model may fit into what is already resident
-                assert re.fullmatch(r"\d+\.\d\d", memory)
+                assert memory == "0.50"
 
 def test_memory_is_that_of_the_peak(monkeypatch):
     """Of two tensors that exist at the same time, and of a third one after them."""

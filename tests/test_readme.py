@@ -282,6 +282,7 @@ def test_what_distant_text_is_worth():
     assert {pe for pe in worth if worth[pe] > 0.02} == {
         "alibi", f"alibi {slow}", "fox", f"fox {slow}", "fox+rope", "t5 --pe_lr=10",
         f"t5 {slow} --pe_lr=10"}
+    assert max(worth, key=worth.get) == "t5 --pe_lr=10"
     assert f"{worth['alibi --data=stdlib']:.3f}" == "0.006"
     at_8x = {pe: mean["echo_small", "loss", pe, 8.0] for pe in worth if "--data" not in pe}
     assert min(at_8x, key=at_8x.get) == f"fox {slow}"
